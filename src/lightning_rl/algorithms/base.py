@@ -327,7 +327,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         )
 
     def _micro_batch_size(self, name: str, whole: bool) -> int | None:
-        """Return the policy's micro-batch size, or `WHOLE` for a loss of whole minibatches."""
         size: int | None = getattr(self.policy, "micro_batch_size", None)
         require(
             size is None or not whole,
@@ -491,12 +490,10 @@ class Algorithm(LightningModule, ABC, Constructed):
         return self.step_compilation
 
     def _minibatches(self) -> int | None:
-        """Return the number of minibatches of the configured run; None if unknown."""
         each = self.minibatches_per_iteration()
         return None if each is None else each * self._iterations_of_run()
 
     def _iterations_of_run(self) -> int:
-        """Return the number of iterations of the configured run."""
         trainer = self.trainer
         iterations = self.data.total_iterations
         if trainer.max_steps >= 0:  # max_steps counts iterations
@@ -531,18 +528,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         warn_of_unreached(self, {name: one.optimizer for name, one in self.updates.items()})
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Check a rollout, set the learning rates, and put the policy in eval mode.
-
-        Args:
-            batch: a rollout [N, T+1].
-            batch_idx: index within the epoch.
-
-        Raises:
-            ValueError: if the rollout is flattened.
-            RuntimeError: if the rollout is staler than the collector allows.
-            FloatingPointError: if the env returned values that are not finite.
-            ConfigurationError: if an action violates its action mask.
-        """
         check_time(batch)
         check_finite(batch)
         if self.policy.masks_actions:
@@ -647,7 +632,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             trust_code: import any class that the checkpoint names. Default: only classes of this
                 package, `torch.optim` and `gymnasium`.
             output_dir: the folder of runs in which `last` and `best` are searched.
-            kwargs: constructor arguments that replace those of the run, such as `policy`.
+            kwargs: constructor arguments that replace the run's, such as `policy`.
 
         Raises:
             ConfigurationError: if the file cannot be read, has another class, names classes that

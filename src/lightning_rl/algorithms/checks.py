@@ -79,13 +79,7 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
 
 
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
-    """Refuse sequence settings that are out of range, or a policy without a memory.
-
-    Args:
-        policy: the policy to train.
-        sequence_length: in steps, `rollout`, or None if not set.
-        burn_in: in steps.
-    """
+    """Refuse sequence settings (in steps) that are out of range, or a policy without a memory."""
     check_range("burn_in", burn_in, least=0)
     if isinstance(sequence_length, int):
         check_range("sequence_length", sequence_length, least=1)
@@ -227,17 +221,11 @@ lower precision. Rounding gives a thousandth of it; with a memory a tenth.
 
 
 def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
-    """Refuse a policy whose log-probs of its own actions differ from those of acting.
+    """Refuse a policy whose log-probs of its own actions differ from the stored ones.
 
     The first ratio of an update must be 1: otherwise clipping and KL are meaningless. All ranks
-    take part. Random streams do not change.
-
-    Args:
-        policy: the policy that acted.
-        rollout: [N, T+1], with `sample_log_prob`; steps of older weights are ignored.
-
-    Returns:
-        whether the rollout has steps of the current weights.
+    take part. Random streams do not change. Returns whether the rollout [N, T+1] has steps of the
+    current weights; others are ignored.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
     if policy.remembers:  # older weights may have computed the states
@@ -286,7 +274,6 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
 
 
 def _numbers(value: Tensor) -> str:
-    """Format up to three numbers of a tensor."""
     numbers = [f"{number:.5g}" for number in value.flatten()[:3].tolist()]
     return ", ".join(numbers) + (", ..." if value.numel() > 3 else "")
 
@@ -315,13 +302,10 @@ USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone d
 def weights_to_begin_with(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Return a state dict with which a policy acts like that of a checkpoint.
+    """Return a state dict with which a policy acts like a checkpoint's policy, and a note.
 
-    A critic does not affect actions. If the checkpoint's critic is missing or has other shapes, the
-    policy keeps its own critic.
-
-    Returns:
-        the state dict, and a sentence about a critic that is not loaded.
+    If the checkpoint's critic is missing or has other shapes, the policy keeps its own critic, and
+    the note says so: a critic does not affect actions.
     """
     own = policy.state_dict()
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
@@ -362,7 +346,6 @@ def _without_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _policy_section(checkpoint: dict[str, Any]) -> str:
-    """Return the policy section of a checkpoint's config, for a message."""
     try:
         section = read_yaml(str(checkpoint.get(CONFIG_KEY, "")), "It")
     except ConfigurationError:  # the caller that needs the config refuses it
@@ -444,11 +427,6 @@ def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
 
     A different activation or distribution is an error. A different setting, such as a temperature,
     is a warning.
-
-    Args:
-        policy: the policy that loads the weights.
-        state: the checkpoint's state besides the weights.
-        cure: advice that ends the message.
     """
     if DESCRIPTION_KEY not in state:
         return

@@ -27,9 +27,9 @@ class GripperSAC(SAC):
 
     Args:
         policy: an arm's actor and critics, and a gripper's critic.
-        gripper_learning_rate: learning rate of the gripper's critic. Default: that of the other
-            critics.
-        kwargs: see `SAC`; `target_entropy` is that of the arm's actions.
+        gripper_learning_rate: learning rate of the gripper's critic. Default:
+            `critic_learning_rate`.
+        kwargs: see `SAC`; `target_entropy` is for the arm's actions.
 
     Raises:
         ConfigurationError: for a number out of range, and a policy without a gripper.

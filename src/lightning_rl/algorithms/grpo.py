@@ -50,8 +50,8 @@ class GRPO(OnPolicyAlgorithm):
             Groups with an unfinished episode stay in.
         aggregation: average the loss over steps (`token`), or over the steps of each episode first
             (`trajectory`), so that long episodes do not dominate.
-        clip_coef: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1. Default: `clip_coef`.
+        clip_coef: largest decrease of the ratio below 1.
+        clip_high: largest increase of the ratio above 1. Default: `clip_coef`.
         kl_coef: weight of KL(policy || initial policy).
         ent_coef: weight of the entropy bonus.
         kwargs: see `OnPolicyAlgorithm`.

@@ -253,7 +253,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         super().finish_iteration(rollout)
-        # Buffers are running statistics: a target network has those of its source.
+        # Buffers are running statistics: copy them from the source.
         for target, source in self.slow_copies():
             for slow, fast in zip(target.buffers(), source.buffers(), strict=True):
                 slow.copy_(fast)

@@ -89,8 +89,8 @@ class OffPolicyCorrection:
 
         Args:
             terms: the inputs of the loss.
-            clip_low: how far the ratio may fall below 1.
-            clip_high: how far the ratio may rise above 1.
+            clip_low: largest distance of the ratio below 1.
+            clip_high: largest distance of the ratio above 1.
         """
         return decoupled_surrogate_loss(
             terms.new,

@@ -290,15 +290,15 @@ def drawing_of(
     length: SequenceLength,
     burn_in: int,
 ) -> Drawing:
-    """Return the source of minibatches for a rollout: transitions, or sequences with a memory.
+    """Return the source of minibatches: transitions of a rollout [N, T+1], or sequences.
 
     Args:
-        policy: the policy to train.
+        policy: sequences are for a policy with a memory.
         rollout: [N, T+1].
         keys: the fields that the loss reads; the policy's extra fields are added.
         mask: [N, T], true for transitions to train on; None for all.
-        length: steps per sequence; see `OnPolicyAlgorithm`.
-        burn_in: steps before each sequence.
+        length: see `sequence_length` of `OnPolicyAlgorithm`.
+        burn_in: see `OnPolicyAlgorithm`.
     """
     fields = loss_fields(rollout, keys, policy.extra_fields)
     if not policy.evaluates_sequences:

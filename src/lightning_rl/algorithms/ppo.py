@@ -114,7 +114,7 @@ class PPO(OnPolicyAlgorithm):
         )
         chosen = self.chosen(rollout)
         if "intervened" in rollout.keys():
-            # Rewards of an intervention are not those of the policy: bootstrap from the value.
+            # The policy did not earn the rewards of an intervention: bootstrap from the value.
             taken_over = rollout["intervened"][:, 1:] & ~done
             truncated = truncated | taken_over
             final_value = torch.where(taken_over, value[:, 1:], final_value)

@@ -17,9 +17,6 @@ class ReferencePolicy(nn.Module):
 
     Only trainable parameters are copied; frozen parameters are shared. For a fresh LoRA adapter,
     this is the same network with the adapter off.
-
-    Args:
-        policy: the policy to copy.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -58,20 +55,11 @@ class ReferencePolicy(nn.Module):
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Evaluate stored actions with the copied parameters, without gradients.
-
-        Args:
-            td: [B], as in `Policy.evaluate_actions`.
-        """
+        """Evaluate actions with the copied parameters: td [B] as in `Policy.evaluate_actions`."""
         return self._ask(lambda policy: policy.evaluate_actions(td))
 
     def get_action(self, td: TensorDict, deterministic: bool) -> TensorDict:
-        """Act with the copied parameters.
-
-        Args:
-            td: [B], as in `Policy.get_action`.
-            deterministic: return the mode of the distribution instead of a sample.
-        """
+        """Act with the copied parameters, for td [B] as in `Policy.get_action`."""
         return self._ask(lambda policy: policy.get_action(td, deterministic))
 
     def _ask(self, question: Callable[[Policy], TensorDict]) -> TensorDict:

@@ -54,7 +54,6 @@ def _values(
     observations: TensorDict,
     value_of: Callable[[TensorDict], Tensor] | None = None,
 ) -> Tensor:
-    """Return the value of each observation [B]."""
     ask = value_of or (lambda part: policy.get_value(part)["value"])
     return torch.cat(
         [ask(part) for part, _ in micro_batches(observations, policy.micro_batch_size)]
@@ -80,7 +79,7 @@ def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
 
     Args:
         policy: a policy with a state.
-        td: [B], with the `observation` of each step, and the `state` before it.
+        td: [B], with `observation`, and `state` before the step.
     """
     state: Tensor = policy.get_action(td, deterministic=True)["next_state"]
     return state
@@ -88,12 +87,7 @@ def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
 
 @torch.no_grad()
 def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
-    """Return the states [N, T+1, ...] of a policy, recomputed from the first state of a rollout.
-
-    Args:
-        policy: a policy with a state.
-        rollout: [N, T+1].
-    """
+    """Return states [N, T+1, ...], recomputed from the first state of a rollout [N, T+1]."""
     state: Tensor = rollout["state"][:, 0]
     states = [state]
     for step in step_views(rollout.select("observation", "done"))[:-1]:

@@ -29,15 +29,7 @@ def steps_of(length: SequenceLength, num_steps: int) -> int:
 def most_minibatches(
     policy: Policy, num_envs: int, num_steps: int, batch_size: int, length: SequenceLength
 ) -> int:
-    """Return the number of minibatches of a pass over a rollout without masked steps.
-
-    Args:
-        policy: the policy to train.
-        num_envs: N.
-        num_steps: T.
-        batch_size: transitions per minibatch.
-        length: steps per sequence; see `drawing_of`.
-    """
+    """Return the number of minibatches of a pass over a rollout [N, T+1] without masked steps."""
     if not policy.evaluates_sequences:
         return -(-num_envs * num_steps // batch_size)
     steps = steps_of(length, num_steps)
@@ -71,11 +63,9 @@ class Drawing(ABC):
     def minibatches(
         self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
-        """Yield a minibatch [M] for each group of units.
+        """Yield a minibatch [M] for each group of units in `parts`.
 
-        Args:
-            parts: the groups of units.
-            drawn: additional fields, for the samples of all groups in order.
+        `drawn` has additional fields, for the samples of all groups in order.
         """
 
 

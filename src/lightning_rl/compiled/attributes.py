@@ -48,13 +48,9 @@ MISSING = object()
 
 
 class Attribute(NamedTuple):
-    """An attribute of an object.
+    """An attribute: its name in messages, the mapping that stores it, its key there, its value.
 
-    Attributes:
-        label: its name in messages.
-        holder: the mapping that stores its value.
-        name: its key in the mapping.
-        value: a copy, if it is a container.
+    The value of a container is a copy.
     """
 
     label: str
@@ -108,7 +104,6 @@ class Snapshot:
             return False
 
     def _visit(self, owner: Any, path: str) -> None:
-        """Add the attributes of an object."""
         if id(owner) in self._visited:
             return
         self._visited.add(id(owner))
@@ -125,7 +120,6 @@ class Snapshot:
                     self._descend(value, place)
 
     def _descend(self, value: Any, path: str) -> None:
-        """Add the contents of an object or a container."""
         if isinstance(value, list | tuple | set | frozenset | deque):
             value = dict(enumerate(value))
         if isinstance(value, dict):
@@ -207,7 +201,7 @@ class _Slots(MutableMapping[str, Any]):
 def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
     """Yield the mappings that store attributes of an object and its classes, and the names.
 
-    The object's own come first, because they hide those of its classes.
+    The object's own attributes come first: they hide attributes of its classes.
     """
     attributes = getattr(owner, "__dict__", {})
     yield attributes, list(attributes)

@@ -36,7 +36,7 @@ class Choice:
 
     Args:
         setting: `compile` of the algorithm.
-        count: minibatches in the whole budget (those of all ranks count as one); None if unknown.
+        count: minibatches in the whole budget (shared by all ranks); None if unknown.
         before: the state saved by the resumed run; None for a new run.
 
     Attributes:

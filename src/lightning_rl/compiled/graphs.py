@@ -43,23 +43,22 @@ class Graphs:
     """The compiled graphs of an algorithm, by function and input layout.
 
     A trace stores attributes as constants, so all attributes of the algorithm and its objects are
-    compared once per iteration, those of the algorithm itself before each call. A changed attribute
-    leads to a new graph. A number that changes, such as an annealed coefficient, becomes an input
-    of its graph. An attribute that tracing does not need is no longer compared.
+    compared once per iteration, the algorithm's own before each call. A changed attribute leads to
+    a new graph. A number that changes, such as an annealed coefficient, becomes an input of its
+    graph. An attribute that tracing does not need is no longer compared.
 
     Args:
         root: the algorithm.
         device: the device of the graphs.
-        choice: the run's compilation choice; records why graphs are unavailable.
+        choice: records why graphs are unavailable.
         left_out: attributes that are not compared: constants, or written by the functions.
         hidden: attributes of the algorithm that are not compared, and must not be read.
-        cure_of_draws: how a function should get random numbers; if set, drawing them is refused.
+        cure_of_draws: advice for random numbers; if set, a graph must not draw them.
 
     Attributes:
-        available: whether graphs can be compiled; if not, `choice` knows why.
+        available: whether graphs can be compiled.
         captured: whether a graph is replayed as a CUDA graph.
-        have_served: whether a loss has been differentiated, so that later errors are not compile
-            errors.
+        have_served: a loss has been differentiated, so later errors are not compile errors.
     """
 
     def __init__(
@@ -89,13 +88,10 @@ class Graphs:
     def attempt(
         self, call: Callable[[], T], place_of: Callable[[Exception], str] | None = None
     ) -> T | None:
-        """Return the result of a call of graphs, or None if graphs are unavailable.
+        """Return the result of a call of graphs; None if graphs are unavailable.
 
-        After a failure `choice` records the reason, and no later call is attempted.
-
-        Args:
-            call: calls graphs.
-            place_of: returns the place in user code that an exception comes from.
+        After an error no later call is attempted. `place_of` returns the place in user code that an
+        exception comes from.
         """
         if not self.available:
             return None
@@ -139,7 +135,6 @@ class Graphs:
             moving: the inputs whose memory address changes between calls.
 
         Raises:
-            Exception: of any kind, if tracing or compiling fails.
             NoGraphError: if an attribute changes at each call, or the function draws random
                 numbers.
         """
@@ -269,13 +264,7 @@ class _Hidden:
 
 
 class _Trace(NamedTuple):
-    """The result of tracing: operations, and the tensors that they hold.
-
-    Attributes:
-        numbers: the tensors that replace attributes, by path.
-        reads: tensors whose value Python has read, with version and value.
-        noted: the names that the function has recorded.
-    """
+    """Traced operations, the tensors that they hold, and the tensors that replace numbers."""
 
     traced: GraphModule
     held: list[Tensor]
@@ -284,20 +273,12 @@ class _Trace(NamedTuple):
     noted: dict[str, None]
 
     def uses_numbers(self, paths: set[str]) -> bool:
-        """Return whether an operation uses one of these numbers."""
         held = {id(tensor) for tensor in self.held}
         return any(id(self.numbers[path]) in held for path in paths & self.numbers.keys())
 
 
 class _Compiled:
-    """A graph, and the attributes for which it is valid.
-
-    Args:
-        graph: reads the tensors it holds from `trace.held`.
-        trace: the trace of the graph.
-        found: the attributes at compile time.
-        unread: those attributes that the graph does not read.
-    """
+    """A graph, the attributes `found` at compile time, and those that it does not read."""
 
     def __init__(
         self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]
@@ -348,7 +329,6 @@ class _Compiled:
                 yield path
 
     def ignore(self, paths: set[str]) -> None:
-        """Exclude attributes from later comparisons."""
         self._unread |= paths
 
 
@@ -369,9 +349,6 @@ def compile_graph(
             change.
         inputs: example inputs.
         moving: read-only inputs whose memory address changes between calls.
-
-    Raises:
-        Exception: of any kind, if compiling fails.
     """
     # `torch.compile` checks every input before each call: 30 to 50 µs, for a graph of 100 µs.
     # Inductor's asserts take a sixth of a small graph's time, and check what `layout` in the key of

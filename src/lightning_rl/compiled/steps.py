@@ -71,14 +71,9 @@ CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise
 
 
 class CompiledSteps:
-    """The compiled steps of a policy in a torch env; all rollout buffers share the graphs.
+    """The compiled steps of a policy in a torch env, for rollout buffers like `rollout` [N, T+1].
 
-    Args:
-        env: the env.
-        policy: the acting policy.
-        rollout: [N, T+1], one of the rollout buffers.
-        choice: the run's compilation choice; records why graphs are unavailable.
-        ahead: whether several steps may run before their results are read.
+    With `ahead`, several steps may run before their results are read.
 
     Raises:
         NoGraphError: if the steps cannot become a graph.
@@ -142,7 +137,7 @@ class CompiledSteps:
         if "state" in self.policy.extra_fields:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
-        trial.restarts = Restarts.LATER  # so that its state is that of the transition
+        trial.restarts = Restarts.LATER  # its state must come from the transition
         trial_root = _Root(self.policy, trial)
         held = _Held(trial_root)
         try:
@@ -206,12 +201,10 @@ class CompiledSteps:
         )
 
     def _tree(self, carry: dict[Keys, Tensor], name: str) -> Any:
-        """Return the carried tensor or TensorDict [N] of a name."""
         tree = _nested({key[1:]: leaf for key, leaf in carry.items() if key[0] == name})
         return tree if isinstance(tree, Tensor) else TensorDict(tree, [self._num_envs])
 
     def _function(self) -> tuple[Function, dict[str, None]]:
-        """Return the function of a step's graph."""
         keys = list(self.carry)
 
         def step(noise: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -274,11 +267,7 @@ class CompiledSteps:
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
-        """Return the graph for the current env and policy; None if unavailable.
-
-        Args:
-            slots: the tensors to write, or others of the same layout.
-        """
+        """Return the graph for the current env and policy, and for slots of this layout, or None."""
         self._graphs.look_again()
         inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
@@ -331,8 +320,6 @@ class CompiledSteps:
 
 
 class _Played(NamedTuple):
-    """The results of a step."""
-
     fields: dict[str, Tensor]
     results: dict[str, Tensor]
     carry: dict[Keys, Tensor]
@@ -350,12 +337,9 @@ class _Root(nn.Module):
 
 
 class StepWriter:
-    """Runs compiled steps on a rollout buffer, several in a batch if possible.
+    """Runs compiled steps on a rollout buffer [N, T+1], several in a batch if possible.
 
-    Args:
-        steps: the compiled steps of env and policy.
-        rollout: batch shape [N, T+1], written in place.
-        actor, stepper: act and step if no graph is available.
+    Without a graph `actor` and `stepper` run the steps.
     """
 
     def __init__(
@@ -451,17 +435,10 @@ def compile_steps(
     choice: StepsChoice,
     ahead: bool,
 ) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
-    """Return compiled actors and steppers, one pair per rollout [N, T+1], or the plain ones.
+    """Return compiled actors and steppers, one pair per rollout [N, T+1], or the `plain` ones.
 
     Graphs are compiled here, before any thread starts. `choice` records why graphs are unavailable.
-
-    Args:
-        env: the env.
-        policy: the acting policy.
-        rollouts: the rollout buffers.
-        plain: the uncompiled actors and steppers.
-        choice: the run's compilation choice.
-        ahead: see `CompiledSteps`.
+    `ahead` is described in `CompiledSteps`.
     """
     if not isinstance(env, TorchEnv):
         choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
@@ -561,14 +538,11 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
 
 
 class _Held:
-    """The attributes of an env and a policy before a step, except those that a step may write.
-
-    Args:
-        root: a copy of the env, which the step may change, and the policy itself, because a copy of
-            a large policy needs too much memory.
-    """
+    """The attributes of an env and a policy before a step, except those that a step may write."""
 
     def __init__(self, root: "_Root") -> None:
+        # The root holds a copy of the env, but the policy itself: a copy of a large policy needs
+        # too much memory.
         self._root = root
         self._before = self._look()
         self._tensors = {

@@ -156,7 +156,7 @@ class CompiledUpdate(Update):
         self.names = [*self._labels[:1], *reported, *self._labels[1:]]
 
     def _can_step(self, total: Tensor) -> bool:
-        """Compile the graph that steps by the result of `local_sums`; return whether it exists."""
+        """Compile the graph of `_stepping`; return whether it exists."""
         if self.adam is None:
             return False
         self.graphs.prepare(*self._stepping(total, self.adam))
@@ -202,13 +202,8 @@ class CompiledUpdate(Update):
     ) -> Tensor:
         """Take an optimizer step for a minibatch [B] in place; return its scalars. To be traced.
 
-        Args:
-            state: parameters and buffers by name that replace those of the owner; the parameters of
-                the objective are updated.
-            minibatch: [B].
-            adam: the traced optimizer.
-            adam_tensors: result of `TracedAdam.tensors`.
-            reported: records the names of the loss's scalars.
+        `state` has the parameters and buffers that replace the owner's; `reported` records the
+        names of the loss's scalars.
         """
         row, gradients, reached = self._differentiated(state, minibatch, False, reported)
         mask = None if all(reached) else torch.tensor(reached, device=row.device)
@@ -276,12 +271,6 @@ class CompiledSequence(UpdateSequence):
 
     If one graph is impossible (an optimizer other than Adam, several processes, micro-batches), the
     updates run one by one, each with its own graphs.
-
-    Args:
-        name: name of the graph.
-        updates, follow_up, written: see `UpdateSequence`.
-        graphs: graphs of the algorithm.
-        phase: times the graph.
     """
 
     def __init__(
@@ -397,12 +386,7 @@ class _LossModule(nn.Module):
 
 
 class CompiledValues:
-    """Compute values of observations with a graph, if available.
-
-    Args:
-        policy: a policy with a critic.
-        graphs: graphs of the algorithm.
-    """
+    """Compute values of observations with a graph, if available."""
 
     def __init__(self, policy: Policy, graphs: Graphs) -> None:
         self._policy = policy

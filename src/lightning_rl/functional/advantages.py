@@ -77,8 +77,7 @@ def vtrace(
     Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
     Actor-Learner Architectures", equation 1 (lambda: remark 2) and, for A, section 4.2. Differs
     from the paper: truncated episodes bootstrap from `final_value`; and the next value in A is
-    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) instead of v_{t+1}. So both results equal those of
-    `gae` at ratio 1 (with rho_bar, c_bar of at least 1) for every lambda. At lambda = 1 there is no
+    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) instead of v_{t+1}. So both results equal `gae`'s at ratio 1 (with rho_bar, c_bar of at least 1) for every lambda. At lambda = 1 there is no
     difference from the paper.
 
     Args:
@@ -90,7 +89,7 @@ def vtrace(
         final_value: [N, T], as in `gae`.
         gamma: discount per step, or [N, T]; as in `gae`.
         gae_lambda: trace decay per step.
-        rho_bar: bound on the weight of a step. Infinite: v is the value of pi; near 0: that of mu.
+        rho_bar: bound on the weight of a step. Infinite: v is the value of pi; near 0: of mu.
         c_bar: bound on the trace weights, for low variance; at most rho_bar.
 
     Returns:
@@ -164,7 +163,6 @@ def _temporal_difference(
     final_value: Tensor,
     gamma: float | Tensor,
 ) -> Tensor:
-    """Return r_t + gamma * V'_t - V(s_t), with V' as in `gae`."""
     done = terminated | truncated
     next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
     return reward + gamma * next_value - value[:, :-1]

@@ -25,6 +25,5 @@ def shift_pictures(pictures: Tensor, shift: Tensor, sides: tuple[int, int] = (1,
 
 
 def _clamped(size: int, shift: Tensor) -> Tensor:
-    """Return pixel indices [B, size] for shifts [B]."""
     places = torch.arange(size, device=shift.device)
     return (places + shift[:, None]).clamp(0, size - 1)

@@ -1,4 +1,4 @@
-"""Terms of a policy-gradient loss: pure functions of tensors."""
+"""Terms of a policy-gradient loss: pure functions of tensors; losses are scalars [] to minimize."""
 
 import torch
 from torch import Tensor
@@ -39,11 +39,8 @@ def clipped_surrogate_loss(
         log_prob: [B], of the current policy.
         sample_log_prob: [B], of the acting policy.
         advantage: [B].
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1.
-
-    Returns:
-        a scalar [], to minimize.
+        clip_low: largest distance of the ratio below 1.
+        clip_high: largest distance of the ratio above 1.
 
     Raises:
         ValueError: if the shapes differ.
@@ -62,7 +59,7 @@ def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
 
     Args:
         log_prob: [...], any shape, of the policy pi.
-        sample_log_prob: [...], the same shape, of the acting policy mu.
+        sample_log_prob: [...], of the acting policy mu.
 
     Returns:
         [...].
@@ -83,9 +80,6 @@ def value_loss(value: Tensor, value_target: Tensor) -> Tensor:
     Args:
         value: [B], of the current critic.
         value_target: [B].
-
-    Returns:
-        a scalar [], to minimize.
 
     Raises:
         ValueError: if the shapes differ.
@@ -112,9 +106,6 @@ def clipped_value_loss(
         old_value: [B], of the critic before the update.
         clip_coef: largest change of the value, in units of the value.
 
-    Returns:
-        a scalar [], to minimize.
-
     Raises:
         ValueError: if the shapes differ.
     """
@@ -135,7 +126,7 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
 
     Args:
         log_prob: [...], any shape, of pi.
-        sample_log_prob: [...], the same shape, of the acting policy mu.
+        sample_log_prob: [...], of the acting policy mu.
 
     Returns:
         a scalar [], in nats.
@@ -160,9 +151,9 @@ def clip_fraction(
 
     Args:
         log_prob: [...], any shape, of the current policy.
-        sample_log_prob: [...], the same shape, of the acting policy.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1.
+        sample_log_prob: [...], of the acting policy.
+        clip_low: largest distance of the ratio below 1.
+        clip_high: largest distance of the ratio above 1.
         mask: [...], the same shape, bool, true for samples that count; None for all.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Weights, proximal policy and losses for samples of an older policy: pure functions of tensors."""
+"""Weights, proximal policy, losses [] for samples of an older policy: pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -35,12 +35,9 @@ def decoupled_surrogate_loss(
         proximal_log_prob: [B], of the policy at the start of the update; no gradient flows into it.
         sample_log_prob: [B], of the acting policy.
         advantage: [B].
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1.
+        clip_low: largest distance of the ratio below 1.
+        clip_high: largest distance of the ratio above 1.
         weight_cap: the largest weight that counts, at least 1.
-
-    Returns:
-        a scalar [], to minimize.
 
     Raises:
         ValueError: if the shapes differ.
@@ -138,7 +135,7 @@ def kl_penalty(
     and 0 above the cap.
 
     Source: the value is k3 (Schulman 2020, "Approximating KL Divergence"), whose own gradient is
-    that of another divergence. The gradient is that of KL(pi || reference), E_pi[log(pi /
+    the gradient of another divergence. This gradient is E_pi[log(pi /
     reference) * grad log pi] (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
     estimation for RL").
 

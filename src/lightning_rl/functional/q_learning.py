@@ -65,11 +65,10 @@ def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
 def categorical_target(
     reward: Tensor, discount: Tensor, next_probs: Tensor, cost: Tensor, atoms: Tensor
 ) -> Tensor:
-    """Return the distribution of r + discount * (Z(s', a') - cost), projected onto the atoms [B, K].
+    """Return the distribution of r + discount * (Z(s', a') - cost) on the atoms, [B, K].
 
-    The probability of each shifted atom is split between the two nearest atoms, in linear
-    proportion; beyond the ends it goes to the end atom. The projection keeps the total probability,
-    and the mean unless atoms lie beyond the ends.
+    Each shifted atom's probability is split linearly between its two nearest atoms, or goes to the
+    end atom. This keeps the total probability, and the mean unless atoms lie beyond the ends.
 
     Source: Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning",
     algorithm 1; with cost = alpha * log pi(a'|s') the target of SAC, as in Ma et al. 2020, "DSAC:

@@ -65,9 +65,6 @@ class FlatGradient:
 
     Backward passes then need no gathering, and one copy sets all gradients. Parameters with another
     dtype than [P] have their own `.grad`.
-
-    Args:
-        parameters: the parameters to train.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -11,7 +11,7 @@ ScheduleKind = Literal["constant", "linear", "adaptive"]
 class LearningRateSchedule:
     """Constant, linear to zero at the end of the budget, or adaptive to the KL of an update.
 
-    The adaptive rule is that of rsl_rl (Rudin et al. 2022, "Learning to Walk in Minutes", section
+    The adaptive rule comes from rsl_rl (Rudin et al. 2022, "Learning to Walk in Minutes", section
     3), once per epoch instead of once per minibatch; its state is the optimizer's own learning
     rate. Differs from it: a KL below rounding noise is ignored, and the bounds include the initial
     rate, so that a high KL never raises the rate and a low KL never lowers it.

@@ -27,11 +27,6 @@ def _listed(parameters: Any) -> list[Any]:
 def check_owned(name: str, owner: nn.Module, groups: Iterable[dict[str, Any]]) -> None:
     """Refuse parameters that the owner of a loss does not hold.
 
-    Args:
-        name: name of the objective.
-        owner: the module with the loss.
-        groups: parameter groups.
-
     Raises:
         ConfigurationError: if the owner does not hold a parameter.
     """
@@ -50,12 +45,6 @@ def check_first_backward(
     name: str, owner: nn.Module, parameters: Sequence[nn.Parameter], names: Sequence[str]
 ) -> bool:
     """Check the first backward pass of a loss; return true.
-
-    Args:
-        name: name of the objective.
-        owner: the module that holds the parameters.
-        parameters: the parameters of the objective, with their gradients.
-        names: names of the scalars of a minibatch.
 
     Raises:
         ConfigurationError: if no parameter has a gradient, or two scalars have the same name.
@@ -98,11 +87,6 @@ def passed_scalars(
     name: str, passes: Sequence[str], scalars: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the scalars of a loss that later losses read.
-
-    Args:
-        name: name of the objective.
-        passes: names of the scalars.
-        scalars: all scalars of the loss.
 
     Raises:
         ConfigurationError: if the loss does not return a scalar of `passes`.

@@ -202,7 +202,7 @@ class Objective:
             `parameters` are not trained.
         loss: the loss to minimize.
         prepare: prepares a whole minibatch [B] without gradients, such as normalizing; not called
-            with several processes, because none of them has the whole minibatch.
+            with several processes, because each has only a part.
         groups: parameter groups, as an optimizer takes them; a group may have `lr_scale`.
         max_grad_norm: bound on the norm of the whole gradient; infinity for none.
         schedule: sets the learning rate.
