@@ -623,7 +623,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Rebuild the algorithm of a checkpoint with its policy, ready to act.
 
         Weights, normalizers and counters are restored; `fit` would start with a new optimizer. The
-        checkpoint is read as data, with the checks of `rl-cli`: nothing is unpickled.
+        checkpoint is read as data, with the checks of `rl-cli`, unlike in Lightning's own method.
 
         Args:
             checkpoint_path: a file, a run directory (its last checkpoint), or `last` or `best` of

@@ -267,7 +267,7 @@ class CompiledSteps:
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
-        """Return the graph for the current env and policy, and for slots of this layout, or None."""
+        """Return the graph for the current env and policy, and slots of this layout, or None."""
         self._graphs.look_again()
         inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))

@@ -77,7 +77,8 @@ def vtrace(
     Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
     Actor-Learner Architectures", equation 1 (lambda: remark 2) and, for A, section 4.2. Differs
     from the paper: truncated episodes bootstrap from `final_value`; and the next value in A is
-    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) instead of v_{t+1}. So both results equal `gae`'s at ratio 1 (with rho_bar, c_bar of at least 1) for every lambda. At lambda = 1 there is no
+    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) instead of v_{t+1}. So both results equal `gae`'s
+    at ratio 1 (with rho_bar, c_bar of at least 1) for every lambda. At lambda = 1 there is no
     difference from the paper.
 
     Args:
