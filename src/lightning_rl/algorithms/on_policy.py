@@ -156,7 +156,7 @@ class OnPolicyAlgorithm(Algorithm):
     def minibatches(
         self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
     ) -> Iterator[TensorDict]:
-        """Yield shuffled minibatches [B] of `n_epochs` passes, or fewer passes by `target_kl`.
+        """Yield shuffled minibatches [B] of `n_epochs` passes; `target_kl` may stop it earlier.
 
         If `keys` include `sample_log_prob`, the first call of a run checks that the policy
         reproduces the log-probs of its own actions.
@@ -351,15 +351,9 @@ def epochs(
 ) -> Iterator[Iterator[TensorDict]]:
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 
-    With several processes all communication happens before the first pass.
-
-    Args:
-        drawing: the source of minibatches.
-        n_epochs: passes.
-        batch_size: the most samples per minibatch and rank. The last minibatch of a pass may be
-            smaller; all are smaller if sequences do not divide `batch_size`.
-        generator: draws the permutations, on the device of the rollout.
-        draw: computes fields of the drawn samples, with several processes.
+    The last minibatch of a pass may be smaller than `batch_size`; all are smaller if sequences do
+    not divide `batch_size`. With several processes all communication happens before the first pass,
+    and `draw` computes fields of the drawn samples.
     """
     size = drawing.units_in(batch_size)
     if ranks.world_size() == 1:

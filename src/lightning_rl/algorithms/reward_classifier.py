@@ -171,7 +171,7 @@ class RewardClassifier(Algorithm):
             "env_steps": self.env_steps,
         }
         self.log_dict(logged_values(self.evaluation), logger=False)
-        if self.trainer.state.fn == "fit":  # otherwise Lightning prints a table
+        if self.trainer.state.fn == "fit":  # otherwise a table follows
             rank_zero_info(
                 f"Held out: {len(judged)} episodes. At threshold {self.threshold:g} "
                 f"{false_positive:.1%} of {int((~shown).sum())} frames without success are taken "

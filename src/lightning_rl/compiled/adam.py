@@ -19,11 +19,7 @@ class TracedAdam:
     """The step of a `torch.optim.Adam`, on the optimizer's own state and learning rate.
 
     The optimizer's state stays valid: it can be read, saved, and used by the optimizer's own
-    `step`.
-
-    Args:
-        optimizer: `TracedAdam.fits` must hold.
-        parameters: in the order of the gradients in the graph.
+    `step`. `TracedAdam.fits` must hold.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:

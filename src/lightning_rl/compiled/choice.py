@@ -67,13 +67,10 @@ class Choice:
         self._compare_machines()
 
     def give_up(self, why: str, warning: str) -> None:
-        """Run uncompiled from now on.
+        """Run uncompiled from now on, for the reason `why`.
 
-        Warn if `compile: true` is set, or the resumed run was compiled; `auto` only prints.
-
-        Args:
-            why: the reason, in words.
-            warning: the warning for `compile: true`.
+        Warn if `compile: true` is set (with `warning`), or the resumed run was compiled; `auto`
+        only prints.
         """
         self.compiled, self.why = False, why
         if self._setting is True:

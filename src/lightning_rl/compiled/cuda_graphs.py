@@ -25,18 +25,14 @@ def is_worth_capturing(tensors: Iterable[Tensor]) -> bool:
 
 
 class CapturedGraph:
-    """A graph that a GPU replays.
+    """A graph that a GPU replays; it may write into its inputs, except the slice `moving`.
 
     The first call runs the graph, because the setup of kernels at first use must not be captured.
-    The second call captures the graph. Later calls copy the `moving` inputs to their captured
-    addresses. If another input has moved, such as a reloaded optimizer state, the graph is captured
-    again.
+    The second call captures the graph. Later calls copy the `moving` inputs, whose addresses
+    change, to their captured addresses. If another input has moved, such as a reloaded optimizer
+    state, the graph is captured again.
 
     Source: the PyTorch documentation, "CUDA semantics", section "CUDA Graphs".
-
-    Args:
-        graph: takes tensors on one GPU, may write into them, and returns tensors.
-        moving: read-only inputs whose memory address changes between calls.
     """
 
     def __init__(self, graph: Callable[..., Sequence[Tensor]], moving: slice) -> None:

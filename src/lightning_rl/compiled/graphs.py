@@ -128,11 +128,8 @@ class Graphs:
     ) -> tuple[Tensor, dict[str, None]]:
         """Call the graph `key`; return its result, and the names that its function has recorded.
 
-        Args:
-            key: identifies the graph; a new one is compiled.
-            make: returns the graph's function.
-            inputs: inputs of the graph.
-            moving: the inputs whose memory address changes between calls.
+        A new graph is compiled from `make`. `moving` are the inputs whose address changes between
+        calls.
 
         Raises:
             NoGraphError: if an attribute changes at each call, or the function draws random
@@ -340,15 +337,10 @@ def compile_graph(
 ) -> Graph:
     """Compile a traced function that takes tensors and returns a list of tensors.
 
-    The caller must pass inputs of the same layout (`layout`) in the same order: nothing checks it.
-    On a GPU small graphs are replayed as CUDA graphs.
-
-    Args:
-        traced: tensor operations.
-        held: tensors that the graph takes after its inputs, see `lift_tensors`; the list may
-            change.
-        inputs: example inputs.
-        moving: read-only inputs whose memory address changes between calls.
+    The graph reads the tensors in `held` (see `lift_tensors`) at each call, after its inputs. The
+    caller must pass inputs of the same layout (`layout`) in the same order: nothing checks it. On a
+    GPU small graphs are replayed as CUDA graphs; `moving` are read-only inputs whose address
+    changes.
     """
     # `torch.compile` checks every input before each call: 30 to 50 µs, for a graph of 100 µs.
     # Inductor's asserts take a sixth of a small graph's time, and check what `layout` in the key of

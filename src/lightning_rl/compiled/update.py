@@ -23,16 +23,12 @@ from lightning_rl.system.torch_private import flatten
 
 
 class CompiledUpdate(Update):
-    """An `Update` by graphs that Inductor has compiled.
+    """An `Update` by graphs that Inductor has compiled; uncompiled if graphs are unavailable.
 
     With Adam, a minibatch is one graph, including the optimizer step; with micro-batches or several
     ranks, it is one graph per micro-batch, and one for clipping and stepping. With another
     optimizer, graphs compute the gradients, and the optimizer steps. The loss is traced once per
     minibatch size: no Python decision may depend on the values of tensors.
-
-    Args:
-        objective, optimizer, phase: see `Update`.
-        graphs: graphs of the algorithm; if they are unavailable, the update runs uncompiled.
     """
 
     def __init__(

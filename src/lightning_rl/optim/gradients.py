@@ -105,11 +105,7 @@ class FlatGradient:
         return flattened(row, [self._whole], self._reached, count)
 
     def no_sums(self, scalars: int) -> Tensor:
-        """Return what `with_scalars` returns for no samples: zeros [L + P + n + 1].
-
-        Args:
-            scalars: L.
-        """
+        """Return `with_scalars` of no samples: zeros [L + P + n + 1] for L = `scalars`."""
         return self._whole.new_zeros(scalars + len(self._whole) + len(self._parameters) + 1)
 
     def _note_reached(self, i: int, parameter: Tensor) -> None:

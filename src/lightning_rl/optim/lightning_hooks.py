@@ -24,11 +24,8 @@ class LightningHooks:
 
     Used only if a callback or the module overrides a hook (`listened_to`): asking all callbacks
     twice per minibatch takes longer than a small network's step. With several processes
-    `on_after_backward` sees the gradient of one rank, and `on_before_optimizer_step` the
-    gradient of all ranks.
-
-    Args:
-        module: a module that is attached to a trainer.
+    `on_after_backward` sees the gradient of one rank, and `on_before_optimizer_step` the gradient
+    of all ranks.
     """
 
     def __init__(self, module: LightningModule) -> None:

@@ -244,14 +244,8 @@ class Objective:
 class UpdateStatistics:
     """Store scalars of minibatches on the device, read them once per iteration, count the steps.
 
-    The scalars are already means over all ranks.
-
-    Args:
-        limit: most consecutive skipped steps.
-
-    Attributes:
-        passed, skipped: steps taken and skipped in the whole run, before this iteration.
-        exhausted: whether the limit was reached.
+    The scalars are already means over all ranks. `exhausted` tells that `limit` consecutive steps
+    were skipped; `passed` and `skipped` count the steps of the whole run, before this iteration.
     """
 
     def __init__(self, limit: int) -> None:

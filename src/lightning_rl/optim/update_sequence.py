@@ -49,11 +49,7 @@ class UpdateSequence:
         self.follow_up()
 
     def __call__(self, minibatch: TensorDict) -> None:
-        """Take a step on each loss for a minibatch [B], or for this rank's part of it.
-
-        Raises:
-            ConfigurationError: if the minibatch has a field with the name of a passed scalar.
-        """
+        """Take a step on each loss for a minibatch [B], or for this rank's part of it."""
         self.check_fields(minibatch)
         minibatch = minibatch.copy()
         for update in self.updates:
