@@ -112,7 +112,9 @@ def vtrace(
 def discounted_return(
     reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float | Tensor
 ) -> Tensor:
-    """Accumulate rewards forward in time: G_t = r_t + gamma_t * (1 - done_{t-1}) * G_{t-1}.
+    """Accumulate rewards forward in time, [N, T].
+
+        G_t = r_t + gamma_t * (1 - done_{t-1}) * G_{t-1}
 
     The variance of G scales rewards (Engstrom et al. 2020, "Implementation Matters in Deep RL",
     3.2); it is not the return-to-go.
@@ -123,9 +125,6 @@ def discounted_return(
         initial: [N], G of the step before the first, without its discount; zero at an episode
             start.
         gamma: discount per step; or [N, T]: gamma^k for an action of k env steps.
-
-    Returns:
-        G, [N, T].
     """
     decay = (
         torch.cat([torch.ones_like(reward[:, :1]), (~done[:, :-1]).to(reward.dtype)], dim=1) * gamma
@@ -137,7 +136,7 @@ def discounted_return(
 
 
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant.
+    """Return 1 - Var(target - V) / Var(target) []: 1 is perfect, 0 no better than a constant.
 
     It is NaN for constant targets.
 
@@ -147,9 +146,6 @@ def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
     Args:
         value: [...], any shape.
         value_target: [...], the same shape.
-
-    Returns:
-        a scalar [], at most 1.
     """
     variance = value_target.var(correction=0)
     explained = 1.0 - (value_target - value).var(correction=0) / variance

@@ -77,7 +77,7 @@ def group_relative_advantage(
 
 
 def first_episode_mask(done: Tensor) -> Tensor:
-    """Return a mask of each row's first episode, including its last step.
+    """Return a mask [N, T] of each row's first episode, including its last step.
 
         mask_t = 1 for t <= min {u : done_u = 1}
 
@@ -86,9 +86,6 @@ def first_episode_mask(done: Tensor) -> Tensor:
 
     Args:
         done: [N, T] bool, the last steps of episodes.
-
-    Returns:
-        [N, T] bool.
     """
     ended_before = done[:, :-1].long().cumsum(1) > 0
     return torch.cat([torch.ones_like(done[:, :1]), ~ended_before], dim=1)

@@ -52,7 +52,7 @@ def clipped_surrogate_loss(
 
 
 def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
-    """Return pi(a|s) / mu(a|s) from log-probs; the log ratio is bounded to ±20.
+    """Return pi(a|s) / mu(a|s) [...] from log-probs; the log ratio is bounded to ±20.
 
     Source: the likelihood ratio r_t of Schulman et al. 2017, "Proximal Policy Optimization
     Algorithms", equation 6. Differs from the paper: the bound.
@@ -60,9 +60,6 @@ def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
     Args:
         log_prob: [...], any shape, of the policy pi.
         sample_log_prob: [...], of the acting policy mu.
-
-    Returns:
-        [...].
     """
     return bounded_exp(log_prob - sample_log_prob)
 
@@ -116,7 +113,7 @@ def clipped_value_loss(
 
 
 def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
-    """Estimate KL(mu || pi) from samples of mu by k3 = (rho - 1) - log rho.
+    """Estimate KL(mu || pi) [], in nats, from samples of mu by k3 = (rho - 1) - log rho.
 
     Unbiased, never negative, low variance. For KL(pi || reference) from samples of pi, pass the
     reference's log-prob first.
@@ -127,9 +124,6 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
     Args:
         log_prob: [...], any shape, of pi.
         sample_log_prob: [...], of the acting policy mu.
-
-    Returns:
-        a scalar [], in nats.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (torch.expm1(log_ratio) - log_ratio).mean()
@@ -167,7 +161,7 @@ def clip_fraction(
 
 
 def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Return (A - mean A) / (std A + eps), with the unbiased standard deviation.
+    """Return (A - mean A) / (std A + eps) [...], with the unbiased standard deviation.
 
     A single sample becomes 0 rather than NaN.
 
@@ -177,9 +171,6 @@ def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
     Args:
         advantage: [...], any shape; mean and std are over all elements.
         eps: added to the standard deviation, in units of the advantage.
-
-    Returns:
-        [...], without a unit.
     """
     std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
     return (advantage - mean) / (std + eps)

@@ -54,7 +54,7 @@ def decoupled_surrogate_loss(
 def behavior_weight(
     proximal_log_prob: Tensor, sample_log_prob: Tensor, *, weight_cap: float
 ) -> Tensor:
-    """Return w = prox / mu without a gradient, or 0 above the cap.
+    """Return w = prox / mu [...] without a gradient, or 0 above the cap.
 
     Source: the weight of Hilton et al. 2021, "Batch size-invariance for policy optimization"; the
     cap from the code of AReaL (Fu et al. 2025).
@@ -63,9 +63,6 @@ def behavior_weight(
         proximal_log_prob: [...], any shape, of the policy at the start of the update.
         sample_log_prob: [...], the same shape, of the acting policy mu.
         weight_cap: the largest weight that counts.
-
-    Returns:
-        [...].
     """
     weight = ratio(proximal_log_prob, sample_log_prob).detach()
     return torch.where(weight > weight_cap, 0.0, weight)  # NaN stays visible
@@ -74,7 +71,7 @@ def behavior_weight(
 def loglinear_proximal(
     log_prob: Tensor, sample_log_prob: Tensor, learner_version: Tensor | int, policy_version: Tensor
 ) -> Tensor:
-    """Approximate the log-prob of the policy at the start of the update, without a forward pass.
+    """Approximate log-probs [B] of the policy at the start of the update, without a forward pass.
 
         log prox = log mu + alpha * sg(log pi - log mu)
         alpha    = (v_prox - v_mu) / (v_pi - v_mu)
@@ -91,9 +88,6 @@ def loglinear_proximal(
         learner_version: updates completed at the start of this update (`policy.version`).
         policy_version: [B] int64, updates completed when the action was sampled; at most
             `learner_version`.
-
-    Returns:
-        log prox, [B].
     """
     staleness = (learner_version - policy_version).to(log_prob.dtype)
     log_ratio = (log_prob.detach() - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -101,7 +95,7 @@ def loglinear_proximal(
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
-    """Return (sum w)^2 / (n * sum w^2), the effective fraction of n weighted samples.
+    """Return (sum w)^2 / (n * sum w^2) [], the effective fraction of n weighted samples.
 
     1 for equal weights, 1/n if one sample has all the weight, 0 if all weights are 0.
 
@@ -110,9 +104,6 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
 
     Args:
         log_weight: [...], any shape, log w; a common constant has no effect.
-
-    Returns:
-        a scalar [] in [0, 1].
     """
     largest = log_weight.max().clamp(min=torch.finfo(log_weight.dtype).min)
     weight = (log_weight - largest).exp()
@@ -126,7 +117,7 @@ def kl_penalty(
     reference_log_prob: Tensor,
     behavior_weight: Tensor | None = None,
 ) -> Tensor:
-    """Estimate KL(pi || reference) per sample of mu, with an unbiased value and gradient.
+    """Estimate KL(pi || reference) [B] per sample of mu, with unbiased value and gradient.
 
         value     rho * (exp(d) - 1 - d),              d = log reference - log pi
         gradient  rho * (-d) * grad log pi,            rho = pi / mu
@@ -144,9 +135,6 @@ def kl_penalty(
         sample_log_prob: [B], of the acting policy; with a weight, of the proximal policy.
         reference_log_prob: [B], of the reference policy.
         behavior_weight: [B], prox / mu of stale samples; None for 1.
-
-    Returns:
-        [B].
     """
     rho = ratio(log_prob.detach(), sample_log_prob)
     if behavior_weight is not None:

@@ -109,7 +109,7 @@ def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return sum_a pi(a|s) (Q(s, a) - alpha * log pi(a|s)), the expectation over all actions.
+    """Return sum_a pi(a|s) (Q(s, a) - alpha * log pi(a|s)), [B], over all actions.
 
     An action of probability 0 contributes nothing, for any finite value.
 
@@ -120,9 +120,6 @@ def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> 
         log_probs: [B, M], of the M actions; finite.
         q: [B, M].
         alpha: the temperature; zero for no entropy bonus.
-
-    Returns:
-        [B].
     """
     refuse_broadcast(log_probs=log_probs, q=q)
     return (log_probs.exp() * (q - alpha * log_probs)).sum(-1)
