@@ -29,7 +29,7 @@ class GRPO(OnPolicyAlgorithm):
 
     Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
     Language Models", equation 3. Differs from the paper: returns may be compared step by step, and
-    the gradient of the KL term is that of the KL (see `kl_penalty`). See `group_relative_advantage`
+    the KL term has the gradient of the KL (see `kl_penalty`). See `group_relative_advantage`
     for the variants Dr. GRPO and RLOO. Steps at or before an intervention of their episode are not
     trained on, but their returns count in the baseline.
 
