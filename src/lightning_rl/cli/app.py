@@ -109,9 +109,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
     @cached_property
     def _text(self) -> str:
         """The configuration as YAML; cached, because dumping takes a sixth of a second."""
-        text = self.parser.dump(
-            self.config, skip_none=False, skip_validation=True
-        )  # validated before
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # parsed before
         config = load_yaml(text)
         return dump_yaml({key: config[key] for key in SECTIONS if key in config})
 
