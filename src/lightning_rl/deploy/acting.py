@@ -88,8 +88,8 @@ class TrainedPolicy:
 
         Returns:
             [*A], or [N, *A] for a batch, with K before *A if the policy acts in chunks. Bounds,
-            dtype, first count and parts are those of the action space. Arrays for arrays; for
-            tensors, tensors on the same device.
+            dtype, first count and parts as in the action space. Arrays for arrays; for tensors,
+            tensors on the same device.
 
         Raises:
             ConfigurationError: if the observation does not match the space, or if N changes while a

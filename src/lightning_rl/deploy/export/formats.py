@@ -48,8 +48,10 @@ def export_policy(
     """Write a policy that is on the CPU, and compare the written file with it.
 
     Args:
-        policy, ports: the policy, and its inputs and outputs.
-        kind, path: format and path of the file; other files are written next to it.
+        policy: the policy.
+        ports: its inputs and outputs.
+        kind: format of the file.
+        path: path of the file; other files are written next to it.
         metadata: plain values, written into the ONNX file, or as JSON next to other formats.
         making: description from which the policy is rebuilt, apart from the weights.
         read_again: loads the policy from a file of weights.
