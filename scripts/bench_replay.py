@@ -1,8 +1,8 @@
-"""Time the replay buffer, and measure what it takes: `python scripts/bench_replay.py`.
+"""Time the replay buffer, and measure its memory: `python scripts/bench_replay.py`.
 
-One thread, the sizes of HalfCheetah-v5 (17 and 6 numbers), a full buffer of 1M transitions: how
-long `extend` takes with one env and one step, and a minibatch of 256 alone and among 64. Then the
-memory of both, and that of 200,000 pictures of 64x64x3 on disk (`--pictures 0` leaves it out).
+One thread, observations and actions like HalfCheetah-v5's (17 and 6 numbers), and a full buffer of
+1M transitions. Measures `extend` with one env and one step, and a minibatch of 256 alone and among
+64; then the memory of both, and of 200,000 images of 64x64x3 on disk (unless `--pictures 0`).
 """
 
 import argparse

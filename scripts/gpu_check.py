@@ -1,17 +1,17 @@
-"""Run on a GPU everything of this package that was never run on one, and write one report.
+"""Run all GPU checks of this package, and write one report.
 
     PYTHONPATH=src python scripts/gpu_check.py                     # all that fits in 9 minutes
     PYTHONPATH=src python scripts/gpu_check.py --only compiled w3  # see --list
     PYTHONPATH=src python scripts/gpu_check.py --device cpu        # the same, small: a test of it
 
-Every check runs in a process of its own (`scripts/gpu`), with a time-out, so that one that raises,
-runs out of memory or hangs does not take the others along. Writes `report.md`, `report.json` with
-the raw numbers, and what each check printed, to `--output`.
+Each check runs in its own process (`scripts/gpu`) with a time-out, so that an error, a lack of
+memory or a hang does not stop the others. Writes `report.md`, `report.json` (the raw numbers) and
+the output of each check to `--output`.
 
-What is timed runs alone, and first; of the rest `--jobs` run at a time. Checks that the time limit
-leaves no room for are reported as not run, with the command that runs them.
+Timed checks run first, one at a time; then `--jobs` of the rest at a time. Checks that do not fit
+the time limit are reported as not run, with the command to run them.
 
-Exit code 1 where a check failed; 2 for a mistake in the command line.
+Exit code 1 if a check failed; 2 for a mistake in the command line.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.N
 def chosen_device(wanted: str, parser: argparse.ArgumentParser) -> str:
     if wanted == "cpu":
         return wanted
-    import torch  # here, so that --help and what is run on a CPU do not wait for it
+    import torch  # here, so that --help and runs on a CPU do not wait for it
 
     if torch.cuda.is_available():
         return "cuda"
@@ -204,7 +204,7 @@ class Runs:
                     self._one(check, order)
             beside = [check for check in order if not check.alone]
             list(pool.map(lambda check: self._one(check, order), beside))
-        finally:  # Ctrl-C included: processes in sessions of their own would run on
+        finally:  # also after Ctrl-C: processes in own sessions would keep running
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._running):
                 end_group(process)
@@ -245,7 +245,7 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that its own processes can be ended with it
+                start_new_session=True,  # so that its child processes can be ended, too
             )
             self._running.add(process)
             error = None
@@ -257,7 +257,7 @@ class Runs:
                     error = f"exit code {status}"
             except subprocess.TimeoutExpired:
                 error = f"no end within {timeout:.0f} s"
-                process.send_signal(signal.SIGQUIT)  # it prints where its threads are
+                process.send_signal(signal.SIGQUIT)  # prints the stacks of its threads
                 time.sleep(SECONDS_TO_SAY)
             finally:
                 end_group(process)
@@ -281,7 +281,7 @@ def environment() -> dict[str, str]:
     """Return that of a check, which takes the package of this checkout."""
     paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     absolute = [str(Path(path).absolute()) for path in paths]
-    # One thread each, unless a check sets more: several of them run at once.
+    # One thread each, unless a check sets more, because several run in parallel.
     own = {"PYTHONPATH": os.pathsep.join(absolute), "PYTHONUNBUFFERED": "1"}
     return {"OMP_NUM_THREADS": "1"} | os.environ | own
 

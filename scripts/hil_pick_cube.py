@@ -1,4 +1,4 @@
-"""Learn to pick up a cube with somebody's help: record demonstrations, train, evaluate.
+"""Learn to pick up a cube with human help: record demonstrations, train, evaluate.
 
     export MUJOCO_GL=egl
     python scripts/hil_pick_cube.py record demonstrations/pick_cube
@@ -7,11 +7,11 @@
     python scripts/hil_pick_cube.py clone demonstrations/pick_cube
     python scripts/hil_pick_cube.py random
 
-`train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations, with the options of
-that which are given behind its own. Then it plays 50 episodes that nobody helps in, on seeds that
-no training has had, with the weights after 6,000 env steps and after 3,000. It prints a line of
-JSON: success, mean length of the successful episodes, CPU seconds of the training, the share of
-steps that somebody intervened in, and how many of them in the last 1,000.
+`train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations; options of `rl-cli`
+follow its own. Then it plays 50 episodes without help, on unused seeds, with the weights after
+6,000 and after 3,000 env steps. It prints a line of JSON: success, mean length of the successful
+episodes, CPU seconds of the training, the share of steps with interventions, and their number in
+the last 1,000 steps.
 
 Needs the environment of constraints-hil.txt.
 """

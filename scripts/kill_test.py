@@ -1,10 +1,10 @@
-"""Kill runs while they save, and look at what is left: `python scripts/kill_test.py --check`.
+"""Kill runs while they save, and check the files: `python scripts/kill_test.py --check`.
 
 A small run that saves `last.ckpt` after every iteration is killed (SIGKILL) at a random time, once
-per trial. Then `last.ckpt` must be readable, and the run that resumes from it must end exactly as
-one that nobody disturbed: weights, optimizer, counters, random streams, envs, bit for bit, with no
-unfinished file left. `--algorithm sac` saves a replay beside each checkpoint, which must come back
-too. Every run is a fork of this process: none waits for imports.
+per trial. Then `last.ckpt` must be readable, and a run resumed from it must end like an undisturbed
+one, bit for bit: weights, optimizer, counters, random streams, envs. No unfinished file may remain.
+`--algorithm sac` saves a replay with each checkpoint, which must be restored, too. Every run is a
+fork of this process, so that none waits for imports.
 """
 
 import argparse
@@ -123,7 +123,7 @@ def ended(run_dir: Path) -> dict[str, object]:
     states = checkpoint["RLDataModule"].get("replays", [])
     kept["RLDataModule"] = {k: v for k, v in checkpoint["RLDataModule"].items() if k != "replays"}
     env = GymnasiumEnv(id="Pendulum-v1", num_envs=1)
-    for state in states:  # how it is cut into files depends on when it was saved
+    for state in states:  # the division into files depends on the time of the save
         replay = ReplayBuffer(
             env.single_observation_space, env.single_action_space, 2, capacity=CAPACITY
         )
@@ -151,14 +151,14 @@ class Trials:
         while not last(run_dir).exists():
             time.sleep(0.001)
         time.sleep(self.draw.uniform(0, 0.6 * self.duration))
-        if self.kills % 4:  # three of four in the middle of a save, or just behind it
+        if self.kills % 4:  # three of four during a save, or right after it
             while not list(run_dir.glob("checkpoints/.tmp-*")) and alive(process):
                 pass
             time.sleep(self.draw.uniform(0, 0.004))
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         if finished(process) != -signal.SIGKILL:
-            return  # it had ended already: no kill, no trial
+            return  # it had ended before the kill: no trial
         self.kills += 1
         self.during_save += bool(list(run_dir.rglob(".tmp-*")))
         try:

@@ -3,13 +3,12 @@
 python scripts/lerobot_roundtrip.py                     # an environment of its own, both directions
 python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
 
-LeRobot pins older versions of torch than ours, so it is installed without its dependencies, and the
-few that its datasets need, into a virtual environment that sees the packages of this one. It opens
-a dataset that we wrote, labelled too, and we train from one that it wrote. Both read the datasets
-of both, those from which LeRobot deleted an episode, and those that it merged, and agree frame by
-frame; an episode of LeRobot's has two tasks, and our copy of it keeps them. Frames of videos are
-decoded by PyAV in both, where LeRobot would take TorchCodec: that wants FFmpeg's libraries in the
-system.
+LeRobot pins older versions of torch than ours. So it is installed without its dependencies, plus
+the few that its datasets need, into a virtual environment that sees the packages of this one.
+LeRobot opens a dataset of ours (also a labelled one), and we train from a dataset of LeRobot. Both
+read all datasets, also those with a deleted episode and merged ones, and must agree frame by frame.
+An episode of LeRobot's has two tasks, and our copy keeps them. PyAV decodes the frames of videos in
+both; LeRobot's default, TorchCodec, needs FFmpeg's libraries in the system.
 """
 
 import argparse
@@ -172,7 +171,7 @@ def environment(path: Path) -> Path:
     if not python.exists():
         venv.create(path, with_pip=True)
         (site,) = path.glob("lib/python*/site-packages")
-        # Behind its own packages, which may be of older versions.
+        # After its own packages, which may have older versions.
         (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
         command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES]
         subprocess.run(command, check=True)
@@ -420,7 +419,7 @@ def main() -> None:
             copy = copied(theirs, work / f"copied-{pictures}", pictures)
             check_agreement(copy, by_lerobot(python, "read", copy))
             for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
-                for source in (copy, theirs):  # its tools take no column of two dimensions
+                for source in (copy, theirs):  # its tools refuse columns of two dimensions
                     target = work / f"{name}-{source.name}"
                     by_lerobot(python, "edit", target, *[source] * (1 + (name == "merged")))
                     check_agreement(target, by_lerobot(python, "read", target))
