@@ -164,7 +164,7 @@ def scalars(run_dir, ignore=("charts/SPS",)):
     Reads files in the order of their creation. TensorBoard sorts them by name, which depends on process ids within a
     second.
     """
-    files = Path(run_dir, "logs").glob("events.out.tfevents.*[0-9]")  # without the file of the settings
+    files = Path(run_dir, "logs").glob("events.out.tfevents.*[0-9]")  # not the settings
     read = [list(EventFileLoader(str(file)).Load()) for file in files]
     rows = []
     for events in sorted(filter(None, read), key=lambda events: events[0].wall_time):
