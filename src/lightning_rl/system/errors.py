@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
-    """A setting, a file or an environment is not usable; `rl-cli` prints the message alone."""
+    """A setting, a file or an environment is not usable; `rl-cli` prints no traceback."""
 
     def __str__(self) -> str:
         return BOUNDS.sub("Box(..., ", super().__str__())

@@ -25,7 +25,7 @@ MOST_DEPTH = 100
 """Most levels of a configuration. PyYAML recurses for each level, and libyaml would crash."""
 
 LONGEST_TEXT = 10_000
-"""Most characters of a value. `1:59:59...` is one number, in quadratic time."""
+"""Most characters of a value. `1:59:59...` is one number, which is parsed in quadratic time."""
 
 
 class QuotedText(str):

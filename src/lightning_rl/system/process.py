@@ -34,7 +34,7 @@ def keep_freed_memory() -> bool:
 
 
 def flush_denormals(wanted: bool) -> bool:
-    """Make this thread, and those that it starts, treat denormals as zero, or not.
+    """Switch whether this thread, and those that it starts, treat denormals as zero.
 
     Intel's CPUs take a hundred cycles or more for each operation on a float32 below 1.2e-38; the
     backward pass of a sharp softmax has many. Return whether denormals are zero now.
@@ -56,7 +56,7 @@ _last_acts: list[Callable[[Exception], object]] = []
 
 @contextmanager
 def last_act(act: Callable[[Exception], object]) -> Iterator[None]:
-    """Make `end_process` call a function with the error, in another thread, in this context."""
+    """Make `end_process` call a function, in another thread, while the context is open."""
     _last_acts.append(act)
     try:
         yield
@@ -65,7 +65,7 @@ def last_act(act: Callable[[Exception], object]) -> Iterator[None]:
 
 
 def end_process(error: Exception) -> None:
-    """End the process with status 1 from any thread, with its children; see `last_act`."""
+    """Print the error, and end the process and its children from any thread, with status 1."""
     sys.stderr.write(
         f"\nrl-cli: error: {error}\nNothing could interrupt it, and the process was ended.\n"
     )

@@ -68,7 +68,7 @@ def remove_if_empty(directory: Path) -> None:
 
 
 def remove_refused(directory: Path) -> None:
-    """Remove the directory of a run refused early, if it is this process's and has no results."""
+    """Remove the directory of a refused run if this process made it and it holds no results."""
     with suppress(OSError):
         names = {path.name for path in directory.iterdir()}
         if directory.absolute() in _made and names <= set(AT_ITS_BEGINNING):
