@@ -1,4 +1,4 @@
-"""Measure weak scaling: env steps per second of two processes relative to twice those of one.
+"""Measure weak scaling: env steps per second of two processes relative to twice one process.
 
     python scripts/bench_ddp.py                 # W1 and W3 of bench_peers.py, on CPU
     python scripts/bench_ddp.py --quick

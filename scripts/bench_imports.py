@@ -1,4 +1,4 @@
-"""Compare the import time of the package with that of its two largest dependencies.
+"""Compare the import time of the package with the import time of its two largest dependencies.
 
     python scripts/bench_imports.py
 

@@ -31,7 +31,7 @@ def anonymous_bytes() -> int:
 
 
 def rollout_of(space: Box, steps: int, episode: int) -> object:
-    """Return a rollout of one env whose episodes take so many steps."""
+    """Return a rollout of one env with episodes of that many steps."""
     extra = {"continues": ((), torch.bool)}
     rollout = allocate_rollout(space, ACTION, 1, steps, extra_fields=extra)
     rollout["continues"] = torch.ones(1, steps + 1, dtype=torch.bool)

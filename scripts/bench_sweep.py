@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def wall_clock(jobs: int, trials: int, total_env_steps: int) -> float:
-    """Return the seconds of a sweep, its start included."""
+    """Return the seconds of a sweep, with its start."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, "-m", "lightning_rl", "sweep", "--config", "ppo.yaml"]
         command += ["--sweep.seeds", str(trials), "--sweep.jobs", str(jobs)]

@@ -76,7 +76,7 @@ def train(
     args: argparse.Namespace,
     iterations: int,
 ) -> dict[str, float]:
-    """Train on one side, and return its seconds and the success of the policy."""
+    """Train one of the two runs; return its seconds and the success of the policy."""
     seed_everything(args.seed, verbose=False)
     config = yaml.safe_load(find_config("vla_ppo.yaml").read_text())
     settings = config["model"]["init_args"]

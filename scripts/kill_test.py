@@ -46,7 +46,7 @@ COMPARED = (
 
 
 CAPACITY = 300
-"""Of SAC's replay: the oldest make room before a run of 40 iterations ends."""
+"""Size of SAC's replay: it is full before a run of 40 iterations ends."""
 
 
 def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None) -> None:
@@ -83,7 +83,7 @@ def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None
 
 
 def forked(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None = None) -> int:
-    """Begin to train in a fork of this process, silently, and return its number."""
+    """Train in a fork of this process, silently; return the fork's id."""
     sys.stdout.flush()
     if process := os.fork():
         return process
@@ -117,7 +117,7 @@ def same(a: object, b: object) -> bool:
 
 
 def ended(run_dir: Path) -> dict[str, object]:
-    """Return what a run has come to: its last checkpoint, and what its replay would give next."""
+    """Return the last checkpoint of a run, and the next draws of its replay."""
     checkpoint = read_checkpoint(last(run_dir))
     kept: dict[str, object] = {key: checkpoint[key] for key in COMPARED}
     states = checkpoint["RLDataModule"].get("replays", [])
@@ -133,7 +133,7 @@ def ended(run_dir: Path) -> dict[str, object]:
 
 
 class Trials:
-    """What became of the kills."""
+    """The results of the kills."""
 
     def __init__(self, algorithm: str, root: Path, iterations: int, seed: int) -> None:
         self.algorithm, self.root, self.iterations = algorithm, root, iterations

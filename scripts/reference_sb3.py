@@ -1,6 +1,6 @@
 """Train Stable-Baselines3 as the reference for our results.
 
-PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or SAC with those of `configs/sac.yaml`.
+PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or SAC with `configs/sac.yaml`'s.
 
 Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints one JSON line, and appends it to
 `--output`: the mean return of the last 100 training episodes and of 20 deterministic evaluation

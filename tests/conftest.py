@@ -24,7 +24,7 @@ os.fsync = os.fstat
 metadata.entry_points = cache(metadata.entry_points)
 
 MOST_WORKERS = 8
-"""Each takes up to 1 GB, and with this many the longest single tests set the time."""
+"""Each takes up to 1 GB; with this many, the longest single tests determine the time."""
 
 TOGETHER = {
     "tests/equivalence/test_ddp.py": "one launch of two ranks for all, half a minute",

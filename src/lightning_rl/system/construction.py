@@ -47,8 +47,8 @@ def construction(constructed: Constructed) -> dict[str, Any]:
 def described(value: Any) -> Any:
     """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
 
-    Supported are plain values, dataclasses, `Constructed` objects, classes and functions of modules,
-    a `partial` of a class with named arguments, and lists and dicts of these.
+    Supported are plain values, dataclasses, `Constructed` objects, classes and functions of a
+    module, a `partial` of a class with named arguments, and lists and dicts of these.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value

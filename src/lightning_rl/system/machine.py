@@ -17,7 +17,7 @@ class MachineSettings:
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. Last digits of
             actions differ.
         compiled_steps: if `compile` has graphs compiled, step a batched torch env by one, acting
-            included. Last digits differ, as those of the update do.
+            included. Last digits differ, as in the update.
         skip_signal_exchange: with several processes, skip Lightning's question to rank 0 about
             signals before each batch (2 ms with gloo). The trainer handles signals itself.
         mujoco_profiler: keep MuJoCo's profiler on, for readers of `MjData.timer`. It takes a tenth
