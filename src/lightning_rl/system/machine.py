@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """Switches of optimisations that only change the speed.
+    """Switches of optimisations for speed.
 
     An optimisation is used if the machine supports it; `run.json` lists the used ones under
     `computing`. The switches hold for the whole process, from the construction of a trainer.
@@ -16,8 +16,8 @@ class MachineSettings:
             setting of an earlier trainer stays. Results are the same.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. Last digits of
             actions differ.
-        compiled_steps: if `compile` has graphs compiled, step a batched torch env by one, acting
-            included. Last digits differ, as in the update.
+        compiled_steps: if `compile` compiles graphs, act and step a batched torch env by a compiled
+            graph. Last digits differ, as in the update.
         skip_signal_exchange: with several processes, skip Lightning's question to rank 0 about
             signals before each batch (2 ms with gloo). The trainer handles signals itself.
         mujoco_profiler: keep MuJoCo's profiler on, for readers of `MjData.timer`. It takes a tenth
