@@ -44,8 +44,9 @@ PART_BYTES = 2**26
 """Maximum bytes of a file: the content is copied before it is saved."""
 
 SMALL_PART_BYTES, MOST_PARTS = 2**18, 4096
-"""A last file smaller than both SMALL_PART_BYTES and a MOST_PARTS-th of the ring is rewritten,
-together with the steps after it.
+"""A last file smaller than both limits is rewritten, together with the steps after it.
+
+The limits are SMALL_PART_BYTES and a MOST_PARTS-th of the ring.
 """
 
 ASIDE: Column = ("aside",)
@@ -77,9 +78,7 @@ DONE: Column = ("done",)
 """Stored with the state: whether an episode ended with the step."""
 
 JOINS: Column = ("joins",)
-"""Stored with the state: whether the step continues the stream of the slot before, possibly in the
-next episode.
-"""
+"""Stored with the state: whether the step continues the previous slot's stream of episodes."""
 
 
 _Specs = dict[Column, FieldSpec]
@@ -201,9 +200,7 @@ class ReplayBuffer(Replay):
     # --- what comes in ---
 
     def extend(self, rollout: TensorDict) -> None:
-        """Copy a rollout [N, T+1] into the ring; if it is longer than the ring, only its last
-        steps.
-        """
+        """Copy a rollout [N, T+1] into the ring; of a longer one, the last steps that fit."""
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
@@ -242,7 +239,7 @@ class ReplayBuffer(Replay):
         return [(column[place:], 0, ahead), (column[: count - ahead], ahead, count)]
 
     def _end_streams(self, rollout: TensorDict) -> None:
-        """Store the next observations of the last steps in envs that the rollout does not continue."""
+        """Store the last steps' next observations in envs that the rollout does not continue."""
         if self._end == self._oldest:
             return
         continues = rollout.get("continues", None)
@@ -436,8 +433,7 @@ class ReplayBuffer(Replay):
             self._check_undisturbed(end)
 
     def _beginnings_of(self, length: int) -> Tensor | None:
-        """Return the first rows of sequences without a break of the stream; None if any row will
-        do.
+        """Return first rows of sequences without a break of the stream; None if any row will do.
 
         As distances from the oldest row. The end of an episode is no break: the next slot continues
         the stream, with a zero state.
@@ -495,8 +491,7 @@ class ReplayBuffer(Replay):
     def _sums(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
-        """Return discounted sums of up to n rewards [M], the discounts after them, and the last
-        rows.
+        """Return discounted sums of up to n rewards [M], discounts after them [M], last rows [M].
 
         Penalties are summed in the same way.
 
@@ -604,7 +599,7 @@ class ReplayBuffer(Replay):
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        """Write new steps to files in `folder`, and return the file names and the remaining state."""
+        """Write new steps to files in `folder`; return the file names and the rest of the state."""
         following = self._end % (self._slots + 1)
         observations = self._observation if self._ring else {}
         return {

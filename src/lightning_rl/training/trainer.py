@@ -152,7 +152,8 @@ class RLTrainer(Trainer, Constructed):
             run; ignored by a resumed run.
         enable_progress_bar: show progress.
         max_epochs: maximum number of epochs; -1 for no limit but the budget.
-        num_sanity_val_steps: evaluation batches before training; 1 is a whole evaluation.
+        num_sanity_val_steps: evaluation batches before training; by default, one batch has all
+            episodes.
         log_every_n_steps: iterations between two logged rows of metrics.
         enable_model_summary: print the modules and their parameters when a run begins.
         kwargs: see Lightning's `Trainer`.
