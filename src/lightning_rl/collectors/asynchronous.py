@@ -260,7 +260,7 @@ class AsyncCollector(Collector):
     def _is_too_old(self, window: Window) -> bool:
         """Return whether a rollout is too old to train on, if rollouts may be dropped."""
         if self._buffer.overflow == "block":
-            return False  # by `_may_begin`; the learner checks it too
+            return False  # `_may_begin` prevents it
         oldest = window.rollout()["policy_version"][:, :-1].min()
         return int(self.policy.version) - int(oldest) > self.max_staleness
 

@@ -366,8 +366,8 @@ class RayCluster:
         """Store the newest weights, one copy for all collectors of a node."""
         message = _to_message(weights)
         if self._weights is None:
-            # Allocate memory for all versions that are alive together: a write into new memory takes
-            # several times as long as a write into used memory.
+            # Allocate memory for all versions that are alive together: a write into new memory
+            # takes several times as long as a write into used memory.
             made = [self._ray.put(message) for _ in range(VERSIONS_ALIVE)]
             del made
         self._weights = self._ray.put(message)
@@ -434,7 +434,7 @@ class RayCluster:
         self._ray.kill(handle)
 
     def stop(self, handles: Sequence[Any]) -> None:
-        """Ask actors to stop between two env steps and to close their envs; wait `CLOSE_SECONDS`."""
+        """Let actors stop between two env steps and close their envs, within `CLOSE_SECONDS`."""
         for handle in handles:
             handle.stop.options(concurrency_group="weights").remote()
         closing = [handle.close.remote() for handle in handles]

@@ -218,8 +218,8 @@ class RemoteCollectors:
         self._training &= version == self.version
         self.version = version
         self._publications += 1
-        # At most MOST_TOLD collectors, those with the oldest weights, so that the learner's time does
-        # not grow with their number.
+        # At most MOST_TOLD collectors, those with the oldest weights, so that the learner's time
+        # does not grow with their number.
         collecting = [one for one in self.remotes if one.doing == "collecting"]
         for one in sorted(collecting, key=lambda one: one.told)[:MOST_TOLD]:
             self.cluster.publish(one.handle, version)
@@ -265,7 +265,7 @@ class RemoteCollectors:
         return [{"generation": one.generation, "loop": fetch(one.state)} for one in self.remotes]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Restore a saved state before the start; collectors missing in it begin without a state."""
+        """Restore a saved state before the start; other collectors begin without a state."""
         for one, saved in zip(self.remotes, state, strict=False):
             one.generation, one.state = saved["generation"], saved["loop"]
 

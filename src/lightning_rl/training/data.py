@@ -331,7 +331,7 @@ class RLDataModule(LightningDataModule):
         """The evaluation env, separate from the training env and created on first access.
 
         Raises:
-            ConfigurationError: if its spaces differ from those of the training env.
+            ConfigurationError: if its spaces differ from the training env's.
         """
         if self._eval_env is None:
             share = -(-self.num_eval_episodes // ranks.world_size())
@@ -433,7 +433,7 @@ class RLDataModule(LightningDataModule):
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        """Return the seeds after those of the validation."""
+        """Return the seeds after the validation seeds."""
         return EpisodeSeeds(
             self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
         )

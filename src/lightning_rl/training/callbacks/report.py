@@ -13,10 +13,10 @@ from lightning_rl.training.callbacks.typed import algorithm_of
 
 
 class EvaluationReport(Callback):
-    """Write `evaluation.json` after `validate`, `test.json` after `test`, and print what is in it.
+    """Write `evaluation.json` after `validate` or `test.json` after `test`, and print a table.
 
     Args:
-        directory: where the file goes.
+        directory: folder of the file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -28,7 +28,6 @@ class EvaluationReport(Callback):
             self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report."""
         if trainer.is_global_zero:
             self._report(algorithm_of(pl_module).evaluation, "test.json")
 
