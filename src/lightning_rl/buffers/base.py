@@ -148,7 +148,7 @@ class Replay(ABC):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> Iterator[TensorDict]:
-        """Yield minibatches [S*L] like those of `batches`, of sequences of L consecutive steps.
+        """Yield minibatches [S*L] as in `batches`, of sequences of L consecutive steps.
 
         Each minibatch also holds the steps before and after its samples, see
         `lightning_rl.rollout.sequences`. A sequence begins with the stored state of its first step.
@@ -187,21 +187,13 @@ class Replay(ABC):
     def state_dict(self, folder: Path) -> dict[str, Any]:
         """Return the state for a resumed run, as plain numbers, strings and tensors.
 
-        Large parts may go into files in `folder`, complete when this returns. The state lists their
+        Large parts may go into files in `folder`, next to the checkpoint. The state lists their
         names under `files`; `replay_files` removes files that no checkpoint lists.
-
-        Args:
-            folder: folder next to the checkpoint.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Restore a saved state into an empty replay, before the first `extend`.
-
-        Args:
-            state: the result of `state_dict`.
-            folder: folder next to the checkpoint.
-        """
+        """Restore the result of `state_dict` into an empty replay, before the first `extend`."""
 
 
 class ReplayFactory(Protocol):

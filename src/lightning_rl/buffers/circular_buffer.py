@@ -77,9 +77,7 @@ class CircularBuffer:
     # --- the writer's side ---
 
     def begin_write(self) -> Segment:
-        """Return a free segment, with the content of its last use.
-
-        Waits for a free segment or drops a window, depending on `overflow`.
+        """Return a free segment; wait for one or drop a window, depending on `overflow`.
 
         Raises:
             BufferClosed: after `close` or `fail`, also while waiting.
@@ -200,10 +198,7 @@ class CircularBuffer:
             return {"queue_depth": float(len(self._unread)), **waited, **self._counters}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the unread windows, with their content, and the counters.
-
-        The reader's window counts as read; a segment that is being written is not included.
-        """
+        """Return the unread windows and the counters, without the segments of writer and reader."""
         with self._changed:
             # Without the waits in seconds: equal runs must have equal states.
             return {"windows": [window.state_dict() for window in self._unread], **self._counters}
@@ -237,7 +232,6 @@ class CircularBuffer:
     # --- with the lock held ---
 
     def _wait(self, side: str, possible: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `possible` or a stop; return False after the timeout."""
         came, seconds = wait_for(self._changed, lambda: self.closed or possible(), timeout_s)
         self._waited[side] += seconds
         return came

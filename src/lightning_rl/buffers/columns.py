@@ -56,13 +56,7 @@ def reserve(
     """Return zeroed columns [rows, ...]; in memory, pages are only used once written.
 
     On disk the file has no name, so that it disappears with the process, even after a crash.
-
-    Args:
-        specs: shape and dtype of a row, by column.
-        rows: number of rows.
-        place: where to store the columns.
-        device: used if `place` is `device`.
-        directory: of the file, if `place` is `disk`.
+    `device` is used if `place` is `device`, `directory` if it is `disk`.
 
     Raises:
         OSError: if the disk is too full. The space is reserved immediately, because a write to an
@@ -81,10 +75,7 @@ def reserve(
 
 
 def _untouched(length: int) -> mmap.mmap:
-    """Return memory that the system provides page by page, on the first write.
-
-    The C library's memory may be used memory, which it would clear.
-    """
+    """Return memory that the system provides page by page; the C library's may need clearing."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, length)
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -150,13 +150,11 @@ class ReplayBuffer(Replay):
         self._logs: dict[Path, _Log] = {}
 
     def _specs(self, of_a_rollout: Mapping[Column, FieldSpec] | None = None) -> _Specs:
-        """Return the columns of a ring, including those that the given rollout adds."""
         added = PLAIN if of_a_rollout is None else of_a_rollout
         fixed: _Specs = {("terminated",): ((), torch.bool), ASIDE: ((), torch.int32)}
         return {**self._observation, **self._action, **fixed, **added}
 
     def _check_room(self) -> None:
-        """Reject a capacity that does not fit, before anything is written."""
         needed = self._rows * self._row_bytes
         free = available_bytes(self._place, self._home, self._directory)
         if free is None or needed <= free:
@@ -190,7 +188,6 @@ class ReplayBuffer(Replay):
 
     @property
     def _oldest(self) -> int:
-        """The first stored slot."""
         return max(self._begin, self._end - self._slots)
 
     def __len__(self) -> int:
@@ -225,7 +222,6 @@ class ReplayBuffer(Replay):
         self._beginnings.clear()
 
     def _write(self, name: Column, values: Tensor, first: int) -> None:
-        """Copy values [T, N, ...] to the slots from `first` on."""
         places = self._places(name, first, len(values))
         for part, start, stop in places:
             part.copy_(values if len(places) == 1 else values[start:stop])
@@ -301,12 +297,6 @@ class ReplayBuffer(Replay):
     def batches(
         self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
     ) -> Iterator[TensorDict]:
-        """Yield minibatches [B] on the learner's device; this call draws all their samples.
-
-        Raises:
-            ConfigurationError: if `n_steps` is below 1.
-            RuntimeError: if the replay is empty, or if a rollout was added during the iteration.
-        """
         self._check_drawing(n_steps)
         size = (count * batch_size,)
         drawn = torch.randint(len(self), size, generator=self._generator, device=self._home)
@@ -340,25 +330,20 @@ class ReplayBuffer(Replay):
             )
 
     def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
-        """Gather samples [M], by their index among the steps that can be sampled."""
         offsets = self._drawable()
         behind = drawn if offsets is None else offsets[drawn]
         return self._fields(self._row(behind), behind, n_steps, gamma)[0]
 
     def _row(self, behind: Tensor) -> Tensor:
-        """Return the rows at the given distances from the oldest row."""
+        """Return the rows at these distances [M] from the oldest row."""
         return (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
 
     def _fields(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor]:
-        """Gather samples [M], and the row [M] of the last summed reward of each.
+        """Gather samples [M] from `rows` [M], which are `behind` [M] rows after the oldest.
 
-        Args:
-            rows: [M], first rows of the samples.
-            behind: [M], distances of these rows from the oldest row.
-            n_steps: n.
-            gamma: per env step.
+        Also return the row [M] of the last summed reward of each.
         """
         sums, discount, last = self._sums(rows, behind, n_steps, gamma)
         following = (last + self.num_envs).remainder_(self._rows)
@@ -433,10 +418,10 @@ class ReplayBuffer(Replay):
             self._check_undisturbed(end)
 
     def _beginnings_of(self, length: int) -> Tensor | None:
-        """Return first rows of sequences without a break of the stream; None if any row will do.
+        """Return the rows where unbroken sequences may begin, by distance from the oldest row.
 
-        As distances from the oldest row. The end of an episode is no break: the next slot continues
-        the stream, with a zero state.
+        None for all rows. The end of an episode is no break: the next slot continues with a zero
+        state.
         """
         if self._last_break <= self._oldest:
             return None
@@ -451,7 +436,6 @@ class ReplayBuffer(Replay):
     def _samples_of_sequences(
         self, behind: Tensor, length: int, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor]:
-        """Gather the samples [S*L] of sequences [S], and the last step of each, see `Sequences`."""
         steps = torch.arange(length, device=self._home)
         of_each = (behind[:, None] + steps * self.num_envs).flatten()
         rows = self._row(of_each)
@@ -491,15 +475,9 @@ class ReplayBuffer(Replay):
     def _sums(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
-        """Return discounted sums of up to n rewards [M], discounts after them [M], last rows [M].
+        """Return discounted sums of up to n rewards [M] and penalties [M] from `rows` [M] on.
 
-        Penalties are summed in the same way.
-
-        Args:
-            rows: [M], first rows of the sums.
-            behind: [M], distances of these rows from the oldest row.
-            n_steps: n.
-            gamma: per env step.
+        Also return the discounts after them [M], and the last rows [M].
         """
         held = (self._end - self._oldest) * self.num_envs
         sums, discount = self._rewards(rows, gamma)
@@ -585,7 +563,6 @@ class ReplayBuffer(Replay):
                     first = last + 1
 
     def _observations(self, slots: Tensor, env: int, aside: int) -> dict[Column, Tensor]:
-        """Return an env's observations in slots [L] and the one after them, [L+1, ...]."""
         following = (slots[-1:] + 1) % (self._slots + 1)
         found = {}
         for name in self._observation:
@@ -599,7 +576,6 @@ class ReplayBuffer(Replay):
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        """Write new steps to files in `folder`; return the file names and the rest of the state."""
         following = self._end % (self._slots + 1)
         observations = self._observation if self._ring else {}
         return {
@@ -632,16 +608,10 @@ class ReplayBuffer(Replay):
         return [part.name for part in log.parts]
 
     def _read(self, name: Column, first: int, stop: int) -> Tensor:
-        """Return a copy of the slots, [T, N, ...]."""
         parts = [part for part, _, _ in self._places(name, first, stop - first)]
         return torch.cat(parts).cpu()
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Read the files in `folder`; if this ring is smaller, only the last transitions.
-
-        Raises:
-            ConfigurationError: if a file is missing or damaged, or belongs to other spaces or envs.
-        """
         require(
             "num_envs" in state, f"The checkpoint's replay is of another kind than this. {CURE}"
         )
@@ -693,7 +663,6 @@ class ReplayBuffer(Replay):
             )
 
     def _take(self, part: Part, content: dict[Column, Tensor]) -> None:
-        """Append the content of a file to the ring."""
         specs = self._specs(self._added_by(part, content))
         if not self._ring:
             self._allocate(specs)
@@ -720,7 +689,6 @@ class ReplayBuffer(Replay):
         self._keep_aside(cells[kept], observations)
 
     def _added_by(self, part: Part, content: Mapping[Column, Tensor]) -> _Specs:
-        """Return the columns of a file in addition to those that every ring has."""
         if ("steps",) not in content:
             added: _Specs = dict(PLAIN)
         else:
@@ -739,7 +707,6 @@ class ReplayBuffer(Replay):
         size: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        """Reject a saved tensor that does not match the spaces of this run."""
         found = content.get(name)
         there = "missing" if found is None else f"{found.dtype} of shape {list(found.shape)}"
         require(
@@ -767,12 +734,9 @@ class _Aside:
         self.end = 0
 
     def put(self, cells: Tensor, observations: Mapping[Column, Tensor], oldest: int) -> Tensor:
-        """Store observations; return their stored numbers [M].
+        """Store the next observations of steps (`cells` [M]); return their stored numbers [M].
 
-        Args:
-            cells: [M], their steps.
-            observations: [M, ...].
-            oldest: first stored slot; observations of earlier steps may be dropped.
+        Observations of steps before the slot `oldest` may be dropped.
         """
         count = len(cells)
         if self.end + count - self._begin > self._room:
@@ -840,7 +804,6 @@ class _Log:
 
     @property
     def end(self) -> int:
-        """Slot after the last one."""
         return self.parts[-1].last if self.parts else 0
 
     def forget_before(self, oldest: int, folder: Path) -> None:
@@ -859,7 +822,6 @@ class _Log:
 
 
 def _specs_of(rollout: TensorDict) -> _Specs:
-    """Return the columns that a rollout adds to those that every ring has."""
     if "executed" in rollout.keys():
         chunk = rollout["executed"].shape[-1]
         specs: _Specs = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
@@ -871,13 +833,11 @@ def _specs_of(rollout: TensorDict) -> _Specs:
 
 
 def _of_a_state(state: Tensor) -> _Specs:
-    """Return the columns that states [N, T, ...] add."""
     flag: FieldSpec = ((), torch.bool)
     return {STATE: (tuple(state.shape[2:]), state.dtype), DONE: flag, JOINS: flag}
 
 
 def _values(rollout: TensorDict, column: Column) -> Tensor:
-    """Return the values [N, T+1, ...] of a rollout for a column."""
     if column == ("steps",):
         return rollout.get("executed").sum(-1)  # type: ignore[no-any-return]  # a tensor
     if column == ("action",) and "executed_action" in rollout.keys():
@@ -890,7 +850,6 @@ def _cut(values: Tensor, size: int) -> Sequence[Tensor]:
 
 
 def _at(fields: Any, name: Column) -> Tensor:
-    """Return a field, or a leaf of a nested field."""
     value = fields
     for key in name:
         value = value.get(key)
@@ -900,11 +859,9 @@ def _at(fields: Any, name: Column) -> Tensor:
 def _finals(
     rollout: TensorDict, envs: Tensor, steps: Tensor, names: Mapping[Column, Any]
 ) -> dict[Column, Tensor]:
-    """Return the true final observations [M, ...] of some ended steps of a rollout."""
     finals = {"observation": final_observations(rollout, envs, steps)}
     return {name: _at(finals, name) for name in names}
 
 
 def _as_tensordict(fields: Mapping[Column, Tensor], *size: int) -> TensorDict:
-    """Return columns [*size, ...] as the fields of a minibatch."""
     return TensorDict(tree_of_leaves(fields), size)

@@ -35,13 +35,9 @@ CURE = (
 
 
 class Part(NamedTuple):
-    """A file that a checkpoint lists.
+    """A file that a checkpoint lists: its slots `first` to `last` - 1, its size in bytes.
 
-    Attributes:
-        name: file name in the folder.
-        first: first slot of the file, counted from the beginning of the training.
-        last: slot after the last one.
-        size: bytes of its tensors.
+    Slots are counted from the beginning of the training.
     """
 
     name: str
@@ -51,13 +47,9 @@ class Part(NamedTuple):
 
 
 def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Tensor]) -> Part:
-    """Write the tensors of a range of slots into a file of this rank.
+    """Write the tensors of the slots `first` to `last` - 1 into a file of this rank.
 
-    Args:
-        folder: folder of the file.
-        first: first slot.
-        last: slot after the last one.
-        tensors: tensors on the CPU; each owns its storage, because the whole storage is written.
+    The tensors are on the CPU; each owns its storage, because the whole storage is written.
 
     Raises:
         WriteError: if the disk is full or the folder is not writable.
@@ -121,7 +113,6 @@ def _damaged(path: Path) -> str:
 
 
 def _digest(content: Mapping[Column, Tensor]) -> str:
-    """Return a digest of names, types, shapes and bytes."""
     digest = hashlib.blake2b(digest_size=8)
     for column in sorted(content):
         tensor = content[column].contiguous()
@@ -192,7 +183,6 @@ class ReplayFolder:
 
 
 def _names_in(checkpoint: Mapping[str, Any]) -> frozenset[str]:
-    """Return the files that all replays in a checkpoint list."""
     named: set[str] = set()
     for state in checkpoint.values():
         replays = state.get("replays") if isinstance(state, dict) else None

@@ -22,7 +22,7 @@ from lightning_rl.rollout.contract import (
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """T+1 neighbouring slots of a ring, and views of them that are made once.
+    """T+1 neighbouring slots of a ring.
 
     Attributes:
         index: index in the ring, from 0.
@@ -83,11 +83,7 @@ def allocate_segments(
 
 
 def check_fits(segment: Segment, rollout: TensorDict) -> None:
-    """Check that a rollout can be copied into a segment.
-
-    Args:
-        segment: of N envs and T steps.
-        rollout: [N, S+1], of S <= T steps.
+    """Check that a rollout [N, S+1] fits into a segment [N, T+1], with S <= T.
 
     Raises:
         ValueError: naming the difference.
@@ -110,7 +106,6 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
 
 
 def _layout(data: TensorDict) -> dict[str, tuple[list[int], torch.dtype]]:
-    """Return shape per step and dtype of every leaf."""
     fields = data.exclude("final_observation").flatten_keys(".").items()
     layout = {key: (list(value.shape[2:]), value.dtype) for key, value in fields}
     return layout | final_storage(data).layout()

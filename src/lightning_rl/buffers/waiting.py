@@ -15,16 +15,10 @@ ends the wait immediately.
 def wait_for(
     changed: threading.Condition, possible: Callable[[], bool], timeout_s: float
 ) -> tuple[bool, float]:
-    """Wait, with the lock held, until a condition is true.
+    """Wait with the lock held until `possible()`; `changed` is notified of changes.
 
-    Args:
-        changed: notified when the condition may have become true.
-        possible: returns whether the condition is true.
-        timeout_s: seconds to wait; `inf` for no limit.
-
-    Returns:
-        whether the condition is true, and the seconds waited, without the time that the process was
-        suspended.
+    Waits for `timeout_s` seconds, `inf` without limit. Returns whether it became possible, and the
+    seconds waited, without the time that the process was suspended.
     """
     came, passed, last = False, 0.0, time.perf_counter()
     while not came and passed <= timeout_s:

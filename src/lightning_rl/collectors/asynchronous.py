@@ -107,13 +107,6 @@ class AsyncCollector(Collector):
         )  # start times of env steps, in seconds
 
     def collect(self) -> TensorDict:
-        """Wait for a rollout; the first call starts the thread.
-
-        Raises:
-            WriterError: from the exception that ended the thread.
-            TimeoutError: if no rollout arrived within `timeout_s`, with the thread's stack trace.
-            ReadInterrupted: after `interrupt`, if no rollout is ready.
-        """
         if self._thread is None:
             self._start()
         try:
@@ -195,7 +188,6 @@ class AsyncCollector(Collector):
         self._resume_from = state["loop"]
 
     def close(self) -> None:
-        """Stop the thread between two env steps, and wait for it."""
         self._weights.close()
         self._buffer.close()
         if self._thread is not None:
@@ -241,14 +233,12 @@ class AsyncCollector(Collector):
     def _may_begin(self, version: int) -> bool:
         """Return whether the next rollout will be fresh enough when it is trained on."""
         updates = version - self._first_version
-        # The first update is awaited in any case: it compiles and allocates, and the thread must not
-        # run meanwhile.
+        # The thread always waits for the first update, which compiles and allocates.
         if self._buffer.overflow == "overwrite":
             return updates > 0 or self._begun == 0
         return self._begun <= updates + (self.max_staleness if updates else 0)
 
     def _take_up_weights(self, finish: Callable[[], None]) -> bool:
-        """Load newer weights between two env steps, or stop; see `RolloutLoop`."""
         self._weights.refuse_closed()
         self._begun_at.append(time.perf_counter())
         if self._weights.number == self._acting_number:
@@ -258,17 +248,13 @@ class AsyncCollector(Collector):
         return True
 
     def _is_too_old(self, window: Window) -> bool:
-        """Return whether a rollout is too old to train on, if rollouts may be dropped."""
         if self._buffer.overflow == "block":
             return False  # `_may_begin` prevents it
         oldest = window.rollout()["policy_version"][:, :-1].min()
         return int(self.policy.version) - int(oldest) > self.max_staleness
 
     def _fresh_enough(self, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the unread rollouts of a checkpoint that will be fresh enough when trained on.
-
-        Drops the oldest ones if `max_staleness` is smaller than in the checkpoint's run.
-        """
+        """Drop the oldest unread rollouts of a checkpoint if `max_staleness` has become smaller."""
         if self._buffer.overflow == "overwrite":
             return windows  # `collect` drops them
         rollouts = [saved_rollout(window) for window in windows]
@@ -289,7 +275,6 @@ class AsyncCollector(Collector):
         return windows[dropped:]
 
     def _whereabouts(self) -> str:
-        """Return the thread's stack trace."""
         frame = sys._current_frames().get(self._thread.ident or 0) if self._thread else None
         if frame is None:
             return "Its thread has ended."

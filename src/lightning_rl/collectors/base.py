@@ -122,7 +122,6 @@ class Collector(ABC):
         self._skipped = True
 
     def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:
-        """Average the env reports over ranks; return the finished episodes of all ranks."""
         gathered = ranks.gather_over_ranks((ended, reports, self.reports_success))
         self.reports_success = any(says for *_, says in gathered)
         said: dict[str, list[float]] = {}
@@ -151,8 +150,6 @@ class Collector(ABC):
 
 class SyncCollector(Collector):
     """Step the env T times with the current policy, in the learner's thread: policy lag is 0.
-
-    All rollouts use one preallocated storage on the policy's device.
 
     Args:
         context: see `Collector`.

@@ -104,15 +104,10 @@ def run_episodes(
 
 
 def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
-    """Return a function that chooses a policy's actions [N, *A] through one episode of each row.
+    """Return a function that chooses actions [N, *A] through one episode of each row.
 
-    It carries the state [N, ...] of a recurrent policy.
-
-    Args:
-        policy: the policy.
-        num_envs: N.
-        seeds: seeds of the rows' generators for sampled actions; None acts with the mode of the
-            distribution.
+    With `seeds`, each row samples with its own generator; None acts with the mode of the
+    distribution.
     """
     actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
     return partial(actor.choose, deterministic=seeds is None)
@@ -125,8 +120,6 @@ def generators_of(policy: Policy, seeds: Sequence[int]) -> list[torch.Generator]
 
 class EpisodeActor:
     """Chooses a policy's actions step by step, and keeps its state between steps.
-
-    Used by evaluations, recordings and `load_policy`.
 
     Args:
         policy: the policy.
@@ -177,7 +170,6 @@ class EpisodeActor:
             self._state[key] = state.masked_fill(ended, 0)
 
     def _draw(self, td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
-        """Sample the actions of the running rows [M], one call each."""
         results = [
             self._policy(td[i : i + 1], generator=self._generators[i]) for i in rows.tolist()
         ]
@@ -209,7 +201,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
 
     Args:
         episodes: episodes of all processes and batches of seeds.
-        reports_success: whether the env is known to report success, even if none of these episodes
+        reports_success: whether the env is known to report success, even if no episode here
             has a report.
     """
     returns = np.array([episode["return"] for episode in episodes])
@@ -251,13 +243,9 @@ def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
 
 
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
-    """Return [low, high], the 95 % percentile-bootstrap interval of the mean (Efron 1979).
+    """Return [low, high], a 95 % percentile-bootstrap interval of the mean (Efron 1979).
 
-    Every call uses the same resamples.
-
-    Args:
-        values: [M].
-        resamples: number of samples of size M, drawn with replacement.
+    The values are [M]. Every call uses the same resamples.
     """
     index = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
     low, high = np.percentile(values[index].mean(axis=1), [2.5, 97.5])

@@ -362,7 +362,6 @@ class RolloutLoop:
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
 
     def _writer_of(self, segment: Segment) -> SegmentWriter:
-        """Return the writer of a segment at the current number of env steps."""
         writer = self._writers[segment.index]
         before, teacher = self.env_steps, self._plan.teacher
         plain = self._plain[segment.index]  # a compiled pair acts and steps in one call
@@ -374,7 +373,6 @@ class RolloutLoop:
         return writer
 
     def _begin(self, segment: Segment) -> bool:
-        """Write the first slot; return whether the env was reset."""
         begins_anew = not self._next or self._plan.reset_every_rollout
         first = segment.steps[0]
         if begins_anew:
@@ -401,27 +399,19 @@ class RolloutLoop:
         writer.storage["policy_version"][start:stop].fill_(self._policy.version)
 
     def _record(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
-        """Write values that only some envs report, or only at some steps."""
         if "success" in info:
             success[t].copy_(info["success"])
             self.reports_success = True
         self._reports.add(info)
 
     def _check_ends(self, storage: TensorDict, steps: int) -> None:
-        """Reject a rollout with a truncated episode whose final observation is missing.
-
-        Once per rollout, because it waits for the device.
-
-        Raises:
-            ConfigurationError: naming the env, the key, and the value to return.
-        """
+        """Reject a truncated episode without final observation; once per rollout, as it waits."""
         cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
         missing = cut & (storage["final_index"][:steps] == 0)
         if missing.any():
             refuse_missing_end(type(self._env).__name__, missing.cpu())
 
     def _masks_of(self, storage: TensorDict) -> Tensor | None:
-        """Return the action masks [T+1, N, C], if the policy uses them."""
         return storage["observation"][MASK] if self._policy.masks_actions else None
 
     def _look_at_masks(self, masks: Tensor, step: int = 0) -> None:
@@ -429,7 +419,6 @@ class RolloutLoop:
         refuse_empty_masks(name, masks, self._env.single_action_space, step)
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
-        """Return whether each row has finished an episode."""
         if steps == 0:
             return False
         self._finished |= storage["terminated"][steps - 1] | storage["truncated"][steps - 1]
@@ -437,11 +426,7 @@ class RolloutLoop:
         return look and bool(self._finished.all())
 
     def _reset(self) -> Observation:
-        """Begin new episodes, in the same state for all members of a group.
-
-        Raises:
-            ConfigurationError: if members of a group begin in different states.
-        """
+        """Begin new episodes, in the same state for all members of a group."""
         size = self._plan.group_size
         if self.rollouts == 0 and size == 1:
             with self._calls("reset"):
@@ -499,7 +484,6 @@ class RolloutLoop:
 
 
 def _alike(observation: Any, size: int) -> bool:
-    """Return whether the rows of each group are equal, bit for bit."""
     if isinstance(observation, Tensor):
         groups = observation.unflatten(0, (-1, size))
         return bool((groups == groups[:, :1]).all())

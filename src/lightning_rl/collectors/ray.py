@@ -161,15 +161,6 @@ class RayCollector(Collector):
         return int(drawn[0] % 2**31)
 
     def collect(self) -> TensorDict:
-        """Wait for a rollout; the first call starts Ray and the collectors.
-
-        Raises:
-            WriterError: from the last failure, if too few collectors are healthy.
-            TimeoutError: if no rollout arrived within `timeout_s`, with the states of the
-                collectors.
-            ReadInterrupted: after `interrupt`, if no rollout is ready.
-            ConfigurationError: if the cluster is unreachable or has other package versions.
-        """
         if not self._cluster.connected:
             self._start()
         while True:
@@ -278,7 +269,6 @@ class RayCollector(Collector):
             self.skip_rollout()  # unread rollouts of an AsyncCollector
 
     def close(self) -> None:
-        """Stop all collectors between two env steps, and Ray if this run started it."""
         self._remotes.closed = True
         if self._cluster.connected:
             self._cluster.stop([one.handle for one in self._remotes.remotes if one.handle])
@@ -338,11 +328,7 @@ class RayCluster:
         self._connection = Connection(address)
 
     def connect(self, setup: Setup) -> None:
-        """Start or join the cluster, unless this process is connected already.
-
-        Raises:
-            ConfigurationError: if the cluster cannot be started or joined.
-        """
+        """Start or join the cluster, unless this process is connected; see `Connection.join`."""
         own = {name: self._count * amount for name, amount in self._resources.items()}
         self._connection.join(
             {"num_cpus": math.ceil(self._count * self._num_cpus), "resources": own}
@@ -431,6 +417,7 @@ class RayCluster:
             return None
 
     def kill(self, handle: Any) -> None:
+        """Kill an actor."""
         self._ray.kill(handle)
 
     def stop(self, handles: Sequence[Any]) -> None:
@@ -500,13 +487,9 @@ class RayActor:
         return state
 
     def collect(self, number: int) -> tuple[Any, Any]:
-        """Collect a rollout; return it with its notes, and the state after it.
+        """Wait for a publication, collect a rollout, and return it with the state after it.
 
-        Args:
-            number: number of the publication to wait for.
-
-        Returns:
-            None for both after `stop`.
+        Return None for both after `stop`.
         """
         flush_denormals(self._flush_denormal)
         with self._arrived:
@@ -525,12 +508,7 @@ class RayActor:
         return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
 
     def publish(self, weights: dict[str, Any], number: int) -> None:
-        """Receive newer weights, which are loaded before the next env step.
-
-        Args:
-            weights: weights by name.
-            number: number of the publication; older ones than the newest received are ignored.
-        """
+        """Receive weights by name; publications older than the newest one are ignored."""
         with self._arrived:
             if number > self._number:
                 self._number, self._newest = number, weights
@@ -543,11 +521,11 @@ class RayActor:
             self._arrived.notify_all()
 
     def close(self) -> None:
+        """Close the env."""
         if self._env is not None:
             self._env.close()
 
     def _take_up_weights(self, finish: Callable[[], None]) -> bool:
-        """Load newer weights between two env steps, or stop; see `RolloutLoop`."""
         if self._stopped:
             raise BufferClosed("The learner has ended.")
         if self._newest is None:
@@ -572,7 +550,6 @@ def _hear_torch_out() -> None:
 
 
 def _refuse_misplaced(address: str | None, run: str | None) -> None:
-    """Reject several learner processes, and a run name without a cluster address."""
     require(
         ranks.world_size() == 1,
         f"RayCollector feeds one learner, and this run has {ranks.world_size()} processes: "
@@ -591,11 +568,6 @@ def resource_of(run: str) -> str:
 
 
 def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
-    """Unpickle the setup in the collector's process.
-
-    Raises:
-        ConfigurationError: if package versions differ, or a class cannot be imported.
-    """
     check_versions(wanted)
     try:
         setup: Setup = cloudpickle.loads(packed)
@@ -614,11 +586,6 @@ INSTALL = (
 
 
 def _env_made_by(make_env: Callable[[], VectorEnv]) -> VectorEnv:
-    """Create the env in the collector's process.
-
-    Raises:
-        ConfigurationError: if that fails, with the name of the node.
-    """
     try:
         return make_env()
     except (ConfigurationError, ImportError) as error:

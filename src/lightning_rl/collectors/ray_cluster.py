@@ -57,10 +57,7 @@ class Connection:
         self._is_ours = False
 
     def join(self, room: Mapping[str, Any]) -> None:
-        """Start or join the cluster, unless this process is connected already.
-
-        Args:
-            room: resources of this machine for `ray.init`, if the cluster is started here.
+        """Start a cluster with the resources `room`, or join one, unless already connected.
 
         Raises:
             ConfigurationError: if the cluster cannot be started or joined.
@@ -243,10 +240,7 @@ def check_answers(address: str) -> None:
 def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
     """Return the reason why a cluster cannot be joined, and the cure.
 
-    Args:
-        address: address of its head, `host:port`; None if Ray was to start on this machine.
-        error: exception of the attempt.
-        printed: Ray's output to stderr during the attempt.
+    `error` ended the attempt; `printed` is Ray's output to stderr meanwhile.
     """
     said = _brief(error)
     if address is None:
@@ -278,7 +272,6 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
 
 
 def _brief(error: Exception) -> str:
-    """Return the first paragraph of an error of Ray, in one line."""
     text = str(error).strip() or type(error).__name__
     return " ".join(text.split("\n\n")[0].split())[:500]
 
@@ -290,10 +283,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(wanted: Mapping[str, str]) -> None:
-    """Raise if this node has other package versions than the learner.
-
-    Args:
-        wanted: the result of `versions` in the learner's process.
+    """Raise if this node's package versions differ from the learner's.
 
     Raises:
         ConfigurationError: naming this node and the differences.
@@ -312,7 +302,6 @@ def check_versions(wanted: Mapping[str, str]) -> None:
 
 
 def _import_ray() -> Any:
-    """Import Ray, and restore the signal handlers that it replaces."""
     prepare_environment()
     with _signals_kept():
         import ray

@@ -40,12 +40,8 @@ class Cluster(Protocol):
     """
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
-        """Start a collector, possibly later; return its handle and the request.
-
-        Args:
-            index: index of the collector.
-            seed: seed of its envs and of its action sampling.
-            state: state to continue from, of an answer or a checkpoint; None for none.
+        """Start a collector, possibly later, from a state or None; return its handle and the
+        request.
         """
 
     def collect(self, handle: Any, version: int) -> Any:
@@ -98,13 +94,7 @@ class Remote:
 
 
 class Taken(NamedTuple):
-    """A rollout to train on.
-
-    Attributes:
-        origin: index of its collector.
-        version: version of the weights at its beginning.
-        value: the rollout, as sent.
-    """
+    """A rollout to train on, its collector, and the version of the weights at its beginning."""
 
     origin: int
     version: int
@@ -229,8 +219,7 @@ class RemoteCollectors:
     def look(self, timeout_s: float) -> None:
         """Process answers, replace failed collectors, and begin the rollouts that may begin.
 
-        Args:
-            timeout_s: seconds to wait for an answer.
+        Waits at most `timeout_s` seconds for an answer.
 
         Raises:
             ConfigurationError: if a collector cannot start, before the first rollout.
@@ -257,11 +246,7 @@ class RemoteCollectors:
             one.handle = one.request = None
 
     def state_dict(self, fetch: Callable[[Any], Any]) -> list[dict[str, Any]]:
-        """Return the state at the beginning of each collector's current or next rollout.
-
-        Args:
-            fetch: returns a state as plain data.
-        """
+        """Return the state before each collector's rollout; `fetch` makes it plain data."""
         return [{"generation": one.generation, "loop": fetch(one.state)} for one in self.remotes]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
@@ -294,7 +279,6 @@ class RemoteCollectors:
         return all(turn + i - version <= self.rules.max_staleness for i, version in oldest_first)
 
     def _choose(self) -> Remote | None:
-        """Return the collector of the next rollout, if one is ready."""
         under_way = [one for one in self.remotes if one.doing in ("collecting", "done")]
         for one in sorted(under_way, key=lambda one: one.begun):
             others = [other.version for other in under_way if other is not one]
@@ -322,12 +306,7 @@ class RemoteCollectors:
             one.doing, one.failures, one.healthy, one.error = "done", 0, True, None
 
     def _fail(self, one: Remote, error: Exception) -> None:
-        """Kill a collector and schedule its replacement; its rollout is lost.
-
-        Raises:
-            ConfigurationError: if it cannot start, before any rollout was trained on.
-            WriterError: from the error, if too few collectors are healthy now.
-        """
+        """Kill a collector, whose rollout is lost, and schedule its replacement."""
         self.cluster.kill(one.handle)
         if isinstance(error, ConfigurationError) and not self.counts.taken:
             raise error

@@ -95,7 +95,6 @@ class EpisodeStatistics:
     def _follow_takeovers(
         self, intervened: Tensor, done: Tensor, returned: Tensor
     ) -> list[tuple[int, int]]:
-        """Return the number of interventions and of actions in them, per ended episode."""
         if not (intervened.any() or self._taken.any()):
             return [(0, 0)] * int(returned.sum())  # fast path without interventions
         found = []
@@ -169,6 +168,7 @@ class EpisodeStatistics:
         self._incomplete.fill_(True)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return everything, as plain numbers and tensors."""
         return {
             "return": self._return.clone(),
             "length": self._length.clone(),
@@ -182,6 +182,7 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
         self._return.copy_(state["return"])
         self._length.copy_(state["length"])
         self._incomplete.copy_(state.get("incomplete", torch.tensor(False)))

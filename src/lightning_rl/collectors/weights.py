@@ -86,7 +86,6 @@ class PublishedWeights:
             self._changed.notify_all()
 
     def _changing(self, policy: Policy) -> list[Tensor]:
-        """Return the tensors that training changes, detached for in-place copies."""
         state = policy.acting_state()
         return [tensor.detach() for name, tensor in state.items() if name in self._names]
 

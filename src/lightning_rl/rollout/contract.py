@@ -29,7 +29,7 @@ transposed for the user: each env step writes contiguous memory, and the first T
 `sample_log_prob` may be [N, T+1, L], one per part of an action; L is a multiple of the K actions of
 a chunk. `reward` is the undiscounted sum over a chunk; see `env_steps`.
 
-`continues` is true if the first step continues the learner's last rollout; it is false after a reset
+`continues` is true if the first step continues the learner's last rollout, and false after a reset
 or a dropped rollout.
 
 `state` is zero at the beginning of an episode, and else the policy's last `next_state`.
@@ -110,7 +110,6 @@ def allocate_rollout(
 def _zeros(
     space: gymnasium.Space[Any], size: tuple[int, ...], device: torch.device | str
 ) -> Tensor | TensorDict:
-    """Return zeros for elements of a space, [*size, ...]."""
     if isinstance(space, gymnasium.spaces.Dict):
         fields = {key: _zeros(child, size, device) for key, child in space.items()}
         return TensorDict(fields, size, device=device)
@@ -173,13 +172,9 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
 def refuse_empty_masks(
     name: str, mask: Tensor, action_space: gymnasium.Space[Any], step: int = 0
 ) -> None:
-    """Raise if a mask allows nothing; on a device, this waits for it.
+    """Raise if a mask [T, N, C] allows nothing in a choice; on a device, this waits for it.
 
-    Args:
-        name: name of the env's class.
-        mask: [T, N, C], of T steps.
-        action_space: of one env, with C categories over all its choices.
-        step: number of the first step.
+    `name` is the env's class, `step` the number of the first step.
 
     Raises:
         ConfigurationError: naming the first env and step, and the choice.
@@ -268,13 +263,9 @@ def clear_bootstrap_slot(slot: TensorDict) -> None:
 
 
 def first_steps(rollout: TensorDict, num_steps: int) -> TensorDict:
-    """Return T' steps and the slot after them as a view [N, T'+1] in a new container.
+    """Return T' steps of [N, T+1] and the slot after them as a view [N, T'+1] in a new container.
 
     Fields that are added to or replaced in the result leave the source unchanged.
-
-    Args:
-        rollout: [N, T+1].
-        num_steps: T'.
     """
     slots = num_steps + 1
     if slots == rollout.batch_size[1]:
@@ -314,7 +305,7 @@ class FinalObservations:
         return sum(leaf.nbytes for _, leaf in leaves_of_tree("", self.rows))
 
     def clear(self) -> None:
-        """Drop all rows, including those of an interrupted rollout; keep the memory."""
+        """Drop all rows, also after an interrupted rollout; keep the memory."""
         self.count = 0
         self.aside.clear()
 
@@ -418,14 +409,10 @@ class FinalObservationWriter:
         self._aside: Any = None  # buffer: "ended" [W, N], "observation" [W, N, ...]
 
     def write(self, step: int, observation: Any, ended: Tensor | None = None) -> None:
-        """Write the observations of envs whose episode ended with this step.
+        """Write the rows of `observation` [N, ...] whose episode ended with this step.
 
-        `terminated` and `truncated` of the step must be written before.
-
-        Args:
-            step: step of the rollout, from 0.
-            observation: [N, ...], a tensor or a tree; rows of other envs are not read.
-            ended: [N] bool, ended envs, if known on the CPU while the rollout is on another device.
+        `terminated` and `truncated` of the step must be written before. `ended` [N] bool gives the
+        ended envs if they are known on the CPU and the rollout is on another device.
         """
         if self._on_cpu:
             self._write_now(step, observation)
@@ -435,13 +422,7 @@ class FinalObservationWriter:
             self._append(observation, (rows,), torch.full_like(rows, step))
 
     def write_all(self, first: int, count: int, observation: Any) -> None:
-        """Do the same as `write` for consecutive steps.
-
-        Args:
-            first: first step of the rollout, from 0.
-            count: S, number of steps.
-            observation: [S, N, ...], a tensor or a tree.
-        """
+        """Write S consecutive steps with observations [S, N, ...], as `write` does."""
         if not self._on_cpu:
             for i in range(count):
                 self._put_aside(first + i, map_tree(lambda leaf: leaf[i], observation))  # noqa: B023  # called immediately
@@ -498,7 +479,6 @@ class FinalObservationWriter:
             self.finish()
 
     def _append(self, observation: Any, chosen: tuple[Tensor, ...], steps: Tensor) -> None:
-        """Write the observations at an index, whose last part is the envs [M]."""
         rows = chosen[-1]
         new = self._storage.add(len(rows))
         map_tree(
@@ -508,14 +488,10 @@ class FinalObservationWriter:
 
 
 def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
-    """Return the true final observations [M, ...] of M steps, a tensor or a dict of them.
+    """Return the final observations [M, ...] at the ends of episodes, a tensor or a dict.
 
-    Zeros for a terminated step without one: its return does not bootstrap.
-
-    Args:
-        rollout: [N, T+1].
-        rows: [M], envs.
-        steps: [M], steps at which an episode of theirs ended.
+    The episodes ended in the envs `rows` [M] at `steps` [M] of a rollout [N, T+1]. Zeros for a
+    terminated step without one, which does not bootstrap.
 
     Raises:
         ValueError: if the final observation of a truncated episode is missing.
@@ -538,13 +514,10 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
 
 
 def successors(rollout: TensorDict) -> Any:
-    """Return the next observation of each step [N, T, ...], a tensor or a tree.
+    """Return the next observation of each step of [N, T+1], [N, T, ...], a tensor or a tree.
 
     That is the next slot's observation or, at the end of an episode, the true final one: never the
     first observation of the next episode.
-
-    Args:
-        rollout: [N, T+1].
 
     Raises:
         ValueError: if the final observation of a truncated episode is missing.
@@ -581,12 +554,7 @@ def rollout_from(state: Mapping[str, Any]) -> TensorDict:
 
 
 def copy_rollout(target: TensorDict, source: TensorDict) -> None:
-    """Copy a rollout into the storage of another of the same shape and fields.
-
-    Args:
-        target: [N, T+1], written in place.
-        source: [N, T+1].
-    """
+    """Copy a rollout [N, T+1] into the storage of another one [N, T+1] with the same fields."""
     copy_tree(target.exclude("final_observation"), source)
     storage, given = final_storage(target), final_storage(source)
     storage.clear()
@@ -634,14 +602,10 @@ def validate(rollout: TensorDict) -> None:
 
 
 def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> None:
-    """Raise if an action is forbidden by its mask, before it is trained on.
+    """Raise if an action of a rollout [N, T+1] is forbidden by its mask, before it is trained on.
 
     A policy never samples such an action; a demonstration may contain one. All ranks raise
     together.
-
-    Args:
-        rollout: [N, T+1], with a mask in its observations.
-        action_space: of one env.
 
     Raises:
         ConfigurationError: naming the first env and step.
@@ -680,7 +644,6 @@ def check_finite(rollout: TensorDict) -> None:
 
 
 def _first_fault(rollout: TensorDict) -> str | None:
-    """Describe the first non-finite value, or return None."""
     for name, field in _returned(rollout):
         if field.sum().isfinite():
             continue
@@ -737,12 +700,7 @@ def flat_transitions(
 
 
 def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
-    """Return the named fields, and `executed` if it masks the parts of `sample_log_prob`.
-
-    Args:
-        rollout: [N, T+1].
-        names: one or more collections of field names.
-    """
+    """Return the named fields, and `executed` if it masks log-probs of parts in a rollout [N, T+1]."""
     fields = {name for some in names for name in some}
     if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
         fields.add("executed")
@@ -750,13 +708,7 @@ def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
-    """Add a field of transitions to a rollout [N, T+1], with zeros in the bootstrap slot.
-
-    Args:
-        rollout: [N, T+1].
-        key: name of the field.
-        value: [N, T, ...].
-    """
+    """Add a field to a rollout [N, T+1] from values [N, T, ...]; the bootstrap slot is zero."""
     envs, slots = rollout.batch_size
     storage = value.new_zeros((slots, envs, *value.shape[2:]))
     storage[:-1].copy_(value.transpose(0, 1))

@@ -42,11 +42,7 @@ class Sequences(NamedTuple):
         return int(self.steps.batch_size[1]) - self.burn_in - self.ahead
 
     def samples(self, outputs: Tensor) -> Tensor:
-        """Select the outputs of the samples, [M, ...], from the outputs of the steps.
-
-        Args:
-            outputs: [S, L, ...].
-        """
+        """Select the outputs of the samples, [M, ...], from those of the steps, [S, L, ...]."""
         flat = outputs.flatten(0, 1)
         return flat if self.counted is None else flat.index_select(0, self.counted)
 
@@ -63,7 +59,7 @@ def with_sequences(minibatch: TensorDict, sequences: Sequences) -> TensorDict:
 
 
 def tensors_of(minibatch: TensorDict) -> list[Tensor]:
-    """Return all tensors of a minibatch [M], including those of its sequences, for a CUDA graph."""
+    """Return all tensors of a minibatch [M], including its sequences, for a CUDA graph."""
     tensors: list[Any] = list(minibatch.values(True, True))
     sequences = sequences_of(minibatch)
     if sequences is not None:
@@ -92,11 +88,9 @@ def with_tensors(minibatch: TensorDict, tensors: Sequence[Tensor]) -> TensorDict
 
 
 def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
-    """Split a minibatch [M] between sequences into parts of similar size.
+    """Split a minibatch [M] between sequences into parts of at most `size` samples.
 
-    Args:
-        minibatch: [M], with sequences.
-        size: maximum samples per part, unless one sequence has more.
+    A part has more samples only if one sequence does.
     """
     sequences = minibatch["sequences"]
     steps, state, _, counted, _, last = sequences

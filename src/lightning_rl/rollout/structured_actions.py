@@ -149,22 +149,12 @@ def first_choice(space: spaces.Space[Any]) -> np.ndarray:
 
 
 def as_policy_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return actions [..., *A] with choices counted from 0, in the same dtype.
-
-    Args:
-        action: [..., *A], counted as in the env.
-        first: [] or [*A], from `first_choice`.
-    """
+    """Convert the env's choices to choices from 0; [..., *A], same dtype; `first` [] or [*A]."""
     return (action - first).astype(action.dtype) if first.any() else action
 
 
 def as_env_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return actions [..., *A] with choices counted as in the env, in the same dtype.
-
-    Args:
-        action: [..., *A], counted from 0.
-        first: [] or [*A], from `first_choice`.
-    """
+    """Convert choices from 0 to the env's choices; [..., *A], same dtype; `first` [] or [*A]."""
     return (action + first).astype(action.dtype) if first.any() else action
 
 
@@ -205,7 +195,6 @@ class FlatAction(gymnasium.Wrapper):
 
 
 def _lay_out(space: spaces.Space[Any], name: str, parts: list[ActionPart]) -> None:
-    """Append the parts of a space to `parts`."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
         for key, child in children:
@@ -240,7 +229,6 @@ def _flat_bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _leaves(space: spaces.Space[Any], action: Any) -> list[Any]:
-    """Return the values of an action's parts, in the order of the space."""
     if isinstance(space, spaces.Dict):
         return [leaf for key, child in space.items() for leaf in _leaves(child, action[key])]
     if isinstance(space, spaces.Tuple):
@@ -250,7 +238,6 @@ def _leaves(space: spaces.Space[Any], action: Any) -> list[Any]:
 
 
 def _array(space: spaces.Space[Any], flat: np.ndarray) -> Any:
-    """Return a part of flat actions [*batch, A] in the form of its space."""
     shape = space.shape or ()
     shaped = flat.reshape((*flat.shape[:-1], *shape))
     if isinstance(space, spaces.Box):

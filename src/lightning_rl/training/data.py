@@ -142,7 +142,7 @@ class RLDataModule(LightningDataModule):
         num_eval_envs: parallel evaluation envs per process. Default: one per episode. With fewer
             envs, the episodes are played in groups. The number does not change the result: an
             episode depends on its seed alone.
-        eval_seed: seed of the first evaluation episode; `test` uses the seeds after those of
+        eval_seed: seed of the first evaluation episode; `test` uses the seeds that follow in
             `validate`. Default: the run's seed + 10,000.
         eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
             episode samples its actions from a generator seeded with its own seed, with one policy
@@ -362,7 +362,6 @@ class RLDataModule(LightningDataModule):
             env.show()
 
     def train_dataloader(self) -> RolloutDataset:
-        """Create the collector, the replay and the dataset, after the policy is restored."""
         assert self.trainer is not None
         learner = cast(Learner, self.trainer.lightning_module)
         if self._env is None:
@@ -401,7 +400,6 @@ class RLDataModule(LightningDataModule):
         return self.dataset
 
     def _restore(self) -> None:
-        """Restore the collector and the replay from a checkpoint of the same number of ranks."""
         saved, self._restored = self._restored, {}
         own = ranks.rank()
         states = saved.get("collectors", [])
@@ -429,11 +427,9 @@ class RLDataModule(LightningDataModule):
         )
 
     def val_dataloader(self) -> EpisodeSeeds:
-        """Return the evaluation's seeds, from `eval_seed` on."""
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        """Return the seeds after the validation seeds."""
         return EpisodeSeeds(
             self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
         )
@@ -441,7 +437,6 @@ class RLDataModule(LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Return the batch unchanged: rollouts are on the policy's device already."""
         return batch
 
     def seed_for(self, purpose: str) -> int:

@@ -134,7 +134,7 @@ class RLTrainer(Trainer, Constructed):
             ones and how.
         logger: Lightning loggers. Default: TensorBoard in `run_dir/logs`. `logs/metrics.csv` is
             always written too; false disables all loggers.
-        callbacks: the user's callbacks, in addition to those of the package.
+        callbacks: the user's callbacks, in addition to the package's own.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
         best_metric: evaluation metric that selects `best.ckpt`.
         best_mode: whether the largest (max) or the smallest (min) value is the best.
@@ -226,7 +226,6 @@ class RLTrainer(Trainer, Constructed):
     def _set_process_up(
         self, num_threads: int, flush_denormal: bool, machine: MachineSettings
     ) -> None:
-        """Apply the process-wide settings."""
         require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
         # First: threads that torch starts later inherit the setting.
         self.flush_denormal = flush_denormals(flush_denormal)
@@ -241,7 +240,6 @@ class RLTrainer(Trainer, Constructed):
         video: VideoSettings | bool,
         progress: bool,
     ) -> list[Callback]:
-        """Return the package's callbacks, without those for checkpoints."""
         callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
         callbacks.append(EvaluationReport(self.run_dir))
         if not any(isinstance(callback, SettingsWriter) for callback in own):
@@ -256,10 +254,7 @@ class RLTrainer(Trainer, Constructed):
     def _later_checkpoints(
         self, every: int | None, keep: int | None, small: bool
     ) -> list[Callback]:
-        """Return the callbacks that save checkpoints after the evaluation, in their order.
-
-        `GracefulStop` comes last: it ends the run after the checkpoints are written.
-        """
+        """Return the callbacks after the evaluation; `GracefulStop` has to be the last."""
         periodic = [] if every is None else [PeriodicCheckpoint(self.run_dir, every, keep, small)]
         return [*periodic, LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
 
@@ -284,7 +279,6 @@ class RLTrainer(Trainer, Constructed):
         folder.remove_unnamed()
 
     def _with_replay(self, directory: Path) -> AbstractContextManager[None]:
-        """Include the replay in a full checkpoint, if there is one and `save_replay` is true."""
         data = self.datamodule  # type: ignore[attr-defined]  # set by `fit`
         if not self.save_replay or not isinstance(data, RLDataModule):
             return nullcontext()
@@ -372,7 +366,6 @@ class RLTrainer(Trainer, Constructed):
         return check.findings
 
     def _what_is_left(self, error: WriteError) -> str:
-        """Describe the failed write and the checkpoint to resume from."""
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
@@ -455,7 +448,6 @@ class RLTrainer(Trainer, Constructed):
         return self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path)
 
     def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:
-        """Add the evaluation's values, which Lightning omits if no logger receives them."""
         evaluation = algorithm_of(self.lightning_module).evaluation
         return [{**values, **logged_values(evaluation)} for values in logged]
 
@@ -482,7 +474,6 @@ def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:
 
 
 def _refuse(settings: dict[str, Any]) -> None:
-    """Reject unsupported settings before anything is created."""
     for name, (allowed, why) in REFUSED.items():
         value = settings.get(name, allowed)
         require(
@@ -499,7 +490,6 @@ def _refuse(settings: dict[str, Any]) -> None:
 
 
 def _check_devices(accelerator: Any, devices: Any) -> None:
-    """Reject a device that this machine lacks, and more processes than its cores can serve."""
     cuda, mps = torch.cuda.device_count() > 0, torch.backends.mps.is_available()
     here = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
     usable = [name for name, is_here in here.items() if is_here]
@@ -526,7 +516,6 @@ def _as_yaml(value: Any) -> str:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn Lightning's exceptions about the trainer's settings into one message."""
     try:
         yield
     except ConfigurationError:
@@ -548,7 +537,6 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:
-    """Return the chosen loggers (default: TensorBoard) and the CSV table."""
     if chosen is False:
         return []
     if chosen is None or chosen is True:

@@ -47,7 +47,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint; after a kill at any moment, the previous file is intact."""
         content = weights_of(checkpoint) if storage_options == WEIGHTS_ONLY else checkpoint
         if STATE_KEY in content:
             content = with_contents(content)
@@ -80,7 +79,6 @@ class LastCheckpoint(Callback):
         self.path = directory / CHECKPOINTS / "last.ckpt"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove the incomplete and unreferenced files of a killed run."""
         if stage == "fit" and trainer.is_global_zero:
             for directory in (self.path.parent, self.path.parent.parent):
                 remove_leftovers(directory)
@@ -186,10 +184,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score, even if the run directory has moved.
-
-        A run directory without `best.ckpt` begins without a best score.
-        """
+        """Restore the best score if `best.ckpt` exists; the run directory may have moved."""
         path = Path(str(self.dirpath)) / "best.ckpt"
         if path.is_file():
             here, score = str(path), state_dict["best_model_score"]
@@ -215,7 +210,6 @@ class WarmStart(Callback):
         self.find = find
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load the weights, unless the run is resumed."""
         module = algorithm_of(pl_module)
         if module.env_steps > 0:
             return

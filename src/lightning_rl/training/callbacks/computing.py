@@ -41,7 +41,6 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _mujoco_profiler(env: Any) -> bool | None:
-    """Ask the innermost env; None if it is not a MuJoCo env."""
     while isinstance(env, ActionChunk):
         env = env.env
     return env.mujoco_profiler if isinstance(env, GymnasiumEnv) else None

@@ -23,11 +23,7 @@ GIF_FRAMES, GIF_WIDTH = 40, 320
 
 
 def require_video_packages() -> None:
-    """Raise if a package of the extra `video` is missing.
-
-    Raises:
-        ConfigurationError: naming the package and the extra.
-    """
+    """Raise a ConfigurationError if a package of the extra `video` is missing."""
     for name in ("av", "PIL"):
         try:
             import_module(name)

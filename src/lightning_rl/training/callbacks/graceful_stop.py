@@ -58,10 +58,7 @@ class GracefulStop(Callback):
             }
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Save and stop in the middle of an epoch.
-
-        At its end, the evaluation and `LastCheckpoint` come first.
-        """
+        """Save and stop in mid-epoch; at its end, evaluation and `LastCheckpoint` come first."""
         if trainer.is_last_batch or trainer.should_stop:
             return
         number = self._received_by_any()
@@ -69,7 +66,6 @@ class GracefulStop(Callback):
             self._save_and_stop(trainer, number)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop between epochs, after `LastCheckpoint`."""
         if trainer.should_stop:
             return
         number = self._received_by_any()
@@ -77,11 +73,8 @@ class GracefulStop(Callback):
             self._stop(trainer, number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore Lightning's signal handlers, which Lightning then replaces by the original ones.
-
-        Several processes keep the handlers until the end: on a launcher's signal, Lightning's
-        handler would wait for processes that have ended.
-        """
+        """Restore Lightning's signal handlers, but not with several processes."""
+        # On a launcher's signal, Lightning's handler would wait for processes that have ended.
         if ranks.world_size() == 1:
             self._restore()
 
@@ -92,7 +85,6 @@ class GracefulStop(Callback):
             self._restore()
 
     def _received_by_any(self) -> int | None:
-        """Return the signal that any rank has received, equal on all ranks."""
         # Not stored in `_received`: a signal during the wait for the other ranks would be lost.
         return ranks.max_over_ranks(self._received or 0) or None
 

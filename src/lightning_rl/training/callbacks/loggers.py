@@ -51,7 +51,6 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer, opened on first access."""
         if not has_writer(self):
             from lightning_rl.system.tensorboard_private import leave_errors_to_the_caller
 
@@ -61,10 +60,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars at the current env steps, as one event.
-
-        SummaryWriter would write one event per scalar, each of which wakes the writer thread.
-        """
+        """Write scalars as one event: SummaryWriter wakes its thread for each scalar."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
@@ -72,10 +68,9 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Write settings, possibly nested, to `hparams.yaml`, to HPARAMS and as text."""
         # The settings have their own event file, which a resumed run replaces: TensorBoard shows
-        # the first row of a run that it reads. No `Experiment` is written: TensorBoard would use the
-        # columns of one run's `Experiment` for all runs; without one it shows all columns.
+        # the first row of a run that it reads. No `Experiment` is written: TensorBoard would use
+        # one run's columns for all runs; without an `Experiment` it shows all columns.
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams, text
 
@@ -108,12 +103,10 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
             )
 
     def purge_after(self, env_steps: int) -> None:
-        """Make TensorBoard ignore what was logged after this number of env steps."""
         self._close()  # Lightning opened a writer before it read the checkpoint
         purge_from(self, env_steps + 1)
 
     def _close(self) -> None:
-        """Close the event file; the next write opens another one."""
         self.finalize("success")
         forget_writer(self)
 
@@ -189,11 +182,9 @@ class EnvStepCSV(EnvStepLogger):
 
     @rank_zero_only
     def purge_after(self, env_steps: int) -> None:
-        """Remove the rows after this number of env steps."""
         self._open(last=env_steps)
 
     def finalize(self, status: str) -> None:
-        """Close the file; a later row opens it again."""
         if self._file is not None:
             file, self._file = self._file, None
             # `close` writes what a flush could not write; the flush has raised already.
@@ -232,7 +223,6 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
-    """Yield the leaves of nested dicts under dotted names."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")

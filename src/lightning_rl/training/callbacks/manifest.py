@@ -80,11 +80,9 @@ class RunManifest(Callback):
         self._write(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write `computing`, as chosen for this run."""
         self._write_computing(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Update `computing` if the choices have changed."""
         self._write_computing(trainer, pl_module)
 
     def _write_computing(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -136,7 +134,6 @@ class RunManifest(Callback):
             write_atomically(self.path, lambda file: file.write(content))
 
     def _earlier(self) -> list[dict[str, Any]]:
-        """Return the previous parts of this run, oldest first."""
         try:
             last = json.loads(self.path.read_text())
             return [*last.pop("earlier"), last]
@@ -145,7 +142,6 @@ class RunManifest(Callback):
 
 
 def _peak_memory(trainer: Trainer) -> dict[str, int | None]:
-    """Return the peak memory of the process and of its GPU allocations, in bytes."""
     device = trainer.strategy.root_device
     cuda = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     if resource is None:

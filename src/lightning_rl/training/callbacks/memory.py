@@ -43,13 +43,7 @@ class MemoryEstimate(Callback):
 
 
 def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict) -> dict[str, int]:
-    """Return the bytes that training keeps, by part.
-
-    Args:
-        trainer: provides the optimizer and the data.
-        module: the algorithm.
-        rollout: the first rollout, [N, T+1].
-    """
+    """Return the bytes that training keeps, by part, estimated from the first rollout [N, T+1]."""
     algorithm, collector = algorithm_of(module), data_of(trainer).collector
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     assert collector is not None
@@ -74,12 +68,7 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
 
 
 def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
-    """Return the bytes per sample that the forward pass saves for the backward pass.
-
-    Args:
-        policy: the policy.
-        rollout: [N, T+1], source of a few samples.
-    """
+    """Return the bytes per sample of a rollout [N, T+1] that a forward pass saves."""
     policy.put_in_eval_mode()  # as in the update: dropout would use torch's generator
     keys = sorted({"observation", "action", *policy.extra_fields})
     samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not views of the rollout
@@ -101,6 +90,5 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
 
 
 def _text(size: int) -> str:
-    """Format bytes for people."""
     number, unit = (size / 2**30, "GiB") if size >= 2**30 else (size / 2**20, "MiB")
     return f"{number:.0f} {unit}" if number >= 10 else f"{number:.1f} {unit}"

@@ -34,7 +34,6 @@ class MetricsWriter(Callback):
         self._env_steps = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Connect the loggers to the counter of env steps."""
         algorithm = algorithm_of(pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, EnvStepLogger):
@@ -71,7 +70,6 @@ class MetricsWriter(Callback):
             self._write(trainer, self.latest, algorithm.env_steps)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the results of an evaluation during training."""
         if trainer.state.fn != "fit":
             return
         algorithm = algorithm_of(pl_module)
@@ -85,7 +83,6 @@ class MetricsWriter(Callback):
         return {self.best_metric: self._best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value, if the metric is the same."""
         self._best = state_dict.get(self.best_metric)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:

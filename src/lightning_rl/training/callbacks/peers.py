@@ -22,7 +22,6 @@ class Peers(Callback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Send the run directory to the other ranks, which write nothing there."""
         if ranks.world_size() > 1:
             atexit.unregister(ranks.disconnect)
             atexit.register(ranks.disconnect)

@@ -82,11 +82,9 @@ class EnvStepProgress(ProgressBar):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Close the bar, which restores the terminal."""
         self._close()
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        """Print above the bar; target of Lightning's `self.print`."""
         if self.enabled:
             self.console.print(sep.join(str(arg) for arg in args))
 

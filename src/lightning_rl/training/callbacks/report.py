@@ -23,7 +23,6 @@ class EvaluationReport(Callback):
         self.directory = directory
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report, unless this is an evaluation during training."""
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
 
@@ -44,7 +43,6 @@ class EvaluationReport(Callback):
 
 
 def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
-    """Return the lines of the table."""
     low, high = evaluation["ci95"]
     success, by_chance = evaluation["success_rate"], evaluation["success_ci95"]
     by_task, by_time = evaluation["terminations"], evaluation["truncations"]

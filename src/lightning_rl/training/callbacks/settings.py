@@ -69,7 +69,6 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
 
 
 def _with_defaults(tree: Any) -> Any:
-    """Add the missing defaults to each `{class_path, init_args}` in a tree."""
     if isinstance(tree, list):
         return [_with_defaults(child) for child in tree]
     if not isinstance(tree, dict):

@@ -117,7 +117,6 @@ class VideoRecorder(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Begin the film, if this evaluation is due."""
         if batch_idx > 0 or trainer.sanity_checking or not trainer.is_global_zero:
             return
         self._seeds, self._film = list(batch), None
@@ -135,7 +134,6 @@ class VideoRecorder(Callback):
         algorithm_of(pl_module).watch = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the film, also as `best_...` if this is the best evaluation so far."""
         if trainer.sanity_checking:
             return
         best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
@@ -160,7 +158,6 @@ class VideoRecorder(Callback):
         self._close()
 
     def _close(self) -> None:
-        """Wait for the film being written, and end the thread."""
         self._attempt(self._wait)
         if self._writer is not None:
             self._writer.shutdown()
@@ -175,11 +172,7 @@ class VideoRecorder(Callback):
         algorithm_of(pl_module).watch = None
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Run an action, unless an earlier one failed; count its time.
-
-        Raises:
-            ConfigurationError: if the action fails outside training.
-        """
+        """Run an action and count its time; after an error, training continues without films."""
         if self._broken:
             return
         began, before = time.perf_counter(), self._clock.spent
@@ -199,7 +192,6 @@ class VideoRecorder(Callback):
         self._clock.spent = before + time.perf_counter() - began  # includes nested attempts
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Film each step from the first reset on."""
         algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
         calls = data_of(trainer).eval_calls
         with calls("make_renderable"):
@@ -234,7 +226,6 @@ class VideoRecorder(Callback):
         algorithm.watch = watch
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule, stage: str, best: bool) -> None:
-        """Pass the film to the thread that writes it."""
         assert self._film is not None
         film, self._film = self._film, None
         self._clock.frames_made += len(film.frames)
@@ -252,7 +243,6 @@ class VideoRecorder(Callback):
         )
 
     def _play_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Film the first episodes of an evaluation that was not filmed."""
         self._begin(trainer, pl_module)
         algorithm = algorithm_of(pl_module)
         watch, algorithm.watch = algorithm.watch, None
@@ -275,10 +265,7 @@ def _takes_videos(logger: Logger) -> bool:
 def _write(
     film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
 ) -> float:
-    """Write a film, remove the previous best film, and pass it to loggers.
-
-    Returns the CPU seconds that this took.
-    """
+    """Write a film, remove the previous best film, inform loggers; return the CPU seconds."""
     began = time.thread_time()
     for path in paths:
         write_atomically(path, lambda file: film.write(file, fps))
@@ -307,16 +294,7 @@ def draw_once(data: RLDataModule) -> np.ndarray:
 
 
 class _TimeShare:
-    """Compute how many frames a share of the time allows.
-
-    Args:
-        share: fraction of the time since creation; None for no limit.
-
-    Attributes:
-        spent: seconds that training has waited.
-        spent_behind: CPU seconds of the writer thread.
-        frames_made: number of frames made in this time.
-    """
+    """Compute how many frames a share of the time allows; None for no limit."""
 
     def __init__(self, share: float | None) -> None:
         self.share = share
@@ -325,20 +303,16 @@ class _TimeShare:
         self._began = time.perf_counter()
 
     def total(self) -> float:
-        """Return all seconds spent."""
         return self.spent + self.spent_behind
 
     def left(self) -> float:
-        """Return the seconds available now."""
         assert self.share is not None
         return self.share * (time.perf_counter() - self._began) - self.total()
 
     def allows(self) -> bool:
-        """Return whether another film may begin."""
         return self.share is None or self.spent == 0.0 or self.left() > 0.0
 
     def frames(self, most: int) -> int:
-        """Return the maximum frames of the next film."""
         if self.share is None:
             return most
         cost = self.total() / self.frames_made if self.frames_made else FIRST_GUESS
