@@ -22,12 +22,9 @@ from lightning_rl.rollout.contract import (
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """T+1 neighbouring slots of a ring.
+    """T+1 neighbouring slots of a ring: `rollout` [N, T+1], time-major in memory.
 
-    Attributes:
-        index: index in the ring, from 0.
-        rollout: all slots, [N, T+1], time-major in memory.
-        steps: views [N] of each of the T+1 slots, which the writer copies into.
+    The writer copies into `steps`, views [N] of each slot.
     """
 
     index: int

@@ -140,12 +140,10 @@ class EpisodeActor:
         self._step = itertools.count()
 
     def choose(self, observation: Observation, running: Tensor, *, deterministic: bool) -> Tensor:
-        """Return actions [N, *A].
+        """Return actions [N, *A] for observations [N, ...].
 
-        Args:
-            observation: [N, ...].
-            running: [N] bool, rows whose actions matter.
-            deterministic: act with the mode; else each running row samples with its own generator.
+        Only `running` rows [N] bool matter. Without `deterministic`, each of them samples with its
+        own generator.
         """
         t, policy = next(self._step), self._policy
         if policy.masks_actions:  # check running episodes only
@@ -201,7 +199,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
 
     Args:
         episodes: episodes of all processes and batches of seeds.
-        reports_success: whether the env is known to report success, even if no episode here
+        reports_success: whether the env is known to report success, even if no episode
             has a report.
     """
     returns = np.array([episode["return"] for episode in episodes])

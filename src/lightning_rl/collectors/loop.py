@@ -61,18 +61,12 @@ def step_through(
     phase: PhaseTimer = no_phases,
     calls: PhaseTimer = no_phases,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Step an env, and yield the number (from 0) and the info of each step.
+    """Step an env at most `num_steps` times, and yield the number (from 0) and info of each step.
 
     The caller may break out of the iteration. Disable gradients around the iteration: a generator
-    runs in the gradient mode of its caller.
-
-    Args:
-        actor: chooses the actions.
-        stepper: steps the env.
-        num_steps: maximum number of steps.
-        before: called before each step with its number; an exception ends the loop.
-        phase: times the phases `inference` and `env`.
-        calls: times the calls into the env; see `EnvWatch`.
+    runs in the gradient mode of its caller. `before` is called before each step with its number,
+    and may raise to end the loop. `phase` times the phases `inference` and `env`, `calls` the calls
+    into the env (see `EnvWatch`).
     """
     call = calls("step")
     for t in range(num_steps):

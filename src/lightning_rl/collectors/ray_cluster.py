@@ -103,13 +103,10 @@ class Connection:
 
 
 class Head:
-    """Checks in a thread whether the head of a cluster answers.
+    """Checks in a thread whether the head of a cluster at `host:port` answers.
 
     Without a head, Ray can start nothing; it ends this process after a minute, without closing
     anything.
-
-    Args:
-        address: address of the head, `host:port`.
     """
 
     def __init__(self, address: str) -> None:

@@ -24,8 +24,7 @@ class Answer(NamedTuple):
     """Answer of a collector to a request.
 
     Attributes:
-        value: for `start`, the collector's initial state; for `collect`, a rollout and the state
-            after it.
+        value: for `start`, the initial state; for `collect`, a rollout and the state after it.
         error: the exception that ended the request, with the collector's traceback in its notes.
     """
 
@@ -40,9 +39,7 @@ class Cluster(Protocol):
     """
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
-        """Start a collector, possibly later, from a state or None; return its handle and the
-        request.
-        """
+        """Start a collector from a state or None, possibly later; return handle and request."""
 
     def collect(self, handle: Any, version: int) -> Any:
         """Request a rollout that begins with the newest weights."""

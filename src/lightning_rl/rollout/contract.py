@@ -390,9 +390,9 @@ def clear_final_observations(rollout: TensorDict) -> None:
 class FinalObservationWriter:
     """Writes the true final observations of ended episodes into a rollout.
 
-    On a CPU immediately. On another device, which episodes have ended is only known after a wait
-    for it: the writer buffers the observations of all envs for up to `LOOK_EVERY` steps. So call
-    `finish` after the last step.
+    On a CPU immediately. On another device, which episodes have ended is only known after a wait:
+    the writer buffers the observations of all envs for up to `LOOK_EVERY` steps. So call `finish`
+    after the last step.
 
     Args:
         rollout: [N, T+1]; create one writer per allocation.
@@ -700,7 +700,7 @@ def flat_transitions(
 
 
 def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
-    """Return the named fields, and `executed` if it masks log-probs of parts in a rollout [N, T+1]."""
+    """Return the named fields, and `executed` if it masks log-probs in a rollout [N, T+1]."""
     fields = {name for some in names for name in some}
     if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
         fields.add("executed")

@@ -16,12 +16,10 @@ LARGEST_COUNT = 2**24
 
 
 class ActionPart(NamedTuple):
-    """A part of an action, and its position in the flat action.
+    """A part of an action, and its range `start` to `stop` in the flat action.
 
-    Attributes:
-        name: dotted path of keys; `action` for the whole action.
-        space: Box of floats, Discrete, MultiDiscrete or MultiBinary.
-        start, stop: its range in the flat action.
+    `name` is the dotted path of keys (`action` for the whole action), `space` a Box of floats,
+    Discrete, MultiDiscrete or MultiBinary.
     """
 
     name: str

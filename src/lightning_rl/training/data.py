@@ -142,8 +142,8 @@ class RLDataModule(LightningDataModule):
         num_eval_envs: parallel evaluation envs per process. Default: one per episode. With fewer
             envs, the episodes are played in groups. The number does not change the result: an
             episode depends on its seed alone.
-        eval_seed: seed of the first evaluation episode; `test` uses the seeds that follow in
-            `validate`. Default: the run's seed + 10,000.
+        eval_seed: seed of the first evaluation episode; `test` uses the seeds after the
+            validation seeds. Default: the run's seed + 10,000.
         eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
             episode samples its actions from a generator seeded with its own seed, with one policy
             call per episode and step.
@@ -224,11 +224,7 @@ class RLDataModule(LightningDataModule):
         return self.collector is not None and self.collector.fail(error)
 
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
-        """Make another training env; the caller closes it.
-
-        Args:
-            calls: watch that times the creation. Default: the watch of the training env.
-        """
+        """Make another training env, timed by `calls`; the caller closes it."""
         return (calls or self.calls).make(
             lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
         )
