@@ -62,7 +62,7 @@ LARGEST_NUMBER = 2**31 - 1
 """Numbers of the aside storage wrap after this one; it is a multiple of any capacity, minus 1."""
 
 PLAIN: dict[Column, FieldSpec] = {("reward",): ((), torch.float32)}
-"""Columns in addition to those of the spaces, if actions are not chunks."""
+"""Columns in addition to the spaces' columns, if actions are not chunks."""
 
 OPTIONAL: dict[Column, FieldSpec] = {
     ("intervened",): ((), torch.bool),

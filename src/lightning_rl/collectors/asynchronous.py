@@ -40,7 +40,7 @@ class AsyncCollector(Collector):
     Rollout k begins after k - `max_staleness` updates (the capacity rule of Fu et al. 2025,
     "AReaL", section 5.1), so that it is trained on with a lag of at most `max_staleness` updates
     and no rollout is dropped. With `max_staleness` 0, learner and collector alternate, and results
-    equal those of `SyncCollector` bit for bit.
+    equal `SyncCollector`'s bit for bit.
 
     With `overflow: overwrite` the thread never waits: it drops the oldest unread rollout if the
     buffer is full, and `collect` drops rollouts that are too old; `async/dropped_steps` counts

@@ -67,8 +67,8 @@ class RayCollector(Collector):
     between two env steps; `policy_version` names the weights of each step.
 
     While the learner trains, `max_staleness` collectors can work, and one more while the learner
-    waits. With one collector and `max_staleness` 0, both alternate, and results equal those of
-    `SyncCollector` bit for bit.
+    waits. With one collector and `max_staleness` 0, both alternate, and results equal
+    `SyncCollector`'s bit for bit.
 
     A collector is replaced after a back-off, with new seeds, if its process dies, if it raises, or
     if a rollout takes too long; its rollout is lost and counted.
