@@ -94,17 +94,13 @@ class AsyncCollector(Collector):
         self._begun = 0
         self._read = 0  # number of the last returned rollout, from 1
         self._stale_steps = 0
-        self._boundary = (
-            threading.Lock()
-        )  # held between two rollouts: guards the state of a checkpoint
+        self._boundary = threading.Lock()  # guards the state of a checkpoint
         self._resume_from = self._loop.state_dict()
         self._thread: threading.Thread | None = None
         self._is_lost = False  # the thread hangs, and `fail` was called
         self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
-        self._begun_at: deque[float] = deque(
-            maxlen=MOST_TIMES
-        )  # start times of env steps, in seconds
+        self._begun_at: deque[float] = deque(maxlen=MOST_TIMES)  # start of env steps, in seconds
 
     def collect(self) -> TensorDict:
         if self._thread is None:

@@ -400,9 +400,8 @@ class RLDataModule(LightningDataModule):
         own = ranks.rank()
         states = saved.get("collectors", [])
         if self.collector is not None and len(states) == ranks.world_size():
-            with restoring(
-                "state of collector and envs"
-            ):  # for another number of ranks, the algorithm warns
+            # For another number of ranks, the algorithm warns.
+            with restoring("state of collector and envs"):
                 self.collector.load_state_dict(states[own])
         if self.replay is None or not saved:
             return

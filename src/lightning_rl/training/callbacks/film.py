@@ -86,9 +86,8 @@ class Film:
     def take(self, *, last: bool = False) -> None:
         """Add a frame; the last frame is always kept."""
         if len(self.frames) >= self.capacity and not last:
-            self.frames = self.frames[
-                ::2
-            ]  # an even number, so that this step's frame fits the new stride
+            # An even number, so that this step's frame fits the new stride.
+            self.frames = self.frames[::2]
             self.stride *= 2
         self.frames.append(np.asarray(self._canvas).copy())
 
