@@ -40,6 +40,7 @@ SUBCOMMANDS = (
 
 
 def main() -> None:
+    """Run `rl-cli`."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)

@@ -184,9 +184,9 @@ def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
 
     take = StepWriter._take_from
 
-    def disturbed(self, t):
+    def disturbed(self, t, *rest):
         self.steps.carry["state", "position"].add_(1e-3)
-        return take(self, t)
+        return take(self, t, *rest)
 
     monkeypatch.setattr(StepWriter, "_take_from", disturbed)
     equal, _ = steps_of()

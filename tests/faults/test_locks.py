@@ -533,7 +533,7 @@ def test_each_argument_that_would_grant_something_is_known():
     found = {
         argument
         for name in NAMES
-        for argument, _ in arguments_of(imported(name))
+        for argument in parameters_of(imported(name))
         if words.search(argument)
     }
     assert found == {"trust_code", "allow_download", "model_class"} <= set(GRANTS)

@@ -167,7 +167,8 @@ class SavedRun:
             ConfigurationError: for any exception.
         """
         try:
-            with torch.random.fork_rng(devices=[]):  # the checkpoint replaces the drawn weights
+            # The checkpoint replaces the drawn weights.
+            with torch.random.fork_rng(devices=[]):
                 yield
         except Exception as error:
             cause: BaseException | None = error

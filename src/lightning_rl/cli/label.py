@@ -34,6 +34,7 @@ DESCRIPTION = "Write rewards, returns, values and advantages of each step into a
 
 
 def label(options: Sequence[str]) -> None:
+    """Label a dataset as the options say."""
     settings = parse_options("label", DESCRIPTION, OPTIONS, options).as_dict()
     path = settings.pop("path")
     success, failure = (_chosen(name, settings.pop(name)) for name in ("success", "failure"))

@@ -203,6 +203,7 @@ def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
 
 
 def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf:
+    """Return the leaf that a column of `info.json` describes."""
     picture = feature["dtype"] in ("image", "video")
     shape = tuple(feature["shape"]) or (1,)
     if picture and _channels_first(shape):  # LeRobot may describe [C, H, W], but stores [H, W, C]
@@ -251,6 +252,7 @@ def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
 
 
 def number_feature(dtype: str) -> dict[str, Any]:
+    """Describe a column of single numbers for `info.json`."""
     return {"dtype": dtype, "shape": [1], "names": None}
 
 
@@ -287,6 +289,7 @@ def number_of(path: Path) -> int:
 
 
 def file_name(number: int, suffix: str) -> str:
+    """Return the path of a numbered file within its folder."""
     place = place_of(number)
     return f"chunk-{place['chunk_index']:03d}/file-{place['file_index']:03d}{suffix}"
 
@@ -403,6 +406,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically."""
     text = json.dumps(content, indent=4, ensure_ascii=False)
     files.write_atomically(path, lambda file: file.write(text.encode()))
 
@@ -462,6 +466,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_table(path: Path, table: Any) -> None:
+    """Write a small table atomically."""
     parquet = import_extra("pyarrow.parquet")
     files.write_atomically(path, lambda file: parquet.write_table(table, file))
 
@@ -503,6 +508,7 @@ def tasks_of(table: Any) -> dict[int, str]:
 
 
 def as_pictures(contents: Sequence[bytes]) -> Any:
+    """Return the arrow array of encoded pictures."""
     arrow = import_extra("pyarrow")
     kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
     return arrow.array([{"bytes": content, "path": None} for content in contents], kind)

@@ -56,6 +56,7 @@ class VideoWriter:
 
 
 def rate_of(fps: float) -> Fraction:
+    """Return frames per second as the fraction that a video stores."""
     return Fraction(fps).limit_denominator(100_000)
 
 

@@ -318,6 +318,7 @@ class SweepJournal:
 
 
 def point_count(settings: SweepSettings, space: Space) -> int:
+    """Return the number of points that a sweep tries."""
     return size_of(space) if settings.search == GRID else settings.trials or TRIALS
 
 

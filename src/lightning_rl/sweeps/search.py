@@ -183,6 +183,7 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
 
 
 def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
+    """Build the pruner that ends trials early; without a setting, one that does nothing."""
     if settings.pruner is None:
         require(not settings.pruner_args, "sweep.pruner_args are of no pruner: name one.")
         return optuna.pruners.NopPruner()  # with None, Optuna would use its own default

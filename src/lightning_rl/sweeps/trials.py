@@ -145,6 +145,7 @@ def cores_of(jobs: int, each: int) -> list[list[int] | None]:
 
 
 def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

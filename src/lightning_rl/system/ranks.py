@@ -26,6 +26,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
+    """Return the rank of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -46,6 +47,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def max_over_ranks(number: int) -> int:
+    """Return the largest number of all ranks."""
     if world_size() == 1:
         return number
     largest = torch.tensor(number, device=_device())
