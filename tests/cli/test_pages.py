@@ -494,10 +494,16 @@ def test_a_table_of_settings_lists_them_all():
 
 
 OWNERS = {
-    "model": (lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
+    "model": (
+        *(lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
+        *(lightning_rl.SAC, lightning_rl.TD3),
+    ),
     "data": (lightning_rl.RLDataModule,),
     "trainer": (lightning_rl.RLTrainer, Trainer),
-    "policy": (lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
+    "policy": (
+        *(lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
+        *(lightning_rl.SquashedActorCritic, lightning_rl.DeterministicActorCritic),
+    ),
 }
 
 
