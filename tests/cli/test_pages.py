@@ -235,7 +235,7 @@ def follow_here(arguments):
             run(FIRST_CLONE if clones else FIRST)
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
         arguments += FEW if config == "vla_bc.yaml" else []
-        if config.startswith(("sac", "td3")):
+        if config.startswith(("sac", "td3", "soft_q")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
@@ -405,6 +405,14 @@ def evaluated(run_dir):
 def test_the_algorithm_that_is_shown_solves_cartpole():
     """By its own command. It took 6 s of CPU time; seeds 1 to 12 ended at 500, all of them."""
     (command,) = [c for c in COMMANDS if c == "rl-cli fit --config a2c.yaml"]
+    run(shlex.split(command)[1:])
+    assert evaluated(newest()) >= 475
+
+
+@pytest.mark.slow
+def test_the_off_policy_algorithm_that_is_shown_solves_cartpole():
+    """By its own command: about a minute of CPU time."""
+    (command,) = [c for c in COMMANDS if c == "rl-cli fit --config soft_q.yaml"]
     run(shlex.split(command)[1:])
     assert evaluated(newest()) >= 475
 
