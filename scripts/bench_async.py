@@ -1,32 +1,32 @@
-"""Measure what collecting in the background gains over taking turns.
+"""Measure the speed-up of background collection over alternating collection and learning.
 
     python scripts/bench_async.py
     python scripts/bench_async.py --quick
     python scripts/bench_async.py --workloads cpu
 
-Both sides train CartPole-v1 by PPO, or Pendulum-v1 by SAC, for the same number of env steps, and so
-of rollouts and updates (but for `return`): `sync` with `SyncCollector`, `async` with
-`AsyncCollector` and max_staleness 1.
+Both runs train CartPole-v1 by PPO, or Pendulum-v1 by SAC, for the same number of env steps,
+rollouts and updates (except `return`): `sync` with `SyncCollector`, `async` with `AsyncCollector`
+and max_staleness 1.
 
 `inference`: a policy with a simulated delay of 100, 200 or 500 ms per acting call (`SlowPolicy`),
-and a learner with a simulated delay (`SlowUpdate`) on top of its real update, so that collecting C
-to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; an env that computes for a given time of the
-CPU, in a process of its own, beside a learner that does real updates. It needs two free cores, and
-the time of an env step is chosen on the spot for C:L of 1:1. (With as many env processes as cores,
-collecting in turns uses all cores already, and there is less to gain.)
+and a learner with a simulated delay in addition to its update (`SlowUpdate`). The ratio of
+collecting C to learning L is 1:3, 1:1 and 3:1.
 
-`off_policy`: SAC at one update for each env step of an env that takes 50 ms, as a robot at 20 Hz
-does, and a learner whose updates take as long (1:1), a third of it, or three times as long.
+`cpu`: no delay; an env in its own process computes for a given CPU time, and the learner does real
+updates. It needs two free cores. The time of an env step is set so that C:L is 1:1. (With as many
+env processes as cores, `sync` uses all cores already, and the gain is smaller.)
 
-`return`: simulated inference at 1:1, and both train on until the policy as it is earns 195, the
-average of 32 episodes of its own after each update, however many env steps that takes; the median
-of three seeds. (The average of the last 100 training episodes would not do: long episodes end
-rarely, so that it tells of a policy many updates ago.)
+`off_policy`: SAC with one update per env step. An env step takes 50 ms, like a robot at 20 Hz; the
+updates take as long (1:1), a third of it, or three times as long.
 
-C and L are measured in the sync run, where they add up; overlap gives (C + L) / max(C, L) at best.
-Two speed-ups are reported: that of the whole run, from the first rollout on, which nothing overlaps
-with, as nothing does with the first update; and the `steady` one, from the end of the third update
-on, which is what a long run has. The latter is held against the bound.
+`return`: simulated inference at 1:1. Both train until the current policy reaches an average return
+of 195 in 32 episodes after an update, for any number of env steps; the median of three seeds.
+(The average of the last 100 training episodes lags: long episodes end rarely.)
+
+C and L are measured in the sync run, where they add up; the best speed-up is (C + L) / max(C, L).
+The script reports two speed-ups: of the whole run, whose first rollout and first update overlap
+with nothing; and the `steady` one, from the end of the third update, as in a long run. The steady
+one is compared with the best.
 """
 
 import argparse
@@ -66,15 +66,15 @@ RATIOS = {"1:3": 3.0, "1:1": 1.0, "3:1": 1 / 3}
 """C:L, and L as a multiple of C."""
 NUM_ENVS = 2
 ENV_MS = 50
-"""What an env step of `off_policy` takes."""
+"""Milliseconds of an env step in `off_policy`."""
 RETURN, EPISODES = 195, 32
-"""What `return` trains to, and over how many episodes."""
+"""Target of `return`, and the number of episodes of its average."""
 WARMUP = 3
 """Iterations that the steady speed-up leaves out."""
 SHARE = 0.9
-"""Of the bound, at 1:1 and 3:1, that `--check` asks for."""
+"""Share of the best speed-up that `--check` requires at 1:1 and 3:1."""
 CPU_SPEED_UP = 1.25
-"""Of the CPU-bound workload, that `--check` asks for."""
+"""Speed-up of the CPU-bound workload that `--check` requires."""
 
 Row = dict[str, Any]
 
@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def inference(delay_ms: float, name: str, multiple: float, steps: int, iterations: int) -> Row:
-    """Compare the two with simulated inference, at one C:L."""
+    """Compare both with simulated inference, at one C:L."""
     update = multiple * steps * delay_ms / 1000
     run = partial(
         train,
@@ -137,7 +137,7 @@ def inference(delay_ms: float, name: str, multiple: float, steps: int, iteration
 
 
 def off_policy(name: str, multiple: float, steps: int, iterations: int) -> Row:
-    """Compare the two with an env that takes its time, and an update for each of its steps."""
+    """Compare both with slow env steps, and an update for each step."""
     run = partial(
         train,
         env=partial(GymnasiumEnv, id="Unhurried-v0", env_kwargs={"step_ms": ENV_MS}),
@@ -155,7 +155,7 @@ def off_policy(name: str, multiple: float, steps: int, iterations: int) -> Row:
 
 
 def to_return(delay_ms: float) -> Row:
-    """Compare the two by the time that they take to the same return."""
+    """Compare the time of both to the same return."""
     num_envs, steps = 64, 16
     settings = {"n_epochs": 4, "batch_size": 256, "learning_rate": 5e-4}
     runs = [
@@ -183,7 +183,7 @@ def to_return(delay_ms: float) -> Row:
 
 
 def cpu_bound(iterations: int) -> Row:
-    """Compare the two with envs that compute, and a learner that does, at about C:L = 1:1."""
+    """Compare both with an env and a learner that compute, at about C:L = 1:1."""
     steps, settings = 128, {"n_epochs": 30, "batch_size": 32}
 
     def run(collector: str, work_ms: float, iterations: int = iterations) -> Row:
@@ -236,7 +236,7 @@ gymnasium.register("Computing-v0", Computing)
 
 
 class Unhurried(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Pendulum-v1 of which each step takes `step_ms`, without computing."""
+    """Pendulum-v1 with steps of `step_ms`, without computing."""
 
     def __init__(self, step_ms: float) -> None:
         super().__init__(gymnasium.make("Pendulum-v1"))
@@ -251,7 +251,7 @@ gymnasium.register("Unhurried-v0", Unhurried)
 
 
 class SlowUpdate(Callback):
-    """A simulated delay of each update, and the clocks of both sides."""
+    """Delays each update, and keeps the clocks of both runs."""
 
     def __init__(self, seconds: float, until: float = math.inf) -> None:
         self.seconds = seconds
@@ -296,7 +296,7 @@ def train(
     seed: int = 1,
     algorithm: str = "ppo",
 ) -> Row:
-    """Train, and return the seconds in all, and per iteration those of each side."""
+    """Train; return the total seconds, and the seconds of collecting and learning per iteration."""
     seed_everything(seed, verbose=False)
     kind = {"sync": SyncCollector, "async": partial(AsyncCollector, max_staleness=1)}[collector]
     data = RLDataModule(
@@ -304,7 +304,7 @@ def train(
         num_envs=num_envs,
         buffer_size=steps,
         total_env_steps=num_envs * steps * iterations,
-        iterations_per_epoch=1 if until < math.inf else iterations,  # it stops between epochs
+        iterations_per_epoch=1 if until < math.inf else iterations,  # a run stops between epochs
         collector=kind,
         replay=partial(ReplayBuffer, capacity=10_000) if algorithm == "sac" else None,
     )
@@ -337,7 +337,7 @@ def train(
 
 
 def compare(run: Any) -> Row:
-    """Train by both, and set the gain beside the most there is to gain."""
+    """Train with both, and compare the speed-up with the best one."""
     load = os.getloadavg()[0]
     sync, overlapped = run("sync"), run("async")
     c, m = sync["collect"], sync["learn"]
@@ -360,7 +360,7 @@ def compare(run: Any) -> Row:
 
 
 def kept(path: Path, workloads: list[str]) -> list[Row]:
-    """Return what an earlier run has measured of other workloads."""
+    """Return the measurements of other workloads in an earlier run."""
     try:
         rows: list[Row] = json.loads(path.with_suffix(".json").read_text())["rows"]
     except FileNotFoundError:

@@ -1,18 +1,18 @@
-"""Measure weak scaling: env steps per second of two processes relative to twice those of one.
+"""Measure weak scaling: env steps per second of two processes relative to twice one process.
 
     python scripts/bench_ddp.py                 # W1 and W3 of bench_peers.py, on CPU
     python scripts/bench_ddp.py --quick
     python scripts/bench_ddp.py --device cuda --processes 1 2 4 8
 
-Every process has the envs, the rollouts and the minibatches of the workload and one thread. A run
-is a launch of its own, by Lightning as `rl-cli fit --trainer.devices` does it; numbers of processes
-take turns, and medians over the repeats are shown.
+Every process has the envs, the rollouts and the minibatches of the workload, and one thread. Each
+run is launched by Lightning, as by `rl-cli fit --trainer.devices`. Numbers of processes alternate;
+the table has medians over the repeats.
 
-`apart` is what as many processes reach that train at the same time, each for itself: more than
-that a machine does not give, whose cores share caches, memory and a power budget. The
-reduction is the time in sums and gatherings over ranks, waiting for the slower rank included; it is
-part of the update, and, where episodes are counted, of the collection. CPU is the processor time of
-rank 0, all per iteration: it hardly depends on what else runs. Writes `results/ddp.md`.
+`apart` is the sum of as many independent processes that train at the same time: an upper bound,
+because cores share caches, memory and power. The reduction is the time in sums and gathers over
+ranks, with the wait for the slower rank; it is part of the update, and of the collection if
+episodes are counted. CPU is the processor time of rank 0, per iteration: other load hardly changes
+it. Writes `results/ddp.md`.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 def launch(workload: str, processes: int, repeat: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Run one workload on some processes; return what rank 0 measured."""
+    """Run one workload on some processes; return the measurements of rank 0."""
     busy = load()
     (found,) = results([start(workload, processes, args)])
     return found | {
@@ -89,7 +89,7 @@ def launch(workload: str, processes: int, repeat: int, args: argparse.Namespace)
 
 
 def apart(workload: str, processes: int, args: argparse.Namespace) -> float:
-    """Return the env steps/s of processes that know nothing of each other, added up."""
+    """Return the summed env steps/s of independent processes."""
     return sum(r["sps"] for r in results([start(workload, 1, args) for _ in range(processes)]))
 
 
@@ -109,7 +109,7 @@ def start(workload: str, processes: int, args: argparse.Namespace) -> subprocess
 
 
 def results(runs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    """Wait for runs, and return what their rank 0 measured."""
+    """Wait for runs, and return the measurements of their ranks 0."""
     found = []
     for run in runs:
         output, errors = run.communicate()
@@ -121,7 +121,7 @@ def results(runs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
 
 
 def load() -> float:
-    """Return the share of the cores that others use, measured over a second."""
+    """Return the share of the cores that other processes use, over a second."""
 
     def busy() -> tuple[int, int]:
         times = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]

@@ -1,9 +1,9 @@
-"""Compare what importing the package costs with what its two largest dependencies cost.
+"""Compare the import time of the package with the import time of its two largest dependencies.
 
     python scripts/bench_imports.py
 
-Two interpreters start one after the other, several times, and their CPU seconds are compared: other
-work on the machine disturbs both alike. Use an idle machine for figures that you quote.
+Two interpreters start one after the other, several times, and the script compares their CPU
+seconds, because other load slows both. Use an idle machine for figures that you quote.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=11)
     pairs = parser.parse_args().pairs
     for code in (DEPENDENCIES, PACKAGE):
-        cpu_seconds(code)  # so that all are compiled, and in the cache of files
+        cpu_seconds(code)  # compiles all files, and loads them into the file cache
     rows = [(cpu_seconds(DEPENDENCIES), cpu_seconds(PACKAGE)) for _ in range(pairs)]
     for code, column in zip((DEPENDENCIES, PACKAGE), zip(*rows, strict=True), strict=True):
         print(f"{statistics.median(column):6.2f} s  {code}")

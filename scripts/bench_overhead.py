@@ -1,20 +1,19 @@
-"""Measure what the Lightning layer costs over the same update in a bare loop.
+"""Measure the overhead of the Lightning layer over the same update in a bare loop.
 
     python scripts/bench_overhead.py --repeats 3 --iterations 30 --output overhead.json --check
 
-Both sides have the same env, policy, collector, buffer, dataset, losses, fused Adam, clipping,
-non-finite check and statistics, and one torch thread. `bare` is `bare_loop` below; `lightning` is
-`RLTrainer.fit` with its default callbacks and its TensorBoard logger, which writes every iteration.
-The timed part holds no evaluation and no checkpoint.
+Both have the same env, policy, collector, buffer, dataset, losses, fused Adam, clipping, non-finite
+check and statistics, and one torch thread. `bare` is `bare_loop` below. `lightning` is
+`RLTrainer.fit` with its default callbacks and its TensorBoard logger, which writes each iteration.
+The timed part has no evaluation and no checkpoint.
 
-The two take turns in one process, minibatch by minibatch, so that a busy machine slows both alike.
-An iteration (one rollout and its update) of M minibatches is M turns. The first of them reaches
-from the last minibatch of the iteration before to the first of this one, with everything between:
-counters, callbacks, logger, the next rollout, values and advantages. The time of an iteration is
-the median of the first turns + (M - 1) * the median of the others; its overhead is the same of the
-differences, turn by turn. Two clocks run: the wall's, and the CPU time of the process with all its
-threads, which other processes disturb less; on an idle machine they agree. Both loops must end with
-the same parameters, bit for bit.
+Both alternate in one process, minibatch by minibatch, so that a busy machine slows both equally. An
+iteration (one rollout and its update) of M minibatches has M turns. The first turn lasts from the
+last minibatch of the previous iteration to the first one of this iteration: counters, callbacks,
+logger, rollout, values and advantages. The time of an iteration is the median of the first turns +
+(M - 1) * the median of the others; its overhead is the same of the differences, turn by turn. There
+are two clocks: wall time, and the CPU time of the process with all its threads, which other
+processes disturb less. Both loops must end with the same parameters, bit for bit.
 
 Exit status 1 with `--check` if the overhead of a workload exceeds 5 % in CPU time.
 """
@@ -85,7 +84,7 @@ def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> n
     """Train bare and with Lightning from one seed; return seconds [iterations, M, 2, clocks].
 
     Raises:
-        AssertionError: where their parameters differ at the end.
+        AssertionError: if their parameters differ at the end.
     """
     total = warmup + iterations
     bare, bare_data = make_run(PPO, workload, total, seed)
@@ -93,10 +92,10 @@ def race(workload: dict[str, Any], warmup: int, iterations: int, seed: int) -> n
     initial = [parameter.clone() for parameter in model.policy.parameters()]
     model.opponent = bare_loop(bare, bare_data, total)
     with tempfile.TemporaryDirectory() as directory:
-        # All iterations are one epoch; its checkpoint is written when the clocks have stopped.
+        # All iterations are one epoch, so its checkpoint is written after the timing.
         trainer = RLTrainer(run_dir=directory, accelerator="cpu", limit_val_batches=0)
         trainer.fit(model, data)
-    next(model.opponent, None)  # what follows the last minibatch
+    next(model.opponent, None)  # the code after the last minibatch
     assert int(model.policy.version) == int(bare.policy.version) == total
     for a, b, c in zip(model.parameters(), bare.parameters(), initial, strict=True):
         assert torch.equal(a, b), "The two loops did not do the same: their parameters differ."
@@ -150,9 +149,9 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
 
 
 class TurnTakingPPO(PPO):
-    """PPO that takes turns with an opponent, minibatch by minibatch, and times both.
+    """PPO that alternates with an opponent, minibatch by minibatch, and times both.
 
-    The order is ABBA: who comes second finds other caches than who comes first.
+    The order is ABBA: the second one finds other caches than the first one.
     """
 
     opponent: Iterator[None]
@@ -164,7 +163,7 @@ class TurnTakingPPO(PPO):
         self.began = now()
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        # TensorBoard writes in a thread of its own; the opponent must not pay for it.
+        # TensorBoard writes in its own thread, which must not slow the opponent.
         self.trainer.logger.experiment.flush()
         super().training_step(rollout, batch_idx)
 

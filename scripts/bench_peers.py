@@ -1,21 +1,21 @@
-"""Measure training speed of the same PPO, or SAC, through lightning_rl and its peers.
+"""Measure the training speed of the same PPO, or SAC, in lightning_rl and other libraries.
 
     python scripts/bench_peers.py --workloads W1 W2 --repeats 3 --output peers
 
-Each library runs in a virtual environment of its own, which is made once, in `--venvs`; the runners
-are in `scripts/peers`. Every run is a process of its own. In each repeat all libraries take their
-turn once, in an order that rotates, so that a machine that changes its speed is fair to all. The
-number is env steps per second, end to end, over the timed iterations that follow the warm-up;
-evaluation, checkpoints and loggers are off. Seeds are 1, 2, ... by repeat.
+Each library has its own virtual environment, made once in `--venvs`; the runners are in
+`scripts/peers`. Each run is a process. In each repeat all libraries run once, in an order that
+rotates, so that changes of the machine's speed affect all. The result is env steps per second, end
+to end, over the timed iterations after the warm-up; evaluation, checkpoints and loggers are off.
+Seeds are 1, 2, ... by repeat.
 
-Our rows say by which ways they computed (`computing` of `run.json`), and stand there a second time
-without what is done for speed on some machines alone, `-plain`.
+Our rows list the optimisations used (`computing` of `run.json`). The rows with `-plain` switch
+machine-specific optimisations off.
 
-W4's rows also say what compiling costs: in the first repeat the cache of compiled graphs is empty
-(`first start`, from the launch of the process to the end of its first iteration), and filled in the
-later ones (`second start`). JAX keeps none, unless it is told to. `compiling` is what a first start
-takes more than one that compiles nothing. These are CPU seconds, and env steps are counted per CPU
-second as well: others who use the core take time from both alike, but not at the same moment.
+W4's rows also show the cost of compiling. In the first repeat the cache of compiled graphs is empty
+(`first start`, from the launch of the process to the end of its first iteration), and filled in
+later ones (`second start`). JAX has no cache by default. `compiling` is the first start minus the
+start of a run that compiles nothing. These are CPU seconds, and W4 counts env steps per CPU second
+as well, because other processes share the core.
 
 Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats) and
 `results.png`, which needs matplotlib.
@@ -46,7 +46,7 @@ W4_CART_POLE = ("W4-8", "W4-64", "W4-1024")
 W4 = (*W4_CART_POLE, "W4-pendulum", "W4-cube")
 ALL = (*ON_POLICY, *OFF_POLICY, *W4)
 IN_TORCH = ("W3", "S64", *W4)
-"""Workloads without an env of Gymnasium's."""
+"""Workloads with a torch env instead of a Gymnasium env."""
 REFERENCES = dict.fromkeys(CLASSIC, "stable-baselines3")
 REFERENCES |= dict.fromkeys(OFF_POLICY, "stable-baselines3-sac")
 """Of each workload: the library that the others are compared with; elsewhere the fastest peer."""
@@ -75,10 +75,10 @@ REQUIREMENTS: dict[str, list[str]] = {
     "rejax": [
         *("rejax==0.1.3", "gymnax==0.0.9", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8"),
         *("optax==0.2.8", "distrax==0.1.9", "chex==0.1.92", "gymnasium==1.4.0", "numpy==2.4.6"),
-        "tfp-nightly==0.26.0.dev20261027",  # which distrax asks for, of whatever day
+        "tfp-nightly==0.26.0.dev20261027",  # distrax requires some nightly version
     ],
 }
-"""What is installed after torch in each virtual environment."""
+"""Packages to install after torch in each virtual environment."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Library:
 
 
 ONCE = {"startup_seconds": 1, "first_iteration_seconds": 2, "peak_rss_mb": 0}
-"""What a run has once, and its digits in the tables."""
+"""Numbers that a run has once, and their digits in the tables."""
 
 STARTS = {"first start": 1, "second start": 1, "compiling": 1, "peak MB": 0}
-"""The same of W4, in CPU seconds: others on the one core take none of them."""
+"""The same for W4, in CPU seconds, because other processes share the core."""
 
 LIBRARIES = {
     "lightning_rl": Library(OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4)),
@@ -195,7 +195,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prepare(venv: str, args: argparse.Namespace) -> Path | str:
-    """Make a virtual environment, unless there is one; return its interpreter, or what failed."""
+    """Make a virtual environment if it is missing; return its interpreter, or the failure."""
     if venv == OURS and args.ours:
         return args.ours.expanduser().absolute()
     home = args.venvs.expanduser().absolute() / venv
@@ -255,7 +255,7 @@ def run(
     env["PEERS_LAUNCHED"] = repr(time.time())
     print(f"[{repeat + 1}] {key} {name} ", end="", flush=True)
     try:
-        with tempfile.TemporaryDirectory() as scratch:  # MuJoCo leaves a log where it runs
+        with tempfile.TemporaryDirectory() as scratch:  # MuJoCo writes a log there
             done = subprocess.run(
                 command,
                 capture_output=True,
@@ -408,7 +408,7 @@ def starts(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def computing(rows: list[dict[str, Any]]) -> list[str]:
-    """Say of each row of ours by which ways it computed, as its `run.json` had it."""
+    """Describe the optimisations of each of our rows, from `run.json`."""
     said = {row["library"]: row["computing"] for row in rows if "computing" in row}
     return [
         f"- {library}: "

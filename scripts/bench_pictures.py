@@ -1,13 +1,13 @@
-"""Measure what compiling does for an update of a policy that sees: in turns, as a ratio.
+"""Measure the speed-up of compiled updates for a policy with images.
 
     python scripts/bench_pictures.py                 # configs/ppo_push_cube_pixels.yaml
     python scripts/bench_pictures.py --config sac_push_cube_pixels.yaml --iterations 30
     python scripts/bench_pictures.py --model.max_grad_norm 1.0       # any setting of the run
 
-A pair of runs, eager and compiled, one after the other on one thread, as often as `--pairs` says,
-each of `--iterations` iterations (of SAC more than its random first steps take). Of a run counts
-the median of `charts/SPS_update`, env steps per second of updates, over its second half: compiling
-is over by then. Prints the ratio of each pair.
+Runs `--pairs` pairs, eager and compiled, on one thread, with `--iterations` iterations each (SAC
+needs more than its random first steps take). The result of a run is the median of
+`charts/SPS_update`, env steps per second of updates, over its second half, after compiling. Prints
+the ratio of each pair.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
     args, settings = parser.parse_known_args()
     ratios = []
     for pair in range(args.pairs):
-        # The other one begins in every second pair: a machine may get faster or slower.
+        # Pairs alternate in order, because the machine's speed may change.
         speeds = dict.fromkeys(((False, True), (True, False))[pair % 2], 0.0)
         for compiled in speeds:
             speeds[compiled] = updates_per_second(args, settings, compiled)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def updates_per_second(args: argparse.Namespace, settings: list[str], compiled: bool) -> float:
-    """Return the median of env steps per second of updates, of a run's second half."""
+    """Return the median env steps per second of updates, over a run's second half."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "lightning_rl", "fit", "--config", args.config, *settings]
         command += ["--model.compile", str(compiled).lower(), "--output_dir", scratch]
@@ -63,7 +63,7 @@ def updates_per_second(args: argparse.Namespace, settings: list[str], compiled: 
 
 
 def steps_of_an_iteration(args: argparse.Namespace) -> int:
-    """Return the env steps of one iteration by the config."""
+    """Return the env steps of an iteration in the config."""
     data = yaml.safe_load(Path(find_config(args.config)).read_text())["data"]
     return int(data["num_envs"] * data["buffer_size"])
 

@@ -1,22 +1,22 @@
-"""Measure collecting in other processes (`RayCollector`): what it gains, and what bounds it.
+"""Measure the speed-up and the cost of collecting in other processes (`RayCollector`).
 
     python scripts/bench_ray.py
     python scripts/bench_ray.py --workloads publish
     python scripts/bench_ray.py --check             # fails below what is promised
 
-Needs the extra `ray`, and starts Ray on this machine. Nothing is learnt: the learner takes a
-rollout, counts an update, and publishes, so that what is measured is the engine's own.
+Needs the extra `ray`, and starts Ray on this machine. The learner takes a rollout, counts an update
+and publishes, without training: only the engine is measured.
 
-`inference`: env steps per second with a policy that waits for 200 ms in each acting call
-(`SlowPolicy`), of four collectors against one. `cpu`: the same with an env that computes for 5 ms
-of CPU time a step, of two collectors against one; wants two idle cores.
+`inference`: env steps per second of four collectors and of one, with a policy that waits for 200 ms
+in each acting call (`SlowPolicy`). `cpu`: the same of two collectors and of one, with an env that
+computes for 5 ms of CPU time per step; needs two idle cores.
 
-`publish`: how long the learner stands still to publish 100 MB to four collectors that collect,
-after the first time. `cost`: the same for other sizes and other numbers of collectors, and how long
-the learner takes to get a rollout that waits for it, of several sizes (medians): lines are fitted
-to both by least relative squares. `model`: what these lines say of a run (`predicted`), beside
-what eight collectors of envs that wait really do, and what they say of 10, 100 and 1,000
-collectors: that is extrapolated, and has no network in it (docs/distributed.md).
+`publish`: seconds that the learner needs to publish 100 MB to four busy collectors, after the first
+time. `cost`: the same for other sizes and numbers of collectors, and the seconds that the learner
+needs to fetch rollouts of several sizes (medians). Lines are fitted to both by least relative
+squares. `model`: the prediction of these lines (`predicted`), next to a run of eight collectors
+with waiting envs, and for 10, 100 and 1,000 collectors. The latter is extrapolated, without a
+network (docs/distributed.md).
 """
 
 import argparse
@@ -40,7 +40,7 @@ from lightning_rl.collectors.weights import changing_weights
 WORKLOADS = ("inference", "cpu", "publish", "cost", "model")
 DELAY_MS, WORK_MS = 200, 5
 INFERENCE_SPEED_UP, CPU_SPEED_UP, PUBLISH_MS = 3.6, 1.6, 50
-"""What is promised, with four collectors and with two, and of 100 MB."""
+"""Promised results: of four collectors, of two collectors, and for 100 MB."""
 
 Row = dict[str, Any]
 
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def inference() -> Row:
-    """Compare four collectors with one where acting takes long."""
+    """Compare four collectors with one if acting is slow."""
     rates = {
         count: rate(
             partial(make_cart_poles, 2),
@@ -87,7 +87,7 @@ def inference() -> Row:
 
 
 def cpu_bound() -> Row:
-    """Compare two collectors with one where stepping computes."""
+    """Compare two collectors with one if env steps compute."""
     make = partial(make_computing, WORK_MS)
     return speed_up(
         {count: rate(make, ActorCritic, count, num_steps=64) for count in (1, 2)}, CPU_SPEED_UP
@@ -113,7 +113,7 @@ def publish() -> Row:
 
 
 def cost() -> Row:
-    """Fit lines to what a publication and a rollout cost the learner."""
+    """Fit lines to the learner's time for a publication and for a rollout."""
     published = [
         (count, *publication(width, count))
         for width, count in ((5000, 2), (1600, 2), (50, 2), (50, 1), (50, 4), (50, 8))
@@ -208,7 +208,7 @@ def rate(
     num_steps: int,
     seconds: float = 25.0,
 ) -> float:
-    """Return env steps per second, from when all collectors have had their turn."""
+    """Return env steps per second, after the first rollout of each collector."""
     with collecting(make_env, policy, count, num_steps) as collector:
         seen: set[int | None] = set()
         while len(seen) < count:
@@ -221,9 +221,9 @@ def rate(
 
 
 def publications(width: int, count: int, times: int) -> list[float]:
-    """Return the seconds that publications take while all collectors collect."""
+    """Return the seconds of publications while all collectors collect."""
     policy = partial(ActorCritic, hidden_sizes=(width, width))
-    # Slow steps: the weights are what is to be measured.
+    # Slow steps, because this measures the weights only.
     with collecting(partial(make_waiting, 4, 5.0), policy, count, num_steps=2000) as collector:
         collector._start()
         while sum(one.doing == "collecting" for one in collector._remotes.remotes) < count:
@@ -237,7 +237,7 @@ def publications(width: int, count: int, times: int) -> list[float]:
 
 
 def publication(width: int, count: int) -> tuple[int, float]:
-    """Return the bytes of the weights, and the seconds that a publication takes."""
+    """Return the bytes of the weights, and the seconds of a publication."""
     spaces = gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)
     weights = changing_weights(ActorCritic(*spaces, hidden_sizes=(width, width)))
     nbytes = sum(tensor.nbytes for tensor in weights.values())
@@ -245,13 +245,13 @@ def publication(width: int, count: int) -> tuple[int, float]:
 
 
 def landing(size: int) -> tuple[int, float]:
-    """Return the bytes of a rollout that waits for the learner, and the seconds to get it."""
+    """Return the bytes of a finished rollout, and the seconds to fetch it."""
     with collecting(partial(make_waiting, size, 0.0), ActorCritic, 2, num_steps=64) as collector:
         for _ in range(4):
             turn(collector)
         seconds, before = [], collector._cluster.received_bytes
         for _ in range(20):
-            time.sleep(0.3)  # now one is there
+            time.sleep(0.3)  # until a rollout is finished
             start = time.perf_counter()
             collector.collect()
             seconds.append(time.perf_counter() - start)
@@ -264,7 +264,7 @@ def landing(size: int) -> tuple[int, float]:
 def collecting(
     make_env: Callable[[], GymnasiumEnv], policy: Any, count: int, num_steps: int
 ) -> Iterator[RayCollector]:
-    """Give a collector whose processes run, and end them."""
+    """Yield a collector with running processes, and end them."""
     env = make_env()
     made = policy(env.single_observation_space, env.single_action_space).eval()
     context = CollectorContext(env, made, num_steps, 1, make_env=make_env)
@@ -277,7 +277,7 @@ def collecting(
 
 
 def turn(collector: RayCollector) -> None:
-    """Take a rollout, as a learner does whose update takes no time."""
+    """Take a rollout, like a learner with instant updates."""
     collector.collect()
     collector.policy.version += 1
     collector.publish()
@@ -288,7 +288,7 @@ def make_cart_poles(num_envs: int) -> GymnasiumEnv:
 
 
 def make_waiting(size: int, step_ms: float) -> GymnasiumEnv:
-    """Make an env whose observations have a size, and whose steps wait and do not compute."""
+    """Make an env with observations of a given size, whose steps wait."""
 
     class Waiting(gymnasium.Env[Any, Any]):
         observation_space = gymnasium.spaces.Box(-1, 1, (size,))
@@ -302,13 +302,13 @@ def make_waiting(size: int, step_ms: float) -> GymnasiumEnv:
             time.sleep(step_ms / 1000)
             return np.zeros(size, np.float32), 0.0, False, False, {}
 
-    gymnasium.registry.pop("Waiting-v0", None)  # of another size
+    gymnasium.registry.pop("Waiting-v0", None)  # an env of another size
     gymnasium.register("Waiting-v0", Waiting)
     return GymnasiumEnv(id="Waiting-v0", num_envs=1)
 
 
 def make_computing(work_ms: float) -> GymnasiumEnv:
-    """Make CartPole-v1 that computes for so long before each step."""
+    """Make CartPole-v1 that computes before each step."""
 
     class Computing(gymnasium.Wrapper[Any, Any, Any, Any]):
         def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Time the replay buffer, and measure what it takes: `python scripts/bench_replay.py`.
+"""Time the replay buffer, and measure its memory: `python scripts/bench_replay.py`.
 
-One thread, the sizes of HalfCheetah-v5 (17 and 6 numbers), a full buffer of 1M transitions: how
-long `extend` takes with one env and one step, and a minibatch of 256 alone and among 64. Then the
-memory of both, and that of 200,000 pictures of 64x64x3 on disk (`--pictures 0` leaves it out).
+One thread, observations and actions like HalfCheetah-v5's (17 and 6 numbers), and a full buffer of
+1M transitions. Measures `extend` with one env and one step, and a minibatch of 256 alone and among
+64; then the memory of both, and of 200,000 images of 64x64x3 on disk (unless `--pictures 0`).
 """
 
 import argparse
@@ -31,7 +31,7 @@ def anonymous_bytes() -> int:
 
 
 def rollout_of(space: Box, steps: int, episode: int) -> object:
-    """Return a rollout of one env whose episodes take so many steps."""
+    """Return a rollout of one env with episodes of that many steps."""
     extra = {"continues": ((), torch.bool)}
     rollout = allocate_rollout(space, ACTION, 1, steps, extra_fields=extra)
     rollout["continues"] = torch.ones(1, steps + 1, dtype=torch.bool)

@@ -1,8 +1,8 @@
-"""Measure how much sooner a sweep ends with several trials at a time.
+"""Measure the speed-up of a sweep with several trials at a time.
 
-Runs the same twelve short trials one at a time and then several at a time, each pinned to cores of
-its own, and prints the ratio of the wall-clock times, with the load of the machine before either:
-other work on the same cores makes the ratio mean nothing.
+Runs the same twelve short trials one at a time and then several at a time, each pinned to its own
+cores. Prints the ratio of the wall times, and the machine's load before either: with other load on
+these cores the ratio means nothing.
 
     python scripts/bench_sweep.py
     python scripts/bench_sweep.py --jobs 4 --total_env_steps 200000
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def wall_clock(jobs: int, trials: int, total_env_steps: int) -> float:
-    """Return the seconds of a sweep, its start included."""
+    """Return the seconds of a sweep, with its start."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, "-m", "lightning_rl", "sweep", "--config", "ppo.yaml"]
         command += ["--sweep.seeds", str(trials), "--sweep.jobs", str(jobs)]

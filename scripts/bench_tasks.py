@@ -1,14 +1,13 @@
-"""Measure how many env steps per second the tasks take, with random actions, or in rollouts.
+"""Measure the env steps per second of the tasks, with random actions or in rollouts.
 
     python scripts/bench_tasks.py --threads 2
     python scripts/bench_tasks.py --device cuda --num-envs 4096 16384 65536
     python scripts/bench_tasks.py --threads 1 --num-envs 8 64 256 1024 --rollouts 32
 
-Prints a Markdown table, in thousands of env steps per second. A measurement is the best of several
-rounds, since what else runs on the machine only ever takes away; the time of all of `step` counts,
-with rewards, metrics and the starts of new episodes. With `--rollouts` a policy acts, two
-perceptrons of 64x64, and rollouts of so many steps are written: eagerly, compiled, and the ratio,
-rollout by rollout in turns.
+Prints a Markdown table in thousands of env steps per second. A measurement is the best of several
+rounds, because other load only slows; it covers all of `step`: rewards, metrics and new episodes.
+With `--rollouts`, a policy of two perceptrons of 64x64 acts, and rollouts of that many steps are
+written: eager and compiled ones alternate, and the table has their ratio.
 """
 
 import argparse

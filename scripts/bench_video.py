@@ -1,8 +1,8 @@
-"""Measure how much slower training is with a film of every evaluation.
+"""Measure the cost of filming every evaluation.
 
-Trains a config with and without, in turns, each in a process of its own, and compares the seconds
-of `run.json`, and of processor time, which a busy machine does not stretch: start-up, the encoding
-thread and the packages of the extra included. `--check` fails where films cost 10 % or more.
+Trains a config with and without films, alternately, each in its own process. Compares the seconds
+of `run.json`, and the processor time, which other load does not change. Both include start-up, the
+encoding thread and the packages of the extra. `--check` fails if films cost 10 % or more.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def measure(config: str, steps: int, *, video: bool) -> dict[str, float]:
-    """Train; return the seconds that it took, those of processor time, and the number of films."""
+    """Train; return the seconds, the processor seconds, and the number of films."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--data.total_env_steps", str(steps), "--trainer.video", str(video).lower()]
         command = [sys.executable, "-m", "lightning_rl", "fit", "--config", config, *options]

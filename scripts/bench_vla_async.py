@@ -1,13 +1,12 @@
-"""Fine-tune a VLA with simulated inference time, in the background and in turns, and compare.
+"""Fine-tune a VLA with simulated inference time, with and without background collection.
 
     rl-cli fit --config vla_bc.yaml
     python scripts/bench_vla_async.py --init_from outputs/vla_bc_... --delay_ms 200
 
-Both sides train `configs/vla_ppo.yaml` from the same clone, for as many env steps unless the
-background is given more of the time that it saves. Each inference takes `delay_ms` more
-(`SlowPolicy`), and each update as much more as makes collecting to learning 1:1; both delays are
-simulated, and leave the CPU free. Prints wall time, and the success of the final policies, greedy,
-on held-out episodes.
+Both runs train `configs/vla_ppo.yaml` from the same clone, for the same number of env steps, unless
+the background run gets more of the time that it saves. Each inference takes `delay_ms` more
+(`SlowPolicy`), and each update is delayed until collecting to learning is 1:1; the delays leave the
+CPU free. Prints wall time, and the success of the final greedy policies on held-out episodes.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file")
     args = parser.parse_args()
     start = read_checkpoint(find_checkpoint(args.init_from, "outputs"))["state_dict"]
-    # what collecting and learning take beside the delays
+    # seconds of collecting and learning without the delays
     own = train("sync", 0.0, 0.0, start, args, 6)
     collect = own["collect"] + own["decisions"] * args.delay_ms / 1000
     update = max(0.0, collect - own["learn"])
@@ -77,7 +76,7 @@ def train(
     args: argparse.Namespace,
     iterations: int,
 ) -> dict[str, float]:
-    """Train on one side, and return its seconds and the success of the policy."""
+    """Train one of the two runs; return its seconds and the success of the policy."""
     seed_everything(args.seed, verbose=False)
     config = yaml.safe_load(find_config("vla_ppo.yaml").read_text())
     settings = config["model"]["init_args"]

@@ -1,17 +1,17 @@
-"""Run on a GPU everything of this package that was never run on one, and write one report.
+"""Run all GPU checks of this package, and write one report.
 
     PYTHONPATH=src python scripts/gpu_check.py                     # all that fits in 9 minutes
     PYTHONPATH=src python scripts/gpu_check.py --only compiled w3  # see --list
     PYTHONPATH=src python scripts/gpu_check.py --device cpu        # the same, small: a test of it
 
-Every check runs in a process of its own (`scripts/gpu`), with a time-out, so that one that raises,
-runs out of memory or hangs does not take the others along. Writes `report.md`, `report.json` with
-the raw numbers, and what each check printed, to `--output`.
+Each check runs in its own process (`scripts/gpu`) with a time-out, so that an error, a lack of
+memory or a hang does not stop the others. Writes `report.md`, `report.json` (the raw numbers) and
+the output of each check to `--output`.
 
-What is timed runs alone, and first; of the rest `--jobs` run at a time. Checks that the time limit
-leaves no room for are reported as not run, with the command that runs them.
+Timed checks run first, one at a time; then `--jobs` of the rest at a time. Checks that do not fit
+the time limit are reported as not run, with the command to run them.
 
-Exit code 1 where a check failed; 2 for a mistake in the command line.
+Exit code 1 if a check failed; 2 for a mistake in the command line.
 """
 
 import argparse
@@ -38,19 +38,19 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGES = ("lightning-rl", "torch", "triton", "lightning", "tensordict", "gymnasium", "numpy")
 PATIENCE = 2.5
-"""How many times as long as foreseen a check may take before it is ended."""
+"""A check is ended after this multiple of its expected time."""
 
 SMALL_SECONDS = 240.0
-"""What a small check may take, whatever it is; on a busy CPU that compiles."""
+"""Time limit of any small check; on a busy CPU it has to compile."""
 
 TIME_LIMIT = 540.0
 """Seconds for everything on a GPU: machines are lent for ten minutes a command."""
 
 SECONDS_TO_SAY = 1.0
-"""What a check that hangs may take to print where."""
+"""Seconds for a hanging check to print its stacks."""
 
 LINES = 60
-"""Of what a failed check printed last, in the report."""
+"""Last lines of a failed check's output in the report."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Check:
 
     Attributes:
         target: `module:function` of `scripts/gpu`, which gets the check's `Findings`.
-        seconds: that it is expected to take on a data-centre GPU, compiling included.
-        alone: whether nothing may run beside it.
+        seconds: expected seconds on a data-centre GPU, with compiling.
+        alone: whether no other check may run at the same time.
     """
 
     name: str
@@ -88,7 +88,7 @@ CHECKS = (
     Check("vla_grpo", "learning:vla_grpo", "the VLA toy: clone, then GRPO", 150),
     Check("grpo_cart_pole", "learning:grpo_cart_pole", "grpo_cart_pole_task.yaml to its bar", 180),
 )
-"""By importance, after what has to run alone."""
+"""Sorted by importance, after the checks that run alone."""
 
 FAILED, NOT_RUN = "failed", "not run"
 
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
 
 
 def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.Namespace:
-    """Read the command line, and settle what depends on the device."""
+    """Parse the command line, and set the defaults of the device."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -163,7 +163,7 @@ def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.N
 def chosen_device(wanted: str, parser: argparse.ArgumentParser) -> str:
     if wanted == "cpu":
         return wanted
-    import torch  # here, so that --help and what is run on a CPU do not wait for it
+    import torch  # here, so that --help and runs on a CPU do not wait for it
 
     if torch.cuda.is_available():
         return "cuda"
@@ -176,12 +176,11 @@ def chosen_device(wanted: str, parser: argparse.ArgumentParser) -> str:
 
 
 class Runs:
-    """Run checks in processes of their own, within the time limit.
+    """Run checks in their own processes, within the time limit.
 
     Args:
         args: of the command line.
-        write: takes down what became of the checks so far, after each; so that a machine that is
-            taken away in the middle leaves a report.
+        write: writes the report so far, after each check, in case the machine is taken away.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class Runs:
         self._lock = threading.Lock()
 
     def all(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
-        """Return what became of each check: of those that run alone, then of the others."""
+        """Return the results of the checks: first those that run alone, then the others."""
         order = [*(c for c in checks if c.alone), *(c for c in checks if not c.alone)]
         pool = ThreadPoolExecutor(self._args.jobs)
         try:
@@ -204,7 +203,7 @@ class Runs:
                     self._one(check, order)
             beside = [check for check in order if not check.alone]
             list(pool.map(lambda check: self._one(check, order), beside))
-        finally:  # Ctrl-C included: processes in sessions of their own would run on
+        finally:  # also after Ctrl-C: processes in own sessions would keep running
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._running):
                 end_group(process)
@@ -214,7 +213,7 @@ class Runs:
         return [self._outcomes[check.name] for check in order if check.name in self._outcomes]
 
     def _one(self, check: Check, order: Sequence[Check]) -> None:
-        """Run a check, unless there is no time left for it, and report."""
+        """Run a check if there is time left for it, and report."""
         left = self._deadline - time.monotonic()
         outcome: dict[str, Any] = {"name": check.name, "about": check.about, "seconds": 0.0}
         outcome |= {"rows": [], "memory": [], "error": None, "output": ""}
@@ -245,7 +244,7 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that its own processes can be ended with it
+                start_new_session=True,  # so that its child processes can be ended, too
             )
             self._running.add(process)
             error = None
@@ -257,7 +256,7 @@ class Runs:
                     error = f"exit code {status}"
             except subprocess.TimeoutExpired:
                 error = f"no end within {timeout:.0f} s"
-                process.send_signal(signal.SIGQUIT)  # it prints where its threads are
+                process.send_signal(signal.SIGQUIT)  # prints the stacks of its threads
                 time.sleep(SECONDS_TO_SAY)
             finally:
                 end_group(process)
@@ -278,23 +277,23 @@ class Runs:
 
 
 def environment() -> dict[str, str]:
-    """Return that of a check, which takes the package of this checkout."""
+    """Return the environment of a check, with the package of this checkout."""
     paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     absolute = [str(Path(path).absolute()) for path in paths]
-    # One thread each, unless a check sets more: several of them run at once.
+    # One thread each, unless a check sets more, because several run in parallel.
     own = {"PYTHONPATH": os.pathsep.join(absolute), "PYTHONUNBUFFERED": "1"}
     return {"OMP_NUM_THREADS": "1"} | os.environ | own
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what a check may have left running, itself included."""
+    """End a check and its child processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def read_findings(path: Path) -> dict[str, Any]:
-    """Return what a check has written, which is nothing where it died before its first row."""
+    """Return the rows that a check has written; none if it died before the first one."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
@@ -311,7 +310,7 @@ def last_error(printed: str) -> str:
 
 
 def progress(outcome: dict[str, Any]) -> list[str]:
-    """Say what became of a check, for whoever watches."""
+    """Print the result of a check."""
     head = f"{outcome['status']:8} {outcome['name']:15} {outcome['seconds']:5.0f} s"
     lines = [head + (f"  {outcome['error']}" if outcome["error"] else "")]
     return lines + [f"    {verdict(row['passed']):3} {said(row)}" for row in outcome["rows"]]
@@ -327,7 +326,7 @@ def verdict(passed: bool | None) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what a figure depends on: device, driver, cores and versions."""
+    """Return the conditions of the figures: device, driver, cores and versions."""
     about: dict[str, Any] = {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -408,7 +407,7 @@ def results_table(outcomes: list[dict[str, Any]]) -> list[str]:
 
 
 def memory_table(outcomes: list[dict[str, Any]]) -> list[str]:
-    """Set what each run took of the device's memory beside the package's own estimate."""
+    """Compare each run's device memory with the package's own estimate."""
     lines = [
         "",
         "## Memory",
@@ -459,7 +458,7 @@ def table_row(*cells: str) -> str:
 
 
 def leave(number: int, frame: object) -> None:
-    """End as by Ctrl-C, which ends what runs."""
+    """End as after Ctrl-C, which ends the running checks."""
     raise KeyboardInterrupt
 
 

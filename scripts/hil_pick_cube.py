@@ -1,4 +1,4 @@
-"""Learn to pick up a cube with somebody's help: record demonstrations, train, evaluate.
+"""Learn to pick up a cube with human help: record demonstrations, train, evaluate.
 
     export MUJOCO_GL=egl
     python scripts/hil_pick_cube.py record demonstrations/pick_cube
@@ -7,11 +7,11 @@
     python scripts/hil_pick_cube.py clone demonstrations/pick_cube
     python scripts/hil_pick_cube.py random
 
-`train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations, with the options of
-that which are given behind its own. Then it plays 50 episodes that nobody helps in, on seeds that
-no training has had, with the weights after 6,000 env steps and after 3,000. It prints a line of
-JSON: success, mean length of the successful episodes, CPU seconds of the training, the share of
-steps that somebody intervened in, and how many of them in the last 1,000.
+`train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations; options of `rl-cli`
+follow its own. Then it plays 50 episodes without help, on unused seeds, with the weights after
+6,000 and after 3,000 env steps. It prints a line of JSON: success, mean length of the successful
+episodes, CPU seconds of the training, the share of steps with interventions, and their number in
+the last 1,000 steps.
 
 Needs the environment of constraints-hil.txt.
 """
@@ -79,14 +79,14 @@ def main() -> None:
 
 
 def make_env(num_envs: int = 1) -> GymnasiumEnv:
-    """Make envs in which nobody helps."""
+    """Make envs without help."""
     return GymnasiumEnv(
         num_envs, "gym_hil:gym_hil/PandaPickCube-v0", env_kwargs=ENV, wrappers=[PickCube]
     )
 
 
 def record(path: Path, episodes: int, first_seed: int) -> None:
-    """Have the expert play episodes, one per seed, and keep those that succeed."""
+    """Record the expert's successful episodes, one per seed."""
     import gym_hil  # noqa: F401  # registers the env
     import gymnasium
 
@@ -119,7 +119,7 @@ def record(path: Path, episodes: int, first_seed: int) -> None:
 def train(
     demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]
 ) -> dict[str, Any]:
-    """Train by rl-cli, and evaluate what came of it."""
+    """Train by rl-cli, and evaluate the policy."""
     name = "-".join(["hil_pick_cube", *chosen.without, str(seed)])
     run_dir = chosen.output_dir / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     fixed = {
@@ -147,7 +147,7 @@ def train(
 
 
 def clone(demonstrations: str, seed: int) -> Policy:
-    """Return a policy that is taught the demonstrations, and nothing else."""
+    """Return a policy that only clones the demonstrations."""
     seed_everything(seed)
     collector = partial(Demonstrations, path=demonstrations, fps=10.0)
     budget = {"num_envs": 1, "buffer_size": 100, "total_env_steps": 10_000}
@@ -166,7 +166,7 @@ def _wrappers_without_help() -> list[Any]:
 
 
 def interventions(checkpoint: Path) -> dict[str, float]:
-    """Return the share of the run's steps that somebody intervened in, and how many at its end."""
+    """Return the share of steps with interventions, and their number at the run's end."""
     from lightning_rl.buffers.replay_files import parts_of, read_part
     from lightning_rl.checkpoints.format import read_checkpoint
 
@@ -180,7 +180,7 @@ def interventions(checkpoint: Path) -> dict[str, float]:
 
 
 def evaluate(policy: Any) -> dict[str, float]:
-    """Play episodes without help, each from a seed of its own; the same for every policy."""
+    """Play episodes without help, each with its own seed, the same for every policy."""
     env = make_env()
     seeds = range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + EPISODES)
     played = [run_episodes(policy, env, [seed], deterministic=True)[0] for seed in seeds]
@@ -194,7 +194,7 @@ def evaluate(policy: Any) -> dict[str, float]:
 
 
 class UniformPolicy(Policy):
-    """Draws from the action space, whatever it sees."""
+    """Draws from the action space, for any observation."""
 
     def __init__(self, seed: int) -> None:
         env = make_env()

@@ -1,10 +1,10 @@
-"""Kill runs while they save, and look at what is left: `python scripts/kill_test.py --check`.
+"""Kill runs while they save, and check the files: `python scripts/kill_test.py --check`.
 
 A small run that saves `last.ckpt` after every iteration is killed (SIGKILL) at a random time, once
-per trial. Then `last.ckpt` must be readable, and the run that resumes from it must end exactly as
-one that nobody disturbed: weights, optimizer, counters, random streams, envs, bit for bit, with no
-unfinished file left. `--algorithm sac` saves a replay beside each checkpoint, which must come back
-too. Every run is a fork of this process: none waits for imports.
+per trial. Then `last.ckpt` must be readable, and a run resumed from it must end like an undisturbed
+one, bit for bit: weights, optimizer, counters, random streams, envs. No unfinished file may remain.
+`--algorithm sac` saves a replay with each checkpoint, which must be restored, too. Every run is a
+fork of this process, so that none waits for imports.
 """
 
 import argparse
@@ -46,7 +46,7 @@ COMPARED = (
 
 
 CAPACITY = 300
-"""Of SAC's replay: the oldest make room before a run of 40 iterations ends."""
+"""Size of SAC's replay: it is full before a run of 40 iterations ends."""
 
 
 def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None) -> None:
@@ -83,7 +83,7 @@ def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None
 
 
 def forked(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None = None) -> int:
-    """Begin to train in a fork of this process, silently, and return its number."""
+    """Train in a fork of this process, silently; return the fork's id."""
     sys.stdout.flush()
     if process := os.fork():
         return process
@@ -117,13 +117,13 @@ def same(a: object, b: object) -> bool:
 
 
 def ended(run_dir: Path) -> dict[str, object]:
-    """Return what a run has come to: its last checkpoint, and what its replay would give next."""
+    """Return the last checkpoint of a run, and the next draws of its replay."""
     checkpoint = read_checkpoint(last(run_dir))
     kept: dict[str, object] = {key: checkpoint[key] for key in COMPARED}
     states = checkpoint["RLDataModule"].get("replays", [])
     kept["RLDataModule"] = {k: v for k, v in checkpoint["RLDataModule"].items() if k != "replays"}
     env = GymnasiumEnv(id="Pendulum-v1", num_envs=1)
-    for state in states:  # how it is cut into files depends on when it was saved
+    for state in states:  # the division into files depends on the time of the save
         replay = ReplayBuffer(
             env.single_observation_space, env.single_action_space, 2, capacity=CAPACITY
         )
@@ -133,7 +133,7 @@ def ended(run_dir: Path) -> dict[str, object]:
 
 
 class Trials:
-    """What became of the kills."""
+    """The results of the kills."""
 
     def __init__(self, algorithm: str, root: Path, iterations: int, seed: int) -> None:
         self.algorithm, self.root, self.iterations = algorithm, root, iterations
@@ -151,14 +151,14 @@ class Trials:
         while not last(run_dir).exists():
             time.sleep(0.001)
         time.sleep(self.draw.uniform(0, 0.6 * self.duration))
-        if self.kills % 4:  # three of four in the middle of a save, or just behind it
+        if self.kills % 4:  # three of four during a save, or right after it
             while not list(run_dir.glob("checkpoints/.tmp-*")) and alive(process):
                 pass
             time.sleep(self.draw.uniform(0, 0.004))
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         if finished(process) != -signal.SIGKILL:
-            return  # it had ended already: no kill, no trial
+            return  # it had ended before the kill: no trial
         self.kills += 1
         self.during_save += bool(list(run_dir.rglob(".tmp-*")))
         try:

@@ -3,13 +3,12 @@
 python scripts/lerobot_roundtrip.py                     # an environment of its own, both directions
 python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
 
-LeRobot pins older versions of torch than ours, so it is installed without its dependencies, and the
-few that its datasets need, into a virtual environment that sees the packages of this one. It opens
-a dataset that we wrote, labelled too, and we train from one that it wrote. Both read the datasets
-of both, those from which LeRobot deleted an episode, and those that it merged, and agree frame by
-frame; an episode of LeRobot's has two tasks, and our copy of it keeps them. Frames of videos are
-decoded by PyAV in both, where LeRobot would take TorchCodec: that wants FFmpeg's libraries in the
-system.
+LeRobot pins older versions of torch than ours. So it is installed without its dependencies, plus
+the few that its datasets need, into a virtual environment that sees the packages of this one.
+LeRobot opens a dataset of ours (also a labelled one), and we train from a dataset of LeRobot. Both
+read all datasets, also those with a deleted episode and merged ones, and must agree frame by frame.
+An episode of LeRobot's has two tasks, and our copy keeps them. PyAV decodes the frames of videos in
+both; LeRobot's default, TorchCodec, needs FFmpeg's libraries in the system.
 """
 
 import argparse
@@ -53,7 +52,7 @@ PACKAGES = (
     *("orderly-set", "mergedeep", "pyyaml-include", "typing-inspect", "termcolor", "toml"),
     *("python-dateutil", "pytz", "tzdata", "six", "httpx", "httpcore", "anyio", "sniffio"),
 )
-"""What is installed without dependencies. The rest is ours: torch, NumPy, PyArrow, PyAV, Pillow."""
+"""Packages to install without dependencies. Ours are torch, NumPy, PyArrow, PyAV, Pillow."""
 
 OBSERVATION = Dict(
     {
@@ -77,7 +76,7 @@ KEYS = {
     "observation.images.front": "observation.pixels.front",
 }
 CODEC_ERROR = 4.0
-"""The mean of the differences of a frame's bytes that a codec may make."""
+"""Allowed mean difference of a frame's bytes after a codec."""
 
 LEROBOT = '''
 import importlib.util, json, pathlib, re, sys
@@ -167,12 +166,12 @@ globals()[sys.argv[1]](*sys.argv[2:])
 
 
 def environment(path: Path) -> Path:
-    """Make the virtual environment, unless it is there; return its interpreter."""
+    """Make the virtual environment if it is missing; return its interpreter."""
     python = path / "bin" / "python"
     if not python.exists():
         venv.create(path, with_pip=True)
         (site,) = path.glob("lib/python*/site-packages")
-        # Behind its own packages, which may be of older versions.
+        # After its own packages, which may have older versions.
         (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
         command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES]
         subprocess.run(command, check=True)
@@ -180,7 +179,7 @@ def environment(path: Path) -> Path:
 
 
 def by_lerobot(python: Path, *arguments: object) -> dict:
-    """Run LeRobot; return what it printed."""
+    """Run LeRobot; return its output."""
     run = subprocess.run(
         [python, "-c", LEROBOT.replace("DELETED", str(DELETED)), *map(str, arguments)],
         capture_output=True,
@@ -195,7 +194,7 @@ def by_lerobot(python: Path, *arguments: object) -> dict:
 
 
 def episodes() -> list[dict[str, np.ndarray]]:
-    """Return episodes of L steps: numbers that use all their bits, and pictures that move."""
+    """Return episodes of L steps, with numbers that use all bits, and moving pictures."""
     generator = np.random.default_rng(0)
     y, x = np.mgrid[:48, :64]
     made = []
@@ -239,7 +238,7 @@ def differ(found: object, expected: object) -> float:
 
 
 def check_theirs(found: dict, pictures: str) -> None:
-    """Check what LeRobot has read of our dataset."""
+    """Check LeRobot's reading of our dataset."""
     ends = np.cumsum(LENGTHS)
     assert found["bounds"] == [[int(e - n), int(e)] for e, n in zip(ends, LENGTHS, strict=True)]
     assert (found["fps"], found["episodes"], found["tasks"]) == (FPS, 3, [0, 1])
@@ -269,7 +268,7 @@ def check_theirs(found: dict, pictures: str) -> None:
 
 
 def check_labels(path: Path, found: dict) -> None:
-    """Check what LeRobot has read of labels that we wrote."""
+    """Check LeRobot's reading of our labels."""
     ours = torch.cat([one.extra["advantage"] for one in read_episodes(path)])
     theirs = [row["complementary_info.advantage"] for row in found["frames"]]
     np.testing.assert_array_equal(np.array(theirs, np.float32), ours.numpy())
@@ -278,18 +277,18 @@ def check_labels(path: Path, found: dict) -> None:
 
 
 def check_ours(path: Path, pictures: str) -> None:
-    """Check what we read of a dataset that LeRobot wrote, and train from it."""
+    """Check our reading of a dataset that LeRobot wrote, and train from it."""
     check_read(path, pictures, range(len(LENGTHS)))
     train(path)
 
 
 def check_read(path: Path, pictures: str, numbers: Sequence[int]) -> None:
-    """Check what we read of a dataset that LeRobot wrote or changed.
+    """Check our reading of a dataset that LeRobot wrote or changed.
 
     Args:
-        path: of the dataset.
-        pictures: how it keeps them.
-        numbers: which episodes it should hold.
+        path: path of the dataset.
+        pictures: format of its pictures.
+        numbers: expected episodes.
     """
     space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
     found = read_episodes(path, observation_space=space, action_space=ACTION, fps=FPS)
@@ -310,12 +309,7 @@ def check_read(path: Path, pictures: str, numbers: Sequence[int]) -> None:
 
 
 def check_agreement(path: Path, read: dict) -> None:
-    """Check that LeRobot and we read the same of each frame of a dataset.
-
-    Args:
-        path: of the dataset.
-        read: what LeRobot has read of it.
-    """
+    """Check that LeRobot (`read`) and we read each frame of a dataset equally."""
     rows = iter(read["frames"])
     found = read_episodes(path, KEYS, fps=FPS)
     assert [end - begin for begin, end in read["bounds"]] == found.lengths
@@ -338,7 +332,7 @@ def check_agreement(path: Path, read: dict) -> None:
 
 
 def copied(source: Path, path: Path, pictures: str) -> Path:
-    """Copy a dataset of LeRobot's by our reader and writer."""
+    """Copy a dataset of LeRobot by our reader and writer."""
     space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
     writer = EpisodeWriter(path, space, ACTION, FPS, pictures=pictures)
     for episode in read_episodes(source, observation_space=space, action_space=ACTION):
@@ -349,7 +343,7 @@ def copied(source: Path, path: Path, pictures: str) -> Path:
 
 
 class Still(gymnasium.Env):
-    """An env of the spaces of the datasets, whose pictures the policy does without."""
+    """An env with the spaces of the datasets; the policy ignores its pictures."""
 
     observation_space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
     action_space = ACTION
@@ -420,7 +414,7 @@ def main() -> None:
             copy = copied(theirs, work / f"copied-{pictures}", pictures)
             check_agreement(copy, by_lerobot(python, "read", copy))
             for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
-                for source in (copy, theirs):  # its tools take no column of two dimensions
+                for source in (copy, theirs):  # its tools refuse columns of two dimensions
                     target = work / f"{name}-{source.name}"
                     by_lerobot(python, "edit", target, *[source] * (1 + (name == "merged")))
                     check_agreement(target, by_lerobot(python, "read", target))

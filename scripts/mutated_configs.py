@@ -1,12 +1,12 @@
-"""Run `rl-cli fit` on mutated configs: each must train, or end in one message.
+"""Run randomly changed configs: each must train, or end with one message.
 
-A shipped config with one or two places changed at random is a mutated one.
+A mutated config is a shipped config with one or two random changes.
 
     python scripts/mutated_configs.py --count 400 --seed 0
 
-One process imports the package, and forks for each config: the same seed makes the same configs. A
-fork that prints a traceback, or that ends with a status other than 0 and not by one message, or
-that has not begun to train after --seconds, is a finding, and what it printed is shown.
+One process imports the package, and forks for each config; the same seed makes the same configs. A
+fork is a finding if it prints a traceback, ends with another status than 0 without one message, or
+does not begin to train within --seconds. The script prints the output of each finding.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 
 MEMORY = 24 * 2**30
-"""Bytes of addresses that a fork may have."""
+"""Bytes of address space of a fork."""
 
 LEFT_OUT = ("smolvlm", "hil_")
 """Parts of names of configs that download weights, or wait for a person."""
@@ -39,7 +39,7 @@ SMALL = {
     "num_eval_episodes": 1,
     "iterations_per_epoch": 1,
 }
-"""Settings of the data for short runs; what is mutated comes after."""
+"""Settings of the data for short runs; mutations override them."""
 
 VALUES = (
     *(
@@ -87,7 +87,7 @@ VALUES = (
         {"init_args": {}},
     ),
 )
-"""What a value is replaced by."""
+"""Values of mutations."""
 
 NAMES = (
     "gamma",
@@ -105,7 +105,7 @@ NAMES = (
     "lr",
     "devices",
 )
-"""How a key is called that is put in, or renamed."""
+"""Names of added or renamed keys."""
 
 
 def places(tree, path=()):
@@ -123,7 +123,7 @@ def places(tree, path=()):
 
 
 def mutate(config, draw):
-    """Change one place of a config, and say how."""
+    """Change one place of a config, and describe the change."""
     path = draw.choice(sorted(places(config), key=str))
     holder = config
     for key in path[:-1]:
@@ -165,8 +165,8 @@ def mutated(number, seed):
 
 
 def in_a_fork(arguments, seconds):
-    """Run the command in a fork; return its exit code, or None if it is not done, and its text."""
-    printed = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
+    """Run the command in a fork; return its exit code (None if it hangs) and its output."""
+    printed = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -197,7 +197,7 @@ def in_a_fork(arguments, seconds):
 
 
 def finding(code, text):
-    """Say what is wrong with an end, if anything is."""
+    """Describe the fault of an end, if it has one."""
     if "Traceback (most recent call last)" in text:
         return "traceback"
     if code is None:
@@ -211,7 +211,6 @@ def finding(code, text):
 
 
 def main():
-    """Run them, and print what was found."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

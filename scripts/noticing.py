@@ -1,14 +1,14 @@
 """Find which tests notice each defect of `mutations.py`, and which slow tests no defect needs.
 
-A first run of the suite under coverage records which lines each test reaches, and its CPU seconds.
-Each defect then meets the tests that reach its lines and those of the files that its entry names
-(coverage does not see what a test starts in another process), quick ones first:
+A first run of the suite under coverage records the lines and the CPU seconds of each test. Each
+defect then meets the tests that reach its lines, and the tests in the files that its entry names
+(coverage does not see subprocesses of tests), quick ones first:
 
 - a test of at most `SLOW` seconds notices it: no slow test is needed, and the next defect follows;
-- otherwise slow tests go on until two of them notice it.
+- otherwise slow tests run until two of them notice it.
 
-A slow test that is never the only one to notice is a candidate for removal. The results lie in
-build/mutations/, where a stopped run continues. Remove that folder after a change.
+A slow test that is never the only one to notice a defect is a candidate for removal. The results
+are in build/mutations/, where a stopped run continues. Remove that folder after a change.
 """
 
 import json
@@ -25,21 +25,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "mutations"
 SECONDS = FOLDER / "seconds"
-"""A file for each process that ran tests: lines of JSON, each a test and its CPU seconds."""
+"""A JSON-lines file for each process that ran tests: a test and its CPU seconds per line."""
 
 SLOW = 1.0
-"""CPU seconds above which a test has to be needed."""
+"""CPU seconds above which a test must be needed."""
 
 LONGEST = 190
 """Seconds of tests for one defect: with two jobs, 185 defects take at most 5 hours."""
 
 
 def cpu_seconds() -> float:
-    """Return what this process and its children that have ended took."""
+    """Return the CPU seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 
-# --- which lines each test reaches: this file as a plugin of pytest ---
+# --- record the lines of each test: this file as a pytest plugin ---
 
 
 class Recorder:
@@ -90,7 +90,7 @@ def record() -> None:
 
 
 class Reach:
-    """Which tests reach a text, and how long each takes."""
+    """The tests that reach a text, and their durations."""
 
     def __init__(self) -> None:
         import coverage
@@ -122,16 +122,16 @@ class Reach:
         return about, [test for test in order if test in reaching and test not in about]
 
 
-# --- which of them notice a defect ---
+# --- find the tests that notice a defect ---
 
 
 class Watch:
-    """A plugin of pytest: run some tests only, until it is known which kind a defect needs.
+    """Pytest plugin that runs some tests, until the kind that a defect needs is known.
 
     Attributes:
         noticed_by: the tests that failed.
-        is_settled: a quick test failed, or two slow ones, or the time is up.
-        is_complete: False where the time was up before.
+        is_settled: a quick test failed, or two slow ones, or the time is over.
+        is_complete: False if the time was over before.
     """
 
     def __init__(self, seconds: dict[str, float]) -> None:
@@ -154,7 +154,7 @@ class Watch:
         items[:] = [collected[test] for test in self._tests if test in collected]
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Take a file that cannot be imported for one that notices."""
+        """Count a file that cannot be imported as a failed test."""
         if report.failed:
             self.noticed_by.append(report.nodeid)
             self.is_settled = True

@@ -1,4 +1,4 @@
-"""Ask whether a VLA of the toy task looks and reads: success with what it sees or is told shuffled.
+"""Test whether a VLA of the toy task uses its inputs: success with shuffled images or instructions.
 
 python scripts/probe_vla.py outputs/vla_ppo_.../checkpoints/last.ckpt --episodes 400
 """
@@ -14,7 +14,7 @@ from lightning_rl.collectors.evaluation import run_episodes
 
 
 class Shuffled(PolicyWrapper):
-    """A policy whose envs each get what another one says of `key`; the same one all the time."""
+    """A policy whose envs each get the `key` of another env, in a fixed order."""
 
     def __init__(self, policy, key, count):
         super().__init__(policy)

@@ -1,11 +1,10 @@
-"""Train Stable-Baselines3 as the reference beside ours.
+"""Train Stable-Baselines3 as the reference for our results.
 
-Its PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or its SAC with those of
-`configs/sac.yaml`.
+PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or SAC with `configs/sac.yaml`'s.
 
-Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints, and appends to `--output`, one
-JSON line: the mean return of the last 100 training episodes and of 20 deterministic evaluation
-episodes (raw rewards); of SAC also the curve, 10 deterministic episodes every `--evaluate_every`
+Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints one JSON line, and appends it to
+`--output`: the mean return of the last 100 training episodes and of 20 deterministic evaluation
+episodes (raw rewards); for SAC also the curve, 10 deterministic episodes every `--evaluate_every`
 env steps.
 """
 
@@ -39,10 +38,7 @@ class Returns(BaseCallback):
 
 
 def normalized_env(env_id: str, training: bool) -> VecNormalize:
-    """Make the env as CleanRL wraps it.
-
-    Observations and rewards normalised, both clipped to ±10.
-    """
+    """Make the env with CleanRL's wrappers: observations and rewards normalised, clipped to ±10."""
     envs = DummyVecEnv([lambda: Monitor(gymnasium.make(env_id))])
     return VecNormalize(
         envs, training=training, norm_reward=training, gamma=0.99, clip_obs=10.0, clip_reward=10.0

@@ -1,17 +1,15 @@
-"""Train one config with several seeds, evaluate the final policies.
+"""Train one config with several seeds, and evaluate the final policies.
 
-And append one JSON line per seed to a file.
-
-Reports, per seed, the mean return of the last 100 training episodes (stochastic policy) and of the
-deterministic evaluation of the last checkpoint, wall-clock and CPU seconds of training; and over
-the seeds the mean with its 95 % interval (Student's t).
+Appends one JSON line per seed to a file: the mean return of the last 100 training episodes
+(stochastic policy) and of the deterministic evaluation of the last checkpoint, and the wall-clock
+and CPU seconds of training. Prints the mean over the seeds with its 95 % interval (Student's t).
 
     python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5 --jobs 2
     python scripts/reproduce.py --warm_start vla_bc.yaml --config vla_ppo.yaml --seeds 1 2 3
 
-The seeds are a sweep (`rl-cli sweep`), which goes on where the same command has begun one before
-and was killed. With `--warm_start` each seed is trained by that config first, and goes on from
-there: a sweep of its own for each seed, since each begins with another checkpoint.
+The seeds are a sweep (`rl-cli sweep`), which continues the killed sweep of the same command. With
+`--warm_start`, each seed first trains that config and continues from it, in its own sweep, because
+each begins with another checkpoint.
 """
 
 import argparse
@@ -38,9 +36,9 @@ def rl_cli(*arguments: str) -> None:
 def train(
     config: str, seeds: list[int], overrides: list[str], args: argparse.Namespace
 ) -> list[tuple[dict, Path]]:
-    """Train and evaluate; return what came of each seed, and the run directories."""
+    """Train and evaluate; return the results of each seed, and the run directories."""
     settings = ["--config", config, *overrides, "--sweep.seeds", json.dumps(seeds)]
-    # By its settings, so that the same command finds what it has begun.
+    # Named after its settings, so that the same command finds its sweep again.
     name = f"{Path(config).stem}_{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}"
     found = sorted(args.output_dir.glob(f"{name}_sweep_*/sweep.yaml"))
     begun = ["--resume", str(found[-1].parent)] if found else [*settings, "--exp_name", name]
@@ -52,7 +50,7 @@ def train(
 
 
 def evaluated(config: str, overrides: list[str], run_dir: Path, episodes: int) -> tuple[dict, Path]:
-    """Evaluate the last policy of a trial; return what came of it, and its run directory."""
+    """Evaluate the last policy of a trial; return its results and its run directory."""
     rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     written = json.loads((run_dir / "run.json").read_text())
@@ -78,7 +76,7 @@ def evaluated(config: str, overrides: list[str], run_dir: Path, episodes: int) -
 
 
 def mean(values: list[float]) -> float | None:
-    """Return the average; None where nothing was played, as when demonstrations are cloned."""
+    """Return the average; None without episodes, as in cloning."""
     return float(np.mean(values)) if values else None
 
 

@@ -1,23 +1,23 @@
-"""Train SAC on some envs and seeds, by one config or several, and keep the curves.
+r"""Train SAC on some envs and seeds, with one config or several, and keep the curves.
 
     python scripts/sac_curves.py --ids HalfCheetah-v5 Hopper-v5 --seeds 1 2 3
     python scripts/sac_curves.py --configs sac.yaml sac_best.yaml
-    python scripts/sac_curves.py --configs sac_best.yaml --label perceptrons \\
+    python scripts/sac_curves.py --configs sac_best.yaml --label perceptrons \
         --model.policy.init_args.network perceptron             # one part less
     python scripts/sac_curves.py --total_env_steps 1_000_000    # goes on from what was reached
 
-All have 5,000 random first env steps, and are evaluated every 10,000 env steps by 10 deterministic
-episodes. What else is said, such as `--model.tau 0.01`, is a setting of each run of ours, and
-`--label` is how these are called. A run of ours that was stopped, or is asked for more env steps
-than it has, goes on from its last checkpoint, replay included, bit for bit. One of
-Stable-Baselines3 (`--peer`, an interpreter that has it), with the settings of `configs/sac.yaml`,
-is begun once, and never again where the file of curves holds it to that many env steps.
+All runs have 5,000 random first env steps, and 10 deterministic evaluation episodes every 10,000
+env steps. Other options, such as `--model.tau 0.01`, are settings of our runs, and `--label` names
+these. A stopped run of ours, or one with fewer env steps than requested, continues from its last
+checkpoint with its replay, bit for bit. A run of Stable-Baselines3 (`--peer`, an interpreter that
+has it) uses the settings of `configs/sac.yaml`; it is skipped if the file of curves already holds
+that many env steps.
 
-It does not go through `rl-cli sweep`: a sweep has one budget, and these runs are trained on to
-larger ones, beside those of the peer, one run of each in turn.
+The script does not use `rl-cli sweep`: a sweep has one budget, but these runs continue to larger
+ones, alternately with the runs of the peer.
 
 Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table,
-with the CPU seconds, evaluations included, of those runs of ours that lie in `--output_dir`.
+with the CPU seconds, including evaluations, of our runs in `--output_dir`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 OURS, PEER = "lightning_rl", "stable-baselines3"
 BUFFER_SIZE = 16
-"""Of configs/sac.yaml and those beside it: env steps of an iteration."""
+"""Env steps of an iteration, in configs/sac.yaml and its variants."""
 Curves = dict[str, dict[str, dict[str, list[list[float]]]]]
 
 
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 
 def library_of(config: str, label: str) -> str:
-    """Return how the curves of a config are called."""
+    """Return the name of a config's curves."""
     named = "" if config == "sac.yaml" else Path(config).name
     return ", ".join(filter(None, (OURS, named, label)))
 
@@ -92,7 +92,7 @@ def run_name(config: str, env_id: str, seed: int | str, label: str) -> str:
 
 
 def ours(config: str, env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
-    """Train, or train on, by the command line; return the points of the run's evaluations."""
+    """Train, or continue, by the command line; return the points of the run's evaluations."""
     name = run_name(config, env_id, seed, args.label)
     found = sorted(args.output_dir.glob(f"{name}_2*/checkpoints/last.ckpt"))
     command = [sys.executable, "-m", "lightning_rl", "fit"]
@@ -104,7 +104,7 @@ def ours(config: str, env_id: str, seed: int, args: argparse.Namespace) -> list[
         command += ["--data.env.id", env_id, "--trainer.num_threads", "1"]
         command += ["--data.iterations_per_epoch", str(args.evaluate_every // BUFFER_SIZE)]
         command += ["--model.random_env_steps", str(args.random_env_steps)]
-    command += ["--data.total_env_steps", str(args.total_env_steps)]  # the last word is the flag's
+    command += ["--data.total_env_steps", str(args.total_env_steps)]  # the last option counts
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     points = {}
     for numbers in sorted(args.output_dir.glob(f"{name}_2*/logs/metrics.csv")):
@@ -116,7 +116,7 @@ def ours(config: str, env_id: str, seed: int, args: argparse.Namespace) -> list[
 
 
 def peer(env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
-    """Train Stable-Baselines3's; return the points of its evaluations."""
+    """Train Stable-Baselines3; return the points of its evaluations."""
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch, "curve.jsonl")
         command = [args.peer, str(HERE / "reference_sb3.py"), "--algorithm", "sac"]
@@ -134,7 +134,7 @@ def reached(curve: list[list[float]]) -> float:
 
 
 def cpu_seconds(library: str, env_id: str, args: argparse.Namespace) -> str:
-    """Return what 1,000 env steps took on average, over the runs that lie here; "-" without any."""
+    """Return the average CPU seconds of 1,000 env steps in the runs here; "-" without runs."""
     of_config = {library_of(config, args.label): config for config in args.configs}
     if library not in of_config:
         return "-"
@@ -143,7 +143,7 @@ def cpu_seconds(library: str, env_id: str, args: argparse.Namespace) -> str:
     for run in args.output_dir.glob(f"{name}_2*/run.json"):
         written = json.loads(run.read_text())
         cpu = [part["seconds"]["cpu"] for part in (written, *written["earlier"])]
-        if None not in cpu:  # of one that goes on
+        if None not in cpu:  # None: the run continues
             each.append(1_000 * sum(cpu) / written["env_steps"])
     return f"{np.mean(each):.2f}" if each else "-"
 
@@ -151,7 +151,7 @@ def cpu_seconds(library: str, env_id: str, args: argparse.Namespace) -> str:
 def table(curves: Curves, args: argparse.Namespace) -> str:
     """Return a line per env and library: the returns of each seed at the budget, and their mean.
 
-    Each is the mean of the last three evaluations, which say more than one.
+    Each return is the mean of the last three evaluations, which is less noisy than one.
     """
     lines = [
         "| env | library | by seed | mean | CPU s per 1,000 env steps |",

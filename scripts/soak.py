@@ -1,22 +1,23 @@
-"""Train for a long time, and watch whether memory grows or speed falls.
+"""Train for a long time, and watch memory and speed.
 
     python scripts/soak.py --check
     python scripts/soak.py --total-env-steps 200_000
     python scripts/soak.py --background --total-env-steps 40_000_000     # twenty minutes and more
 
 Trains CartPole-v1 with the settings of `configs/ppo.yaml` by the public Python API, with loggers,
-evaluations and checkpoints as a user has them. About every `--every` env steps it records: env
-steps, SPS (env steps per second of wall time since the record before, evaluations and checkpoints
-included), the same per second of CPU time, which other processes disturb less, resident memory,
-threads, open file descriptors, and the size of the run directory. `soak.json` is written at each
-record, so that a run that dies leaves what it had; `soak.png` (needs matplotlib) at the end.
+evaluations and checkpoints. About every `--every` env steps it records: env steps, SPS (env steps
+per second of wall time since the last record, with evaluations and checkpoints), the same per
+second of CPU time, which other load disturbs less, resident memory, threads, open file descriptors,
+and the size of the run directory. `soak.json` is written at each record, so that a crash loses
+little; `soak.png` (needs matplotlib) at the end.
 
-The warm-up is the first million env steps, or a tenth of a run shorter than ten. The verdict:
-the slope of resident memory from the warm-up to the end (least squares, MB per million env steps),
-and the SPS of a stretch as long as the warm-up at the end over that right after the warm-up.
+The warm-up is the first million env steps, or the first tenth of a run shorter than ten million.
+The verdict has two numbers: the slope of resident memory after the warm-up (least squares, MB per
+million env steps), and the SPS at the end over the SPS right after the warm-up, each over a stretch
+as long as the warm-up.
 
 Exit status 1 with `--check` if memory grows by more than 1 MB per million env steps or SPS falls
-below 0.9 of what it was. A run stopped by a signal reports, and ends with status 2.
+below 0.9 of its early value. A run stopped by a signal reports, and ends with status 2.
 """
 
 import argparse
@@ -52,7 +53,7 @@ CONFIG = Path(__file__).parents[1] / "configs" / "ppo.yaml"
 MAX_GROWTH = 1.0
 """MB of resident memory per million env steps that `--check` allows."""
 MIN_SPEED = 0.9
-"""Share of the early SPS that `--check` asks for at the end."""
+"""Share of the early SPS that `--check` requires at the end."""
 
 Record = dict[str, float]
 
@@ -95,7 +96,7 @@ def train(
     output_dir: Path,
     recorder: "Recorder",
 ) -> int | None:
-    """Train as the config says, and return the signal that stopped it, if one did."""
+    """Train as in the config, and return the signal that stopped the run, or None."""
     config = yaml.safe_load(CONFIG.read_text())
     seed_everything(config["seed_everything"] if seed is None else seed, verbose=False)
     env = config["data"].pop("env")["init_args"]
@@ -112,7 +113,7 @@ def train(
 
 
 class Recorder(Callback):
-    """Record what the process takes, every so many env steps."""
+    """Record the resources of the process, every so many env steps."""
 
     def __init__(self, every: int, output: Path, about: dict[str, Any]) -> None:
         self.every = every
@@ -129,7 +130,7 @@ class Recorder(Callback):
             self.record(trainer.run_dir, pl_module.env_steps)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A short last stretch would only be noise.
+        # A short last stretch is only noise.
         if not self.records or pl_module.env_steps - self.last[0] >= self.every / 2:
             self.record(trainer.run_dir, pl_module.env_steps)
 
@@ -167,7 +168,7 @@ def about(total_env_steps: int) -> dict[str, Any]:
 
 
 def resident_mb() -> float:
-    """Return the resident memory, or its peak where the system does not tell more."""
+    """Return the resident memory, or its peak if the system reports only that."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -206,7 +207,7 @@ def verdict(records: list[Record], total_env_steps: int) -> dict[str, Any]:
 
 
 def speed(records: list[Record], key: str) -> float:
-    """Return the steps of some stretches over the seconds they took."""
+    """Return the env steps of some stretches divided by their seconds."""
     return sum(r["steps"] for r in records) / sum(r["steps"] / r[key] for r in records)
 
 

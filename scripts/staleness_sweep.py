@@ -1,19 +1,19 @@
-"""Measure what learning from stale rollouts costs, and which correction helps.
+"""Measure the cost of learning from stale rollouts, and compare corrections.
 
     python scripts/staleness_sweep.py
     python scripts/staleness_sweep.py --seeds 1 2 3 --env-steps 60_000
 
-Trains Pendulum-v1 by PPO for each max_staleness and each `off_policy_correction`, at equal env
-steps, and compares the average return of 50 deterministic evaluation episodes at the end. With
-max_staleness 0 no rollout is stale, and one column stands for all corrections.
+Trains Pendulum-v1 by PPO for each max_staleness and each `off_policy_correction`, for equal numbers
+of env steps, and compares the average return of 50 deterministic evaluation episodes at the end.
+With max_staleness 0 no rollout is stale, and one column stands for all corrections.
 
 A collector on a fast machine may never lag, so the lag is forced: before each update the learner
-waits until the collector has filled all rollouts that it may (`Lagging`). But for the first few,
-every rollout is then trained on exactly max_staleness updates after its weights were published,
-whatever the speed of the machine, and a run can be repeated.
+waits until the collector has filled all allowed rollouts (`Lagging`). Except for the first few,
+every rollout is trained on exactly max_staleness updates after its weights were published, at any
+speed of the machine, and a run is reproducible.
 
-The table and the picture (needs matplotlib) give the mean over the seeds and its 95 % interval,
-by Student's t. Results are written after each run: one that dies leaves what it had.
+The table and the picture (needs matplotlib) give the mean over the seeds and its 95 % interval, by
+Student's t. Results are written after each run.
 """
 
 import argparse
@@ -70,12 +70,12 @@ def main() -> None:
 
 
 class Lagging(AsyncCollector):
-    """Let the learner go on only when the collector is as far ahead as it may be."""
+    """Let the learner continue only when the collector is as far ahead as allowed."""
 
     def collect(self) -> TensorDict:
         first = self.env_steps == 0
         rollout = super().collect()
-        ahead = 0 if first else self.max_staleness  # the first update is awaited
+        ahead = 0 if first else self.max_staleness  # the collector pauses until the first update
         while self._buffer.statistics()["queue_depth"] < ahead and not self._buffer.closed:
             time.sleep(0.001)
         return rollout
@@ -130,7 +130,7 @@ def train(staleness: int, correction: str, seed: int, env_steps: int) -> Run:
 
 
 def cells(runs: list[Run]) -> dict[tuple[int, str], list[Run]]:
-    """Group the runs by setting; unstale runs stand under every correction."""
+    """Group the runs by setting; runs without staleness appear under every correction."""
     groups: dict[tuple[int, str], list[Run]] = {}
     for run in runs:
         for correction in CORRECTIONS if run["max_staleness"] == 0 else (run["correction"],):

@@ -1,8 +1,8 @@
-"""Run `rl-cli` and scripts in processes of their own, without the five seconds that each would take to import.
+"""Run `rl-cli` and scripts in processes of their own, without five seconds of imports for each.
 
-One process imports the package and nothing else, and forks for each that is asked for: what runs then is what
-`python -m lightning_rl` runs, from its first line to the interpreter's end, with its own signals, exit code and
-children. Where the start itself is the point, a test starts a new process.
+A server process imports the package, and forks for each command. The fork runs what `python -m lightning_rl` runs,
+from its first line to the interpreter's end, with its own signals, exit code and children. Tests of the start itself
+start a new process.
 """
 
 import faulthandler
@@ -26,22 +26,22 @@ ROOT = Path(__file__).parents[1]
 
 
 class Command:
-    """A program that runs, and leads a session of its own.
+    """A running program, which leads its own session.
 
     Args:
-        arguments: of the program.
-        program: what `python -m` takes, or the path of a script; `rl-cli` where not given.
-        env: variables beside those of this process.
-        largest_file: bytes that a file may have, as under `ulimit -f`; None for any.
+        arguments: arguments of the program.
+        program: name for `python -m`, or the path of a script. Default: `rl-cli`.
+        env: variables in addition to those of this process.
+        largest_file: size limit of files in bytes, as under `ulimit -f`. Default: none.
 
     Attributes:
-        pid: of the process.
-        returncode: None while it runs, as far as `poll` knows.
+        pid: process id.
+        returncode: exit code; None until `poll` sees the end.
     """
 
     def __init__(self, *arguments, program="lightning_rl", env=None, largest_file=None):
         self.returncode = None
-        self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  # closed with it
+        self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  # closed with the command
         self.pid = ask(
             {
                 "program": str(program),
@@ -55,7 +55,7 @@ class Command:
 
     @property
     def stdout(self):
-        """What it has printed so far."""
+        """Output so far."""
         return self._read(0)
 
     @property
@@ -63,7 +63,7 @@ class Command:
         return self._read(1)
 
     def poll(self):
-        """Return the exit code, as `subprocess.Popen` has it; None while it runs."""
+        """Return the exit code like `subprocess.Popen`; None while the program runs."""
         if self.returncode is None:
             self.returncode = ask({"look at": self.pid})
         return self.returncode
@@ -76,7 +76,7 @@ class Command:
         return self
 
     def wait_for(self, text, timeout=60):
-        """Wait until it has printed a text."""
+        """Wait until the program has printed a text."""
         deadline = time.monotonic() + timeout
         while text not in self.stdout:
             assert self.poll() is None, self.stderr
@@ -84,13 +84,13 @@ class Command:
             time.sleep(0.01)
 
     def kill(self):
-        """End it at once, if it has not ended."""
+        """Kill the program, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def children(self):
-        """Return the processes that it has started, and that are still there."""
+        """Return the living child processes of the program."""
         return Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
 
     def _read(self, i):
@@ -104,7 +104,7 @@ def rl_cli(*arguments, timeout=120, **kwargs):
 
 
 class Server(NamedTuple):
-    """The process that forks; it ends where the connection is closed, with this process at the latest."""
+    """The process that forks; it ends when the connection closes, at the latest with this process."""
 
     process: subprocess.Popen
     connection: socket.socket
@@ -120,12 +120,12 @@ def server():
 
 
 def serving():
-    """Return the number of that process, which no test is to blame for; nothing before there is one."""
+    """Return the id of the server, which is no leftover of a test; nothing before it starts."""
     return {server().process.pid} if server.cache_info().currsize else set()
 
 
 def end():
-    """End that process, and what tests that have failed have left running."""
+    """End the server, and processes left over by failed tests."""
     if server.cache_info().currsize:
         server().connection.close()
         server().process.wait()
@@ -140,7 +140,7 @@ def ask(what, files=()):
 
 
 def receive(connection):
-    """Return a line, and the files that came with it; nothing at the end."""
+    """Return a line and the files that came with it; nothing at the end."""
     message, files = b"", []
     while not message.endswith(b"\n"):
         part, more, *_ = socket.recv_fds(connection, 2**16, 2)
@@ -151,7 +151,7 @@ def receive(connection):
 
 
 def serve(connection):
-    """Answer until somebody asks for a program; return in the fork that is to be it."""
+    """Answer until a request for a program; return in the fork that becomes the program."""
     alive = set()
     while True:
         message, files = receive(connection)
@@ -171,14 +171,14 @@ def serve(connection):
         for file in files:
             os.close(file)
         connection.sendall(json.dumps(answer).encode() + b"\n")
-    for pid in alive:  # of tests that have failed
+    for pid in alive:  # left over by failed tests
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     sys.exit()
 
 
 def become(asked, files):
-    """Be a new process, as far as the program can tell."""
+    """Turn the fork into a new process, as far as the program can see."""
     os.setsid()
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
         os.dup2(file, number)
@@ -193,7 +193,7 @@ def become(asked, files):
     sys.path[0] = asked["directory"]
     sys.path[1:1] = filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [asked["program"], *asked["arguments"]]
-    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # which Lightning reads as it is imported
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning reads RANK at import
     if asked["program"].endswith(".py"):
         sys.path[0] = str(Path(asked["program"]).parent)
         runpy.run_path(asked["program"], run_name="__main__")
@@ -204,8 +204,8 @@ def become(asked, files):
 if __name__ == "__main__":
     from lightning.pytorch.utilities import rank_zero_only
 
-    import lightning_rl.cli.app  # noqa: F401  # what takes seconds
+    import lightning_rl.cli.app  # noqa: F401  # takes seconds
 
     os.fsync = os.fstat  # see conftest.py
-    gc.freeze()  # or each fork looks for garbage among it, and copies its pages
+    gc.freeze()  # else each fork collects garbage in it, and copies its pages
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -16,28 +16,28 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.slow_cases import is_slow
 
-# Nobody cuts the power: a disk takes 4 ms for each file that is flushed, of which a short run has ten.
-# That they are flushed, and when, is asked of the calls (test_checkpoints.py).
+# No test cuts the power. A flush takes 4 ms on a disk, and a short run flushes ten files.
+# test_checkpoints.py checks the calls of fsync.
 os.fsync = os.fstat
 
-# Lightning looks through all that is installed for each trainer, a twelfth of a short run.
+# Lightning searches all installed packages for each trainer: a twelfth of a short run.
 metadata.entry_points = cache(metadata.entry_points)
 
 MOST_WORKERS = 8
-"""Each takes up to 1 GB, and the longest tests that run in one piece set the time by then."""
+"""Each takes up to 1 GB; with this many, the longest single tests determine the time."""
 
 TOGETHER = {
     "tests/equivalence/test_ddp.py": "one launch of two ranks for all, half a minute",
     "tests/numerics/test_reward_classifier.py": "one dataset and one classifier for all",
     "tests/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
 }
-"""Files whose tests run in one worker, and why; any other test runs in whichever is free."""
+"""Files whose tests run in one worker, with the reason; other tests run in any worker."""
 
 
 class Scheduling(LoadScopeScheduling):
-    """Hand out one test at a time, or one of those files: these first.
+    """Distribute single tests, and whole files of `TOGETHER` first.
 
-    `--dist loadgroup` would do, but takes no notice of its marks with pytest 9.2 (xdist issue 1386).
+    `--dist loadgroup` ignores its marks with pytest 9.2 (xdist issue 1386).
     """
 
     def _split_scope(self, nodeid):
@@ -47,7 +47,7 @@ class Scheduling(LoadScopeScheduling):
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
-    """Return what gives ./outputs a run of `rl-cli fit`: a copy, where this process has made one like it."""
+    """Return a function that copies a run of `rl-cli fit` to ./outputs; equal runs are trained once."""
     made = {}
 
     def give(*arguments):
@@ -64,11 +64,11 @@ def finished_run(tmp_path_factory):
 
 
 SEED = int(os.environ.get("TEST_SEED", "0"))
-"""TEST_SEED=1 pytest: no test may need the seed that it has by default."""
+"""Seed of each test; `TEST_SEED=1 pytest` changes it, because no test may need the default."""
 
 
 def begin_at_seed():
-    """What is drawn from here on is the same whichever tests the worker ran before."""
+    """Seed all random streams, so that draws do not depend on earlier tests of the worker."""
     import numpy
     import torch
 
@@ -79,7 +79,7 @@ def begin_at_seed():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef):
-    if fixturedef.scope != "function":  # made by whichever of its tests comes first
+    if fixturedef.scope != "function":  # the first of its tests makes it
         begin_at_seed()
 
 
@@ -90,7 +90,7 @@ def _seeded():
 
 @pytest.fixture
 def traced_only():
-    """For what is about the trace and not about the compiler."""
+    """Skip the compiler in tests of the trace."""
     from tests.helpers import uncompiled_traces
 
     with uncompiled_traces():
@@ -98,9 +98,9 @@ def traced_only():
 
 
 def pytest_sessionstart(session):
-    """Nothing that is imported or collected ever becomes garbage, and each look at all of it takes half a second."""
+    """Disable garbage collection during imports and collection: each pass takes half a second."""
     gc.disable()
-    if not xdist.is_xdist_controller(session):  # which runs no test, and waits for no import
+    if not xdist.is_xdist_controller(session):  # the controller runs no test, and needs no imports
         import torch
 
         # Two threads that wait for each other on a busy machine of two cores are slower than one.
@@ -129,7 +129,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_xdist_auto_num_workers():
-    """Return how many CPUs this process may use: xdist counts the cores of the whole machine."""
+    """Return the CPUs of this process; xdist counts all cores of the machine."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
     try:

@@ -50,7 +50,7 @@ def make_data(env="CartPole-v1", **kwargs):
 
 
 def make_collector(cls, env, policy, num_steps, seed, *own, **settings):
-    """A collector outside of a run; settings are those of its context, and its own."""
+    """Make a collector outside of a run; `settings` are for its context or for itself."""
     names = {field.name for field in fields(CollectorContext)}
     context = {name: settings.pop(name) for name in names & settings.keys()}
     return cls(CollectorContext(env, policy, num_steps, seed, **context), *own, **settings)
@@ -69,7 +69,7 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
 
 
 def make_update(module, *, compile, optimizer=None):
-    """What steps down the loss of a module, outside of a run; with no optimizer the weights stay where they are."""
+    """Make an update of a module's loss, outside of a run; without an optimizer the weights stay."""
     objective = module.objectives[""]
     optimizer = optimizer or torch.optim.SGD(objective.parameters, lr=0.0)
     if compile:
@@ -78,13 +78,13 @@ def make_update(module, *, compile, optimizer=None):
 
 
 def compile_function(function, inputs):
-    """A function of tensors as a graph."""
+    """Compile a function of tensors as a graph."""
     traced = make_fx(function)(*inputs)
     return graphs.compile_graph(traced, graphs.lift_tensors(traced), inputs)
 
 
 def draw_from(distribution, output, generator, state=None):
-    """What a distribution draws by a generator; its mode with None."""
+    """Draw from a distribution by a generator; without one, return the mode."""
     noise = None
     if generator is not None:
         noise = output.new_empty(*output.shape[:-1], distribution.noise_size)
@@ -93,13 +93,13 @@ def draw_from(distribution, output, generator, state=None):
 
 
 def scalars_of(update, minibatch):
-    """What an update reports of a minibatch, by name."""
+    """Return the scalars that an update reports for a minibatch, by name."""
     update(minibatch.clone())
     return update.objective.statistics.close()
 
 
 def count_graphs(update, kind):
-    """How many graphs of a kind there are."""
+    """Return the number of graphs of a kind."""
     return sum(len(made) for key, made in update.graphs._compiled.items() if kind in key)
 
 
@@ -126,13 +126,13 @@ def train(
 
 
 def take_in(statistics, *steps, **more):
-    """Have statistics of episodes follow steps [N, T], and add the episodes that ended."""
+    """Give steps [N, T] to statistics of episodes, and add the finished episodes."""
     statistics.add(statistics.follow(*steps, **more))
 
 
 @contextmanager
 def uncompiled_traces():
-    """Run what is traced as it is: Inductor takes some six seconds a graph, and is tested in test_gradients.py."""
+    """Run traces eagerly: Inductor takes six seconds per graph; test_gradients.py tests it."""
 
     def run_as_it_is(traced, inputs, **kwargs):
         return lambda *tensors: traced(*tensors)
@@ -147,7 +147,7 @@ def load(checkpoint):
 
 
 def without(content, *keys):
-    """Return a checkpoint without some keys and without the list of its keys, as one of before they were kept."""
+    """Return a checkpoint without some keys and without its list of keys, as old versions wrote it."""
     dropped = {*keys, "contents"}
     state = {key: value for key, value in content["lightning_rl"].items() if key not in dropped}
     kept = {key: value for key, value in content.items() if key not in dropped}
@@ -159,12 +159,12 @@ def last(run_dir):
 
 
 def scalars(run_dir, ignore=("charts/SPS",)):
-    """Return {tag: [(env steps, value), ...]} of a run, without what depends on the clock.
+    """Return {tag: [(env steps, value), ...]} of a run, except tags that depend on the clock.
 
-    Reads the files in the order in which they were opened: TensorBoard sorts them by name, where the numbers of processes
-    that open one within the same second decide.
+    Reads files in the order of their creation. TensorBoard sorts them by name, which depends on process ids within a
+    second.
     """
-    files = Path(run_dir, "logs").glob("events.out.tfevents.*[0-9]")  # not that of the settings
+    files = Path(run_dir, "logs").glob("events.out.tfevents.*[0-9]")  # not the settings
     read = [list(EventFileLoader(str(file)).Load()) for file in files]
     rows = []
     for events in sorted(filter(None, read), key=lambda events: events[0].wall_time):
@@ -202,7 +202,7 @@ def assert_same(a, b, path=""):
 
 
 def saved_replay(run_dir, state):
-    """Take the files out of the saved state of a replay, and return what they hold; how it is cut does not matter."""
+    """Pop the files of a saved replay, and return their joined content, however it is divided."""
     if "online" in state:
         state.pop("files")
         return {name: saved_replay(run_dir, state[name]) for name in ("online", "offline")}
@@ -220,7 +220,7 @@ def saved_replay(run_dir, state):
 
 
 def assert_same_run(one, other):
-    """Assert that two run directories ended alike: weights, optimizer, counters, random streams, envs and curves."""
+    """Assert that two runs ended equally: weights, optimizer, counters, random streams, envs, curves."""
     a, b = load(last(one)), load(last(other))
     replays = [
         [

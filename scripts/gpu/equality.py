@@ -84,8 +84,8 @@ def _judge_steps(findings: Findings, make: type[Task]) -> None:
     eager, graph = (
         _collector(findings, make, num_envs, compiled=compiled) for compiled in (False, True)
     )
-    if not graph.compilation.compiled:
-        findings.add(name, False, graph.compilation.why)
+    if not graph.context.compilation.compiled:
+        findings.add(name, False, graph.context.compilation.why)
         return
     gap, ended, flags = 0.0, 0, True
     for _ in range(rollouts):

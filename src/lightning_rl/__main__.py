@@ -1,4 +1,4 @@
-"""Answer `rl-cli` with no subcommand at once, and load the rest only when it is needed."""
+"""Print the usage of `rl-cli` without slow imports, or import and run a subcommand."""
 
 import gc
 import sys
@@ -40,7 +40,6 @@ SUBCOMMANDS = (
 
 
 def main() -> None:
-    """Run the command line."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -53,7 +52,7 @@ def main() -> None:
             f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(SUBCOMMANDS)}.\n"
         )
         sys.exit(2)
-    gc.disable()  # little of what is imported becomes garbage, and looking for it takes 0.5 s
+    gc.disable()  # imports leave little garbage, and searching for it takes 0.5 s
     from lightning_rl.cli.app import run
 
     gc.enable()

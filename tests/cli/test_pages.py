@@ -537,7 +537,7 @@ def test_the_settings_that_pages_name_exist():
     none(unknown)
 
 
-WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", "base.yaml", *FILES)
+WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", "base.yaml", "sweep.yaml", *FILES)
 
 
 def test_the_files_that_pages_name_exist():

@@ -395,7 +395,7 @@ def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):
     seeds, returns, _ = zip(*EPISODE.findall(out), strict=True)
     assert seeds == ("10001", "10002")
     average = sum(map(float, returns)) / 2
-    assert out.endswith(f"\nAverage return: {average:.2f}\nFilm: {film}\n")
+    assert out.endswith(f"\nAverage return: {average:.2f}\nFilm: {film.relative_to(Path.cwd())}\n")
     assert decode(film)[0].shape[0] > 4
 
 

@@ -348,15 +348,16 @@ def watchers():
 
 def test_the_thread_that_watches_ends_with_the_env_or_for_want_of_calls(monkeypatch):
     monkeypatch.setattr("lightning_rl.envs.watch.TICK_SECONDS", 0.02)
+    before = set(watchers())  # of a test before this one
     data = make_data("CartPole-v1")
-    (thread,) = watchers()
+    (thread,) = set(watchers()) - before
     data.close()
     assert not thread.is_alive()
     data = make_data("CartPole-v1")
     for _ in range(2):  # and another one begins
         with data.calls("reset"):
             data._env.reset(seed=1)
-        (thread,) = watchers()
+        (thread,) = set(watchers()) - before
         thread.join(5)
         assert not thread.is_alive()
     data.close()

@@ -471,6 +471,7 @@ def test_processes_are_as_many_as_this_machine_has_cores(devices):
 # --- the table ---
 
 INNER = {
+    "lightning_rl.audit.play.RandomPolicy",
     "lightning_rl.rollout.structured_actions.FlatAction",
     "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
@@ -558,7 +559,10 @@ def test_no_key_grants_anything_wherever_it_stands(value, place):
     for name in place.split("."):
         at = at.setdefault(name, {})
     at[value] = {"AutoModel": "code.Model"} if value == "auto_map" else True
-    with pytest.raises(ConfigurationError, match=rf" model\..*\.{value}.*--trust_code true"):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"{value}.* at model\..*--trust_code true| model\..*\.{value}.*--trust_code true",
+    ):
         checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
 
 
@@ -578,5 +582,8 @@ def test_a_model_loads_no_code_from_a_hub():
 @pytest.mark.parametrize("name", ["my_vla.MyVLA", "my-vla.MyVLA", "lightning_rl.TinyVLA"])
 def test_no_checkpoint_names_the_class_of_a_model(name):
     policy = {"class_path": "lightning_rl.CustomVLA", "init_args": {"model_class": name}}
-    with pytest.raises(ConfigurationError, match=r"model\.init_args\.policy.*model_class.*--trust"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"model_class.* at model\.init_args\.policy.*--trust|policy.*model_class.*--trust",
+    ):
         checked_config(yaml.safe_dump(placed("policy", policy)), Path("policy.ckpt"))

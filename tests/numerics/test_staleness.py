@@ -335,7 +335,7 @@ class Updates(OffPolicyAlgorithm):
     def configure_objectives(self):
         return [self.objective(None)]
 
-    def _metrics_of_iteration(self):
+    def _metrics_of_iteration(self, reported):
         return {}
 
     def publish(self):

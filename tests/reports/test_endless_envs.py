@@ -37,4 +37,4 @@ def test_an_evaluation_without_end_is_cut_and_says_so(tmp_path, capsys):
     assert (evaluation["lengths"], evaluation["truncations"], evaluation["cut"]) == ([20, 20], 2, 2)
     said = capsys.readouterr().out
     assert said.count("2 of 2 evaluation episodes were cut after 20 env steps") == 1
-    assert evaluated("b")["lengths"] == [1000, 1000]
+    assert evaluated("b", max_eval_episode_steps=None)["lengths"] == [1000, 1000]

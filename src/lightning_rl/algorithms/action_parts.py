@@ -1,7 +1,6 @@
-"""Weigh the parts that the log-prob of an action comes in: its tokens, or a chunk's actions.
+"""Handle log-probs of whole actions [B], or of their parts [B, L]: tokens, or actions of a chunk.
 
-A policy may give log-probs [B, L]. Of a chunk that an episode's end cut short, the parts that were
-not executed do not count.
+If an episode ends within a chunk, the parts that were not executed do not count.
 """
 
 from collections.abc import Sequence
@@ -15,20 +14,18 @@ from lightning_rl.system import ranks
 
 
 class RatioTerms(NamedTuple):
-    """What a policy loss is made of, in the shape of its ratios.
-
-    That is [B], or [B, L] where each part of an action has a ratio of its own.
+    """The inputs of a policy loss: [B], or [B, L] if each part of an action has its own ratio.
 
     Attributes:
-        new: log-probs of the policy that is trained.
-        old: of the policy that the ratio is clipped around, that is of the one that acted, or of
-            the one that the update began at where data is stale.
-        behavior: of the policy that acted.
-        advantage: of each ratio.
-        counted: [B, L] bool, which parts were executed; None for all.
-        whole_new, whole_old: [B], of whole actions and without gradients. The KL of an update is
-            that between these, in any case.
-        entropy_weight: what to multiply entropies by.
+        new: log-probs of the current policy.
+        old: log-probs of the policy at the center of the clip: the acting policy, or with stale
+            data the policy at the start of the update.
+        behavior: log-probs of the acting policy.
+        advantage: advantage of each ratio.
+        counted: [B, L] bool, the executed parts; None for all.
+        whole_new, whole_old: [B], log-probs of whole actions without gradients, for the KL of an
+            update.
+        entropy_weight: factor of the entropies.
     """
 
     new: Tensor
@@ -44,16 +41,16 @@ class RatioTerms(NamedTuple):
 def ratio_terms(
     policy: TensorDict, minibatch: TensorDict, old: Tensor, weight: Tensor, joint_ratio: bool
 ) -> RatioTerms:
-    """Lay out what a policy loss takes, for log-probs of whole actions and of parts alike.
+    """Compute the inputs of a policy loss, for log-probs of whole actions or of parts.
 
-    Parts have a ratio each and share the advantage of their sample; or, with `joint_ratio`, the
-    action has one.
+    Each part has a ratio and the advantage of its sample. With `joint_ratio` the action has one
+    ratio.
 
     Args:
-        policy: [B], what `Policy.evaluate_actions` has returned.
+        policy: [B], result of `Policy.evaluate_actions`.
         minibatch: [B], with `sample_log_prob` and `advantage`.
-        old: [B] or [B, L], log-probs of the policy that the ratio is clipped around.
-        weight: [B], of the samples.
+        old: [B] or [B, L], log-probs of the policy at the center of the clip.
+        weight: [B], weights of the samples.
         joint_ratio: see `Policy.joint_ratio`.
     """
     new, behavior = policy["sample_log_prob"], minibatch["sample_log_prob"]
@@ -76,7 +73,7 @@ def ratio_terms(
 
 
 def executed_parts(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
-    """Return which parts [B, L] were executed; all, where `executed` [B, K] is not there."""
+    """Return a mask of the executed parts [B, L]; all without a field `executed` [B, K]."""
     if "executed" not in minibatch.keys():
         return torch.ones_like(log_prob, dtype=torch.bool)
     executed: Tensor = minibatch["executed"]
@@ -87,8 +84,8 @@ def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
     """Return the log-prob [B] of all executed parts together.
 
     Args:
-        log_prob: [B], of whole actions already, or [B, L].
-        minibatch: [B], with `executed` where parts may not count.
+        log_prob: [B] of whole actions, or [B, L].
+        minibatch: [B], with `executed` if some parts may not be executed.
     """
     if log_prob.dim() == len(minibatch.batch_size):
         return log_prob
@@ -96,10 +93,10 @@ def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
 
 
 def add_part_weights(minibatch: TensorDict) -> TensorDict:
-    """Write `part_weight` [B, L]: 0 where a part does not count, and of mean 1 over the minibatch.
+    """Write `part_weight` [B, L]: 0 for parts that were not executed, and mean 1.
 
-    An average of weighted parts is then the average over all executed parts of the minibatch, also
-    where that goes through the network in micro-batches with different numbers of them.
+    The mean of weighted parts is then the mean over all executed parts of the minibatch, even if
+    micro-batches have different numbers of them.
     """
     mask = _counted(minibatch)
     if mask is None or "part_weight" in minibatch.keys():
@@ -110,14 +107,12 @@ def add_part_weights(minibatch: TensorDict) -> TensorDict:
 def part_weights_over_ranks(
     flat: TensorDict, order: Tensor, sizes: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return `part_weight` [S, L] for minibatches that ranks have parts of; {} for no parts.
-
-    The weights are of mean 1 over all ranks together.
+    """Return `part_weight` [S, L] with mean 1 over the minibatches of all ranks; {} without parts.
 
     Args:
         flat: [M], the transitions of this rank.
-        order: [S], indices of those that are drawn, in all passes.
-        sizes: of the parts that follow each other in it, one for each minibatch.
+        order: [S], indices of the drawn samples of all passes.
+        sizes: number of samples of this rank in each minibatch.
     """
     mask = _counted(flat)
     if mask is None:
@@ -131,15 +126,15 @@ def part_weights_over_ranks(
 
 
 def _counted(samples: TensorDict) -> Tensor | None:
-    """Return 1 for each part [B, L] that counts, else 0; None where there are no parts."""
-    log_prob = samples.get("sample_log_prob", None)  # a loss of its own may not want it
+    """Return 1 for each executed part [B, L], else 0; None without parts."""
+    log_prob = samples.get("sample_log_prob", None)  # a custom loss may not need it
     if log_prob is None or log_prob.dim() == 1:
         return None
     return executed_parts(samples, log_prob).to(log_prob.dtype)
 
 
 def weigh_parts(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
-    """Give numbers [B] the shape of log-probs, [B] or [B, L], times the weights of the parts."""
+    """Expand numbers [B] to the shape of log-probs, [B] or [B, L], times the weights of parts."""
     if like.dim() == weight.dim():
         return weight
     part_weight = minibatch.get("part_weight", None)

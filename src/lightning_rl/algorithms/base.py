@@ -1,4 +1,4 @@
-"""Give an algorithm everything but its losses: steps, counters, checkpoints, evaluation."""
+"""Base class of algorithms: optimizer steps, counters, checkpoints, evaluation."""
 
 import math
 from abc import ABC, abstractmethod
@@ -76,7 +76,7 @@ from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.runs import find_checkpoint
 
 RankState = dict[str, Tensor | None]
-"""What one rank has of its own: random streams, and returns under way of its envs."""
+"""State of one rank: random streams, and the unfinished returns of its envs."""
 
 
 LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
@@ -87,11 +87,11 @@ HIDDEN = (
     *("step_compilation", "update", "updates", "watch", "_computed_before", "_episodes"),
     *("_graphs", "_iterations", "_restored", "_steps_before", "_trainer"),
 )
-"""Attributes of an algorithm that change all the time, and that a compiled loss may not read."""
+"""Attributes of an algorithm that change constantly: a compiled loss must not read them."""
 
 
 class TrainingData(Protocol):
-    """What an algorithm wants to know of the data module."""
+    """The part of the data module that algorithms use."""
 
     @property
     def num_envs(self) -> int: ...
@@ -150,52 +150,51 @@ class TrainingData(Protocol):
 
 
 class Algorithm(LightningModule, ABC, Constructed):
-    """A policy and a way to improve it; evaluated on one episode per seed.
+    """Base class: a policy and its training; evaluation plays one episode per seed.
 
-    A subclass writes `training_step`, which reads top to bottom, and says in
-    `configure_objectives` which losses there are. Most begin with `OnPolicyAlgorithm`.
+    A subclass writes `training_step`, and lists its losses in `configure_objectives`. Most
+    subclasses derive from `OnPolicyAlgorithm` or `OffPolicyAlgorithm`.
 
-    Lightning's automatic optimization is off: a training step is one iteration, that is one rollout
-    and its whole update of many optimizer steps, and `trainer.global_step` counts iterations.
+    Lightning's automatic optimization is off. A training step is one iteration: one rollout and
+    all its optimizer steps. `trainer.global_step` counts iterations.
 
     Args:
-        policy: what is trained.
+        policy: the policy to train.
         learning_rate: initial learning rate.
         lr_schedule: `constant`, or `linear`, to zero at the end of the budget.
-        batch_size: transitions per minibatch, of each process.
+        batch_size: transitions per minibatch and process.
         max_grad_norm: bound on the norm of the whole gradient; null for none.
-        optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
-        max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
-            that is not finite, before the run ends.
+        optimizer: makes the optimizer. Default: Adam with eps 1e-5 and `learning_rate`.
+        max_nonfinite_steps: the run fails after this many consecutive optimizer steps were skipped
+            for a loss or gradient that is not finite.
         compile: compile loss, backward pass, clipping and Adam to one graph, and the values of a
-            rollout to another. Takes some 10 s when a run begins (3 where one like it has run), and
-            a C++ compiler (on a GPU Triton); where that fails, a warning says why, and the update
-            runs uncompiled. `auto` compiles where the budget has so many minibatches that it pays
-            (`PAYS_FROM`), without a warning where it cannot; a line says what it came to. A run
-            that is resumed goes on as it began.
+            rollout to another. Compiling takes about 10 s at the start of a run (3 s if cached),
+            and needs a C++ compiler (on a GPU Triton). If compiling fails, the update runs
+            uncompiled with a warning. `auto` compiles if the budget has enough minibatches
+            (`PAYS_FROM`), prints the decision, and does not warn. A resumed run keeps its decision.
 
     Attributes:
-        update: `self.update(minibatch)` steps down the first objective by a minibatch [B], unless
-            its loss or gradient is not finite.
-        updates: likewise, of all objectives by name: `self.updates["critic"](minibatch)`.
+        update: `self.update(minibatch)` takes an optimizer step on the first objective with a
+            minibatch [B]; the step is skipped if loss or gradient is not finite.
+        updates: the same for all objectives, by name: `self.updates["critic"](minibatch)`.
         env_steps: env steps trained on so far, over all ranks.
-        metrics: what the last iteration has to say, by name.
-        evaluation: the summary of the last evaluation (see `summarize`), with `env_steps` and
+        metrics: metrics of the last iteration, by name.
+        evaluation: summary of the last evaluation (see `summarize`), with `env_steps` and
             `deterministic`.
-        watch: looks on at the episodes; a callback's, for as long as it wants to.
+        watch: a callback's watcher of evaluation episodes.
 
     Raises:
         ConfigurationError: for a number out of range.
     """
 
     plan = EpisodePlan()
-    """How the episodes of a rollout begin and end, and what acts in them at first."""
+    """How episodes of a rollout start and end, and which steps take random actions."""
 
     adam_eps = 1e-5
-    """Of Adam, where no optimizer is given."""
+    """Eps of the default Adam."""
 
     uses_replay = True
-    """Whether it reads `replay`; where it does not, `data.replay` is refused."""
+    """Whether the algorithm reads `replay`. If not, a config with `data.replay` is refused."""
 
     def __init__(
         self,
@@ -222,8 +221,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.make_optimizer = optimizer
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
-        self.compilation = Choice(False, None)  # made anew by on_fit_start
-        self.step_compilation = StepsChoice(False, None)  # by the data module
+        self.compilation = Choice(False, None)  # replaced by on_fit_start
+        self.step_compilation = StepsChoice(False, None)  # replaced by the data module
         self.env_steps = 0
         self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
@@ -238,7 +237,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self._steps_before: dict[str, Any] | None = None
         self._graphs: Graphs | None = None
         self.updates: dict[str, Update] = {}
-        self.update: Update  # made by on_fit_start
+        self.update: Update  # set by on_fit_start
 
     @property
     def data(self) -> TrainingData:
@@ -247,10 +246,10 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def replay(self) -> Replay:
-        """What the data module keeps of the rollouts, for an off-policy algorithm.
+        """The replay buffer of the data module.
 
         Raises:
-            ConfigurationError: where `data.replay` does not say what that is.
+            ConfigurationError: if `data.replay` is not set.
         """
         replay = self.data.replay
         if replay is None:
@@ -262,13 +261,13 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def iterations_done(self) -> int:
-        """How many iterations of the run came before this one, those before a resumption included.
+        """Number of completed iterations of the run, including those before a resumption.
 
-        For what is annealed; the second argument of `training_step` counts within an epoch.
+        Use it for annealing: `batch_idx` of `training_step` counts within an epoch.
         """
         return int(self.trainer.global_step)
 
-    # --- losses, and the steps down them ---
+    # --- losses and optimizer steps ---
 
     @abstractmethod
     def configure_objectives(self) -> list[Objective]:
@@ -287,27 +286,27 @@ class Algorithm(LightningModule, ABC, Constructed):
         passes: Sequence[str] = (),
         whole_minibatches: bool = False,
     ) -> Objective:
-        """Return a loss with an optimizer of its own; what is not given is as the algorithm's.
+        """Return a loss with its own optimizer; arguments default to the algorithm's settings.
 
         Args:
-            loss: takes a minibatch [B]; returns its loss and scalars to report, all of them
-                averages over the samples, since a large minibatch is given in parts. Compiled, it
-                is traced once: what depends on the values of tensors has to be a tensor operation.
-            modules: whose parameters it moves; the policy's where neither they nor `groups` are
-                given.
-            name: of the objective, where there are several.
-            prepare: does what needs the whole minibatch [B] at once; no gradients.
-            groups: the parameters, in groups as an optimizer takes them.
-            learning_rate: initial.
+            loss: takes a minibatch [B]; returns the loss and scalars to log. All of them must be
+                means over samples, because micro-batches are averaged. A compiled loss is traced
+                once: no Python decision may depend on the values of tensors.
+            modules: modules to train. Default: the policy, unless `groups` is given.
+            name: name of the objective, if there are several.
+            prepare: prepares a whole minibatch [B] before the loss, without gradients.
+            groups: parameter groups, as an optimizer takes them.
+            learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: which of the scalars that it reports the losses after it in `in_turn` read, each
-                as a field [B] of the minibatch. What is not named here is charted alone.
-            whole_minibatches: whether the loss needs all samples of a minibatch together, as batch
-                statistics do: large minibatches are then not split into micro-batches.
+            passes: names of logged scalars that later losses of `in_turn` read, each as a field [B]
+                of the minibatch. Other scalars are only logged.
+            whole_minibatches: the loss needs all samples together, as batch statistics do, so
+                minibatches are not split into micro-batches.
 
         Raises:
-            ConfigurationError: where `whole_minibatches` meets a policy with a `micro_batch_size`.
+            ConfigurationError: if `whole_minibatches` is set and the policy has a
+                `micro_batch_size`.
         """
         if modules:
             groups = [{"params": [p for m in modules for p in m.parameters() if p.requires_grad]}]
@@ -328,7 +327,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         )
 
     def _micro_batch_size(self, name: str, whole: bool) -> int | None:
-        """Return the policy's, or `WHOLE` for a loss of whole minibatches."""
         size: int | None = getattr(self.policy, "micro_batch_size", None)
         require(
             size is None or not whole,
@@ -341,14 +339,14 @@ class Algorithm(LightningModule, ABC, Constructed):
     def in_turn(
         self, *objectives: str, then: Callable[[], None], written: Sequence[Tensor]
     ) -> UpdateSequence:
-        """Return what steps down several objectives by each minibatch, in their order.
+        """Return a callable that takes a step on several objectives per minibatch, in this order.
 
-        A later loss reads of an earlier one what that `passes`. Compiled it is one graph. To be
-        asked for in `on_fit_start`, once the updates are made.
+        A later loss reads the scalars that an earlier one `passes`. Compiled, this is one graph.
+        Call it in `on_fit_start`, after `super().on_fit_start()` has made the updates.
 
         Args:
-            objectives: their names.
-            then: what follows them, such as moving target networks; a tensor operation.
+            objectives: names of the objectives.
+            then: runs after them, such as moving target networks; a tensor operation.
             written: the tensors of this module that `then` writes.
         """
         updates = [self.updates[name] for name in objectives]
@@ -359,7 +357,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         return CompiledSequence(name, compiled, then, written, self._graphs, self.phase)
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
-        """Return the schedule of a learning rate that begins so."""
+        """Return the learning rate schedule for an initial learning rate."""
         return LearningRateSchedule(self.lr_schedule, learning_rate)
 
     @cached_property
@@ -369,12 +367,12 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def optimizer_steps(self) -> int:
-        """How many steps the optimizers have taken in the run."""
+        """Optimizer steps of the run so far, over all objectives."""
         return sum(one.statistics.passed for one in self.objectives.values())
 
     @property
     def skipped_steps(self) -> int:
-        """How many were skipped, for a loss or gradient that was not finite."""
+        """Optimizer steps that were skipped because a loss or gradient was not finite."""
         return sum(one.statistics.skipped for one in self.objectives.values())
 
     def optimizer_of(self, objective: str = "") -> Optimizer:
@@ -382,14 +380,14 @@ class Algorithm(LightningModule, ABC, Constructed):
         return self.updates[objective].optimizer
 
     def finish_iteration(self, rollout: TensorDict) -> None:
-        """Close an update: normaliser statistics, policy version, counters and metrics.
+        """End an update: update normalizers, policy version, counters and metrics.
 
         Args:
-            rollout: [N, T+1], what was trained on.
+            rollout: [N, T+1], the rollout of the update.
 
         Raises:
-            FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was
-                not finite.
+            FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps; the message
+                names the tensors that are not finite.
         """
         reported = [objective.statistics.close() for objective in self.objectives.values()]
         for objective in self.objectives.values():
@@ -403,7 +401,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             if self._graphs.have_served:
                 self.compilation.say()
         if type(self.policy).update_normalization is not Policy.update_normalization:
-            # Padding is left out by a copy, which takes time where there are pictures.
+            # Leaving out padding copies the rollout, which is slow with pictures.
             steps = without_padding(rollout)
             if "padding" not in rollout.keys() or ranks.agree(steps.batch_size[1] > 0):
                 self.policy.update_normalization(steps)
@@ -411,7 +409,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.data.publish()
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         self.metrics = self._metrics_of_iteration(reported)
-        # In manual optimization Lightning would count the steps of its own optimizers.
+        # In manual optimization Lightning counts only the steps of its own optimizers.
         self._iterations.increment_ready()
         self._iterations.increment_completed()
 
@@ -437,12 +435,6 @@ class Algorithm(LightningModule, ABC, Constructed):
     # --- Lightning's hooks of training ---
 
     def configure_optimizers(self) -> list[Optimizer]:
-        """Make the optimizers, in the order of the objectives.
-
-        Raises:
-            ConfigurationError: where a parameter has gradients and no objective moves it, and where
-                a loss needs whole minibatches of which several processes have parts.
-        """
         objectives = self.objectives.values()
         check_all_parameters_move(self, objectives)
         check_whole_minibatches(objectives)
@@ -452,22 +444,15 @@ class Algorithm(LightningModule, ABC, Constructed):
         return made
 
     def setup(self, stage: str) -> None:
-        """Have the policy act as it is trained, and check the settings against the data."""
         self.policy.compute_in(str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Seed the draws of the update, apart from every other random stream.
-
-        A checkpoint's state is taken up afterwards.
-
-        Raises:
-            ConfigurationError: where the weights to begin with are not finite numbers.
-        """
         check_weights_are_numbers(self.policy)
         self._iterations = counter_of_steps(self.trainer)
         self.phase = phases_of(cast(Any, self.trainer).profiler)
+        # The update has its own random stream; a checkpoint's state of it is loaded later.
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         hooks = LightningHooks(self) if LightningHooks.listened_to(self) else None
@@ -494,26 +479,24 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.update = next(iter(self.updates.values()))
 
     def choose_compilation(self) -> Choice:
-        """Return whether the update is to be compiled, by the settings and the checkpoint."""
+        """Decide whether to compile the update, by the settings and the checkpoint."""
         return Choice(self.compile_update, self._minibatches(), self._computed_before)
 
     def choose_step_compilation(self) -> StepsChoice:
-        """Return whether the steps of a batched torch env are to be compiled."""
+        """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
         before, self._steps_before = self._steps_before, None
         self.step_compilation = StepsChoice(self.compile_update, steps, (before or {}).get("steps"))
         return self.step_compilation
 
     def _minibatches(self) -> int | None:
-        """Return how many minibatches the run has by its config; None where that is unknown."""
         each = self.minibatches_per_iteration()
         return None if each is None else each * self._iterations_of_run()
 
     def _iterations_of_run(self) -> int:
-        """Return how many iterations the run has by its config."""
         trainer = self.trainer
         iterations = self.data.total_iterations
-        if trainer.max_steps >= 0:  # which count iterations
+        if trainer.max_steps >= 0:  # max_steps counts iterations
             iterations = min(iterations, trainer.max_steps)
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             iterations = min(iterations, trainer.max_epochs * self.data.iterations_per_epoch)
@@ -521,49 +504,30 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def replays_cuda_graphs(self) -> bool:
-        """Whether a graph of the update is one that a GPU replays."""
+        """Whether the update replays a CUDA graph."""
         return self._graphs is not None and self._graphs.captured
 
     def minibatches_per_iteration(self) -> int | None:
-        """Return how many an update goes through at most, by the settings alone.
+        """Return the most minibatches of one update, from the settings alone.
 
-        `compile: auto` asks; None, where that is unknown, leaves the update uncompiled.
+        `compile: auto` uses it; None (unknown) leaves the update uncompiled.
         """
         return None
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint, after all else that might draw from them.
-
-        Raises:
-            ConfigurationError: for a replay that would not be used.
-        """
         check_replay_is_used(self, self.data.replay)
         if not self.compilation.compiled:
-            self.compilation.say()  # else once it has been
+            self.compilation.say()  # a compiled update reports after its first graph
+        # Random streams are restored last, because other setup code may draw from them.
         if self._restored is not None:
             with restoring("random streams"):
                 self._load_rank_states(self._restored)
             self._restored = None
 
     def on_train_end(self) -> None:
-        """Warn of parameters that were to be trained, and never were."""
         warn_of_unreached(self, {name: one.optimizer for name, one in self.updates.items()})
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Refuse a rollout that is too old, and get ready to learn from it.
-
-        That is: the learning rates, and the policy in eval mode.
-
-        Args:
-            batch: a rollout [N, T+1].
-            batch_idx: Lightning's, within the epoch.
-
-        Raises:
-            ValueError: of a rollout that has been flattened.
-            RuntimeError: where the rollout is staler than the collector promises.
-            FloatingPointError: where the env returned what is not a number.
-            ConfigurationError: where it holds an action that its mask forbids.
-        """
         check_time(batch)
         check_finite(batch)
         if self.policy.masks_actions:
@@ -582,17 +546,17 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.policy.put_in_eval_mode()
 
     def staleness(self, rollout: TensorDict) -> int:
-        """Return how many updates the oldest step of a rollout [N, T+1] lags the learner."""
+        """Return the age of the oldest step of a rollout [N, T+1], in updates."""
         return int(self.policy.version - rollout["policy_version"][:, :-1].min())
 
     # --- checkpoints ---
 
     def rank_state(self) -> RankState:
-        """Return what this rank has of its own, to be saved."""
+        """Return the state of this rank for the checkpoint."""
         return {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
 
     def load_rank_state(self, state: RankState | None) -> None:
-        """Take up what was this rank's; None of a run with another number of ranks."""
+        """Restore the state of this rank; None if the number of ranks has changed."""
         if state is None:
             return
         shuffle, own = state["shuffle"], state["torch"]
@@ -602,10 +566,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         torch.set_rng_state(own.cpu())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters, random streams, and what the weights do not tell of the policy.
-
-        Its spaces are among it.
-        """
         checkpoint[STATE_KEY] = header() | {
             DESCRIPTION_KEY: describe(self.policy),
             SPACES_KEY: spaces_of(self.policy),
@@ -616,12 +576,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up counters; random streams wait until training starts.
-
-        Raises:
-            ConfigurationError: where the checkpoint is not one of ours, is one of another policy,
-                or holds too little to train on from.
-        """
         with restoring("weights and counters"):
             saved = check_checkpoint(self, self.policy, checkpoint)
             self.env_steps = int(saved["env_steps"])
@@ -629,11 +583,12 @@ class Algorithm(LightningModule, ABC, Constructed):
                 return
             for name, objective in self.objectives.items():
                 objective.statistics.load_state_dict(saved["guards"][name])
+            # `on_train_start` restores the random streams.
             self._restored = list(saved["ranks"])
         self._computed_before = saved.get("computing")
 
     def _load_rank_states(self, states: list[RankState]) -> None:
-        """Take up what was this rank's; begin anew where there were more ranks, or fewer."""
+        """Restore the state of this rank, unless the number of ranks has changed."""
         alike = len(states) == ranks.world_size()
         self.load_rank_state(states[ranks.rank()] if alike else None)
         if alike:
@@ -645,11 +600,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         )
 
     def begin_with(self, checkpoint: dict[str, Any]) -> None:
-        """Take up weights, normalisers and counters; random streams and episodes begin anew.
+        """Load weights, normalizers and counters; random streams and episodes start fresh.
 
         Raises:
-            ConfigurationError: where the checkpoint is one of another policy or algorithm, or its
-                weights are not finite numbers.
+            ConfigurationError: if the checkpoint has another policy or algorithm, or weights that
+                are not finite.
         """
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
@@ -665,24 +620,24 @@ class Algorithm(LightningModule, ABC, Constructed):
         output_dir: str | Path = "outputs",
         **kwargs: Any,
     ) -> Self:
-        """Make the algorithm of a checkpoint again, with its policy, ready to act.
+        """Rebuild the algorithm of a checkpoint with its policy, ready to act.
 
-        Weights, normalisers and counters are those of the checkpoint; `fit` would begin with a new
-        optimizer. The checkpoint is data, and passes the checks of `rl-cli`: nothing of Lightning's
-        own way is left, which imports what the file names.
+        Weights, normalizers and counters are restored; `fit` would start with a new optimizer. The
+        checkpoint is read as data, with the checks of `rl-cli`, unlike in Lightning's own method.
 
         Args:
-            checkpoint_path: a file, a run directory (then its last checkpoint), or `last` or `best`
-                of the newest run.
+            checkpoint_path: a file, a run directory (its last checkpoint), or `last` or `best` of
+                the newest run.
             map_location: the device of all tensors.
-            trust_code: import whatever classes the checkpoint names. Without it only those of this
-                package, `torch.optim` and `gymnasium` count.
-            output_dir: where runs are looked for, for `last` and `best`.
-            kwargs: arguments of the constructor that replace those of the run, such as `policy`.
+            trust_code: import any class that the checkpoint names. Default: only classes of this
+                package, `torch.optim` and `gymnasium`.
+            output_dir: the folder of runs in which `last` and `best` are searched.
+            kwargs: constructor arguments that replace the run's, such as `policy`.
 
         Raises:
-            ConfigurationError: for a file that cannot be read, one of another class, one that names
-                other classes, and one of a run in Python that could not say how its policy is made.
+            ConfigurationError: if the file cannot be read, has another class, names classes that
+                are not trusted, or comes from a Python run that could not record how to make its
+                policy.
         """
         path = find_checkpoint(str(checkpoint_path), output_dir)
         content = read_checkpoint(path)
@@ -693,7 +648,7 @@ class Algorithm(LightningModule, ABC, Constructed):
     # --- evaluation ---
 
     def play(self, seeds: list[int], watch: Watcher | None = None) -> list[Episode]:
-        """Play one episode per seed in the evaluation's env; alike however often it is asked."""
+        """Play one episode per seed in the evaluation env; equal seeds give equal episodes."""
         data = self.data
         with autocast(self.policy.version.device, self.policy.autocast_dtype):
             return run_episodes(
@@ -707,14 +662,13 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Play the episodes of a batch of seeds; a rank may have an empty one."""
+        # The seeds of a rank may be empty.
         if seeds:
             self._episodes += self.play(seeds, self.watch)
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise the episodes of all ranks, for the monitors and the log."""
         gathered = ranks.gather_over_ranks(self._episodes)
-        episodes = [episode for one in gathered for episode in one]  # by seed, as by rank
+        episodes = [episode for one in gathered for episode in one]  # rank order is seed order
         self.evaluation = summarize(episodes, self.data.eval_env_reports_success) | {
             "deterministic": self.data.eval_deterministic,
             "env_steps": self.env_steps,
@@ -722,12 +676,12 @@ class Algorithm(LightningModule, ABC, Constructed):
         self._episodes = []
         if cut := self.evaluation["cut"]:
             self._tell_of_cuts(cut, len(episodes))
-        # For monitors; the loggers get it from MetricsWriter, over env steps.
+        # For checkpoint monitors; `MetricsWriter` logs over env steps.
         self.log_dict(logged_values(self.evaluation), logger=False)
 
     @rank_zero_only
     def _tell_of_cuts(self, cut: int, episodes: int) -> None:
-        """Print that episodes were cut, once of a run."""
+        """Print once per run that evaluation episodes were cut."""
         if not self._told_of_cuts:
             self._told_of_cuts = True
             print(
@@ -738,16 +692,14 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
 
     def test_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Play the episodes of a batch of seeds."""
         self.validation_step(seeds, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """Summarise the episodes."""
         self.on_validation_epoch_end()
 
 
 class IterationScalars:
-    """What there is one of per iteration, averaged over ranks and read once."""
+    """One value per iteration and name, averaged over ranks and read in one transfer."""
 
     def __init__(self) -> None:
         self._values: dict[str, Tensor] = {}
@@ -757,10 +709,9 @@ class IterationScalars:
         self._values[name] = value
 
     def means(self) -> dict[str, float]:
-        """Return the averages, in one transfer from the device, and start again.
+        """Return the means over ranks, and clear them.
 
-        NaN is what a rank has no number for, as of a rollout without steps; where no rank has one,
-        the name is left out.
+        A rank without a value sets NaN. Names that are NaN on all ranks are left out.
         """
         scalars, self._values = self._values, {}
         if not scalars:
@@ -773,7 +724,7 @@ class IterationScalars:
 
 
 def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:
-    """Return what a loss is made of, by name, for the message about what was not finite."""
+    """Return the inputs of a loss by name, to find those that are not finite."""
     names = (
         "observation",
         "action",

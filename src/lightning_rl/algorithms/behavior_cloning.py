@@ -1,4 +1,4 @@
-"""Teach a policy to do what was demonstrated, or what a teacher would do where it has come to."""
+"""Behavior cloning of demonstrations, and DAgger with a teacher policy."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,34 +32,33 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class BehaviorCloning(Algorithm):
-    """Maximise the log-prob of demonstrated actions.
+    """Maximize the log-prob of demonstrated actions.
 
-    It needs `data.collector: Demonstrations`; an iteration is `n_epochs` passes over all of them,
-    and an env step of the budget is one step of a demonstration that was learnt from. Its
-    checkpoint is what reinforcement learning begins with: `trainer.init_from` of PPO or GRPO.
+    It needs `data.collector: Demonstrations`. An iteration is `n_epochs` passes over all
+    demonstrations; each of their steps counts as an env step of the budget. PPO or GRPO can
+    continue from the checkpoint (`trainer.init_from`).
 
-    With a `teacher` the policy, its student, acts itself, and the teacher says of each step what it
-    would have done there: a student that only knows where the teacher goes does not learn to come
-    back from where its own mistakes lead. The teacher may read keys of the observation that the
-    student's `actor_keys` leave out.
+    With a `teacher`, the policy (the student) acts, and the teacher labels each step with its own
+    action, so that the student learns to recover from its own mistakes. The teacher may read
+    observation keys that the student's `actor_keys` leave out.
 
     Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
     Navigation"; Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
-    Prediction to No-Regret Online Learning" (DAgger). Differs from the latter: an iteration learns
-    from the newest rollout alone, in the place of all that were collected.
+    Prediction to No-Regret Online Learning" (DAgger). Differs from the latter: an iteration trains
+    on the newest rollout alone, not on all rollouts so far.
 
     Args:
-        policy: what is taught; a critic is left alone.
-        n_epochs: passes over the demonstrations, or over a rollout, in an iteration.
+        policy: the policy to train; a critic is not trained.
+        n_epochs: passes over the demonstrations, or over a rollout, per iteration.
         ent_coef: weight of the entropy bonus.
-        sequence_length: steps in a row that the gradients of a policy with a memory go through,
-            `rollout` for all of a demonstration; 32 where not given. See `OnPolicyAlgorithm`.
-        burn_in: steps before each sequence, likewise.
-        teacher: a checkpoint (a file, or a run directory) of a trained policy, of any algorithm;
-            null learns from demonstrations.
-        teacher_env_steps: over so many env steps, of all processes, the share of the steps in which
-            the teacher acts falls from 1 to 0; with 0 the student acts from the first one.
-        trust_code: import whatever classes the teacher's checkpoint names.
+        sequence_length: steps of truncated backpropagation through time, for a policy with a
+            memory; `rollout` for whole demonstrations. Default: 32. See `OnPolicyAlgorithm`.
+        burn_in: steps before each sequence, see `OnPolicyAlgorithm`.
+        teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm; null
+            for training on demonstrations.
+        teacher_env_steps: env steps, over all processes, in which the share of the teacher's
+            actions falls from 1 to 0; with 0 only the student acts.
+        trust_code: import any class that the teacher's checkpoint names.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -102,19 +101,13 @@ class BehaviorCloning(Algorithm):
         return [self.objective(self.loss, prepare=add_part_weights)]
 
     def minibatches_per_iteration(self) -> int:
-        """Return how many `n_epochs` passes have; fewer where episodes end early."""
         size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
         return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known, and load the teacher.
-
-        Raises:
-            ConfigurationError: for a teacher that cannot be loaded, or does not fit the env.
-        """
         super().setup(stage)
         if stage != "fit":
-            return  # a student that has learnt needs its teacher no more
+            return  # evaluation needs no teacher
         check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
         if self.teacher is not None:
             taught_by = Algorithm.load_from_checkpoint(self.teacher, trust_code=self.trust_code)
@@ -122,18 +115,11 @@ class BehaviorCloning(Algorithm):
             self.plan = replace(self.plan, teacher=teacher)
 
     def on_fit_start(self) -> None:
-        """Have the teacher where the policy is."""
         super().on_fit_start()
         if self.plan.teacher is not None:
             self.plan.teacher.policy.to(self.device)
 
     def on_train_start(self) -> None:
-        """Refuse what the policy itself has done, or demonstrations where it is to act.
-
-        Raises:
-            ConfigurationError: where `data.collector` is another than `Demonstrations`, or, with a
-                teacher, is that.
-        """
         super().on_train_start()
         collector = getattr(self.data, "collector", None)
         if self.teacher is not None:
@@ -151,7 +137,6 @@ class BehaviorCloning(Algorithm):
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Take some passes over the demonstrations, or over what was done, a rollout [N, T+1]."""
         check_time(rollout)
         teacher = self.plan.teacher
         if teacher is not None:
@@ -159,7 +144,7 @@ class BehaviorCloning(Algorithm):
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
         mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", mask.float())
-        if self.policy.evaluates_sequences:  # of what was demonstrated nobody has stored any
+        if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
         what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
         drawing = drawing_of(self.policy, rollout, *what)
@@ -170,7 +155,7 @@ class BehaviorCloning(Algorithm):
         self.finish_iteration(rollout)
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
-        """Return a rollout [N, T+1] with the teacher's actions in the place of what was done."""
+        """Return a rollout [N, T+1] with the teacher's actions instead of the executed ones."""
         share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
         self.statistics.set("teacher_share", share)
         seen = flat_transitions(rollout, ["observation"], bootstrap=True)
@@ -183,13 +168,13 @@ class BehaviorCloning(Algorithm):
         return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
-    """What the loss reads of a rollout, beside the policy's own fields."""
+    """The fields of a rollout that the loss reads, besides the policy's extra fields."""
 
     def _fields(self, rollout: TensorDict, mask: Tensor) -> tuple[str, ...]:
-        """Return what the loss reads of a rollout [N, T+1]; of chunks also what was executed.
+        """Return the fields of a rollout [N, T+1] that the loss reads; with chunks also `executed`.
 
         Raises:
-            ConfigurationError: where actions were not executed, and the policy would learn them.
+            ConfigurationError: if the loss would clone actions that were not executed.
         """
         if "executed" not in rollout.keys():
             return self.FIELDS
@@ -207,7 +192,7 @@ class BehaviorCloning(Algorithm):
         return (*self.FIELDS, "executed")
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of samples [B], and scalars to report."""
+        """Return the loss of samples [B], and scalars to log."""
         new = self.policy.evaluate_actions(minibatch)
         weight = weigh_parts(minibatch["weight"], new["sample_log_prob"], minibatch)
         negative_log_prob = -(weight * new["sample_log_prob"]).mean()

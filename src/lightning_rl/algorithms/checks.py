@@ -1,4 +1,4 @@
-"""Refuse what an algorithm cannot do, before a run begins."""
+"""Checks of an algorithm's settings, before a run starts."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -32,15 +32,11 @@ from lightning_rl.system.lightning_private import start_method_of, trainer_of
 from lightning_rl.system.plain_yaml import read_yaml
 
 PRECISIONS = ("32-true", "bf16-mixed")
-"""Those that are tested."""
+"""The tested settings of `trainer.precision`."""
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse trainer settings under which the update would be wrong.
-
-    Raises:
-        ConfigurationError: for a strategy or a precision that is not supported.
-    """
+    """Refuse a strategy or a precision that the update does not support."""
     check_strategy(trainer)
     if trainer.precision not in PRECISIONS:
         raise ConfigurationError(
@@ -55,11 +51,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse strategies that do not give each process a whole policy and envs of its own.
-
-    Raises:
-        ConfigurationError: for any but one device and DDP.
-    """
+    """Refuse strategies other than one device and DDP: each process needs a policy and envs."""
     strategy = trainer.strategy
     started = start_method_of(strategy)
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
@@ -77,15 +69,7 @@ def check_strategy(trainer: Trainer) -> None:
 
 
 def check_batch_size(batch_size: int, per_iteration: int) -> None:
-    """Refuse a minibatch that is larger than a rollout.
-
-    Args:
-        batch_size: transitions per minibatch.
-        per_iteration: transitions per rollout, N * T.
-
-    Raises:
-        ConfigurationError: naming both.
-    """
+    """Refuse a minibatch that is larger than a rollout of `per_iteration` (N*T) transitions."""
     require(
         batch_size <= per_iteration,
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "
@@ -95,16 +79,7 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
 
 
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
-    """Refuse settings of sequences that are out of range, or that the policy has no use for.
-
-    Args:
-        policy: is trained.
-        sequence_length: in steps, `rollout`, or None where nothing was said.
-        burn_in: in steps.
-
-    Raises:
-        ConfigurationError: naming the setting, and what it needs.
-    """
+    """Refuse sequence settings (in steps) that are out of range, or a policy without a memory."""
     check_range("burn_in", burn_in, least=0)
     if isinstance(sequence_length, int):
         check_range("sequence_length", sequence_length, least=1)
@@ -131,15 +106,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
 def check_all_parameters_move(
     algorithm: LightningModule, objectives: Collection[Objective]
 ) -> None:
-    """Refuse parameters that no objective would move, and objectives that would move none.
-
-    Args:
-        algorithm: holds the policy and all other trained modules.
-        objectives: of it.
-
-    Raises:
-        ConfigurationError: naming the parameters that have gradients and would never be trained.
-    """
+    """Refuse trainable parameters without an objective, and objectives without parameters."""
     kind = type(algorithm).__name__
     for one in objectives:
         require(
@@ -177,7 +144,7 @@ def check_all_parameters_move(
 
 
 def _trainable_in(value: Any) -> Iterator[Tensor]:
-    """Yield the leaves with gradients of an attribute, and of a list or dict of such."""
+    """Yield the trainable leaf tensors of an attribute, including those in a list or dict."""
     parts = value.values() if isinstance(value, dict) else value
     for part in parts if isinstance(value, list | tuple | dict) else (value,):
         tensors = part.parameters() if isinstance(part, nn.Module) else (part,)
@@ -187,11 +154,7 @@ def _trainable_in(value: Any) -> Iterator[Tensor]:
 
 
 def check_whole_minibatches(objectives: Collection[Objective]) -> None:
-    """Refuse a loss of whole minibatches where each process has a part of one.
-
-    Raises:
-        ConfigurationError: naming the objective.
-    """
+    """Refuse a loss of whole minibatches with several processes: each has only a part."""
     whole = [one.name for one in objectives if one.micro_batch_size == WHOLE]
     require(
         not whole or ranks.world_size() == 1,
@@ -203,14 +166,10 @@ def check_whole_minibatches(objectives: Collection[Objective]) -> None:
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
     """Warn of an algorithm's own parameters that no gradient has reached in the whole run.
 
-    Parameters of the policy are left out: some algorithms do not train its critic. An optimizer has
-    no state for a parameter that it has never moved.
-
-    Args:
-        algorithm: at the end of a run.
-        optimizers: of its objectives, by name.
+    Parameters of the policy do not count: some algorithms do not train its critic.
     """
     names = {id(p): name for name, p in algorithm.named_parameters()}
+    # An optimizer has no state for a parameter that it has never moved.
     unreached = [
         names[id(parameter)]
         for name, optimizer in optimizers.items()
@@ -227,15 +186,7 @@ def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> No
 
 
 def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> None:
-    """Refuse a replay that nothing would be put into.
-
-    Args:
-        algorithm: says by `uses_replay` whether it reads one.
-        replay: of the data module; None where `data.replay` is not set.
-
-    Raises:
-        ConfigurationError: naming the algorithm.
-    """
+    """Refuse a replay buffer (`data.replay`, or None) for an algorithm that does not use it."""
     name = type(algorithm).__name__
     require(
         replay is None or bool(algorithm.uses_replay),
@@ -246,14 +197,9 @@ def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> N
 
 
 def check_drawn_fields(algorithm: type, base: type) -> None:
-    """Refuse an algorithm that prepares whole minibatches, where each process has a part of one.
+    """Refuse an algorithm that overrides `prepare` and not `drawn_fields`, with several processes.
 
-    Args:
-        algorithm: whose `prepare` may be its own.
-        base: the class that both methods come from.
-
-    Raises:
-        ConfigurationError: where it overrides `prepare` and not `drawn_fields`.
+    `base` is the class that defines both methods.
     """
     order = algorithm.__mro__[: algorithm.__mro__.index(base) + 1]
     prepares, draws = (
@@ -269,29 +215,20 @@ def check_drawn_fields(algorithm: type, base: type) -> None:
 
 
 EXACT, ROUGH = 1e-3, 1e-1
-"""How far a log-prob x may be from the one that was stored, in units of 1 + |x|: in float32, and
-where networks compute in less. Rounding gives a thousandth of it, a policy with a memory a hundred
-times more."""
+"""Largest difference of a log-prob x from the stored one, in units of 1 + |x|: in float32, and in a
+lower precision. Rounding gives a thousandth of it; with a memory a tenth.
+"""
 
 
 def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
-    """Refuse a policy that gives its own actions another log-prob than when it acted.
+    """Refuse a policy whose log-probs of its own actions differ from the stored ones.
 
-    The ratio of an update begins at 1, or clipping and KL are about something else. All ranks do so
-    together. Random streams are left as they are.
-
-    Args:
-        policy: acted.
-        rollout: [N, T+1], with `sample_log_prob`; steps of older weights are not looked at.
-
-    Returns:
-        whether there was a step to look at.
-
-    Raises:
-        ConfigurationError: naming the steps, and what usually makes them differ.
+    The first ratio of an update must be 1: otherwise clipping and KL are meaningless. All ranks
+    take part. Random streams do not change. Returns whether the rollout [N, T+1] has steps of the
+    current weights; others are ignored.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
-    if policy.remembers:  # its states, which older weights may have left behind
+    if policy.remembers:  # older weights may have computed the states
         fresh = fresh.cummin(1).values
     if not ranks.agree(bool(fresh.any())):
         return False
@@ -302,7 +239,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
 
 
 def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | None:
-    """Say which of the steps `fresh` [N, T] have another log-prob now, or return None."""
+    """Describe which of the steps `fresh` [N, T] have another log-prob now; None if no step has."""
     name = type(policy).__name__
     stored: Tensor = rollout["sample_log_prob"][:, :-1]
     with torch.random.fork_rng(devices=[stored.device] if stored.is_cuda else []):
@@ -316,7 +253,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
     rough = policy.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
     rough |= any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters())
     distance = (again.float() - stored).abs() / (1.0 + stored.abs())
-    # Not of NaN: the guard of the update's steps tells of that.
+    # NaN is left to the finite check of the optimizer steps.
     differs = distance.flatten(2).amax(2) if distance.dim() > 2 else distance
     differs = (differs > (ROUGH if rough else EXACT)) & differs.isfinite() & fresh
     if not differs.any():
@@ -337,7 +274,6 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
 
 
 def _numbers(value: Tensor) -> str:
-    """Write one number, or the first few of several."""
     numbers = [f"{number:.5g}" for number in value.flatten()[:3].tolist()]
     return ", ".join(numbers) + (", ..." if value.numel() > 3 else "")
 
@@ -345,12 +281,7 @@ def _numbers(value: Tensor) -> str:
 def check_checkpoint(
     module: LightningModule, policy: Policy, checkpoint: dict[str, Any]
 ) -> dict[str, Any]:
-    """Refuse what a module cannot take up; return what a checkpoint says beside the weights.
-
-    Raises:
-        ConfigurationError: where the checkpoint is not one of ours, is one of another policy, or is
-            to be trained on from and holds weights only.
-    """
+    """Refuse a checkpoint that does not fit a module; return its state besides the weights."""
     check_schema(checkpoint)
     saved: dict[str, Any] = checkpoint[STATE_KEY]
     trainer = trainer_of(module)
@@ -371,16 +302,10 @@ USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone d
 def weights_to_begin_with(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Return the state dict with which a policy does what that of a checkpoint did.
+    """Return a state dict with which a policy acts like a checkpoint's policy, and a note.
 
-    A critic is no part of that. Where the checkpoint has none, or one of another shape, or the
-    policy has none, the policy's own stays as it is.
-
-    Returns:
-        the state dict, and a sentence on what became of a critic that is not taken over.
-
-    Raises:
-        ConfigurationError: where the policy would act in another way than the one that was saved.
+    If the checkpoint's critic is missing or has other shapes, the policy keeps its own critic, and
+    the note says so: a critic does not affect actions.
     """
     own = policy.state_dict()
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
@@ -421,10 +346,9 @@ def _without_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _policy_section(checkpoint: dict[str, Any]) -> str:
-    """Return what the configuration of a checkpoint, where it has one, says of the policy."""
     try:
         section = read_yaml(str(checkpoint.get(CONFIG_KEY, "")), "It")
-    except ConfigurationError:  # it is refused where it is used
+    except ConfigurationError:  # the caller that needs the config refuses it
         return ""
     for key in ("model", "init_args", "policy"):
         section = section.get(key) if isinstance(section, dict) else None
@@ -435,11 +359,7 @@ def _policy_section(checkpoint: dict[str, Any]) -> str:
 
 
 def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None:
-    """Compare names and shapes, and name the first that differ.
-
-    Raises:
-        ConfigurationError: where some do.
-    """
+    """Compare names and shapes of two state dicts; refuse the checkpoint if some differ."""
     differing = [
         f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
         for key, value in own.items()
@@ -466,17 +386,12 @@ def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None
 
 
 LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
-"""Entries of `torch.optim` that have the shape of their parameter."""
+"""Entries of optimizer state that have the shape of their parameter."""
 
 
 def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Refuse the state of another optimizer, or one that was changed, before it is taken.
-
-    `Optimizer.load_state_dict` looks at the number of parameters alone.
-
-    Raises:
-        ConfigurationError: naming the setting or the entry.
-    """
+    """Refuse the state of another optimizer, or a manipulated one."""
+    # `Optimizer.load_state_dict` compares only the number of parameters.
     with restoring("optimizer state"):
         saved = state["param_groups"]
         for own, group in zip(optimizer.param_groups, saved, strict=True):
@@ -499,7 +414,7 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a value is a number, a tensor of one, or a pair of numbers as `betas` is."""
+    """Return whether a value is a number, a one-element tensor, or a tuple of numbers (`betas`)."""
     if isinstance(value, tuple | list):
         return len(value) > 0 and all(map(_is_number, value))
     if isinstance(value, Tensor):
@@ -508,18 +423,10 @@ def _is_number(value: Any) -> bool:
 
 
 def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
-    """Compare what the weights do not tell; see `policies.description`.
+    """Compare the parts of a policy that its weights do not determine; see `policies.description`.
 
-    Another activation or another family of distributions is no setting that anyone would change
-    under trained weights; another temperature may be, and is warned of.
-
-    Args:
-        policy: takes up the weights.
-        state: what a checkpoint says beside them.
-        cure: what to do.
-
-    Raises:
-        ConfigurationError: where the checkpoint's policy is another function of its weights.
+    A different activation or distribution is an error. A different setting, such as a temperature,
+    is a warning.
     """
     if DESCRIPTION_KEY not in state:
         return

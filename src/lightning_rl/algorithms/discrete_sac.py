@@ -1,4 +1,4 @@
-"""Learn discrete actions off-policy by soft actor-critic."""
+"""Soft actor-critic for discrete actions."""
 
 from typing import Any
 
@@ -19,19 +19,18 @@ from lightning_rl.system.errors import check_range
 
 
 class DiscreteSAC(SoftActorCritic):
-    """Soft actor-critic for discrete actions, whose critics value each of them.
+    """Soft actor-critic for discrete actions; the critics return a value for each action.
 
-    What SAC takes from one draw, the value of what follows, the actor's loss and its entropy, are
-    expectations over all actions here. What a mask forbids has no part in them, and the entropy
-    that the temperature aims at is that of the actions allowed in each state.
+    Next values, the actor's loss and the entropy are expectations over all actions, not estimates
+    from a sampled action. Masked actions are left out, and the target entropy depends on the number
+    of allowed actions in each state.
 
     Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings". Differs from the
-    paper, which aims at .98 of the greatest entropy, by the share: that is all but uniform.
+    paper: a lower target entropy; the paper's .98 of the largest entropy is almost uniform.
 
     Args:
         policy: actor and critics.
-        target_entropy_share: of log n, of the n actions that are allowed: what entropy the
-            temperature aims at.
+        target_entropy_share: target entropy as a share of log n, for n allowed actions.
         kwargs: see `SoftActorCritic`.
 
     Raises:
@@ -58,7 +57,7 @@ class DiscreteSAC(SoftActorCritic):
 
     @torch.no_grad()
     def target(self, minibatch: TensorDict) -> Tensor:
-        """Return what the critics are to say of samples [B]."""
+        """Return the critics' target [B] for samples [B]."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         through = self.target_encoder, self.target_memory
         features, slow = self.policy.features_for_target(minibatch, there, through)

@@ -1,4 +1,4 @@
-"""Learn an arm by SAC, and its gripper by a discrete critic of its own."""
+"""SAC for an arm, with a discrete critic for its gripper."""
 
 import copy
 from typing import Any
@@ -18,16 +18,18 @@ from lightning_rl.system.errors import check_range
 class GripperSAC(SAC):
     """SAC for an arm, and double Q-learning for the gripper at its end.
 
+    Each update trains the gripper's critic too. The field `penalty`, such as the cost of opening
+    and closing, is added to the rewards of the gripper's critic only: see `PenaltyTerms`.
+
     Source: HIL-SERL (Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via
-    Human-in-the-Loop Reinforcement Learning", section III); the gripper's part is van Hasselt et
-    al. 2016, "Deep Reinforcement Learning with Double Q-learning". Its critic is fitted with each
-    update of the others. What a step adds in `penalty`, such as the cost of opening and closing,
-    counts in the rewards of the gripper's critic, and in no other: see `PenaltyTerms`.
+    Human-in-the-Loop Reinforcement Learning", section III); for the gripper van Hasselt et al.
+    2016, "Deep Reinforcement Learning with Double Q-learning".
 
     Args:
         policy: an arm's actor and critics, and a gripper's critic.
-        gripper_learning_rate: of that critic; as the other critics' where not given.
-        kwargs: see `SAC`; the dimensions of `target_entropy` are the arm's.
+        gripper_learning_rate: learning rate of the gripper's critic. Default:
+            `critic_learning_rate`.
+        kwargs: see `SAC`; `target_entropy` is for the arm's actions.
 
     Raises:
         ConfigurationError: for a number out of range, and a policy without a gripper.
@@ -61,7 +63,7 @@ class GripperSAC(SAC):
         return [*super().slow_copies(), (self.target_gripper, self.policy.gripper)]
 
     def gripper_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the gripper's critic on samples [B], and scalars to report."""
+        """Return the loss of the gripper's critic on samples [B], and scalars to log."""
         target, penalty = self.gripper_target(minibatch)
         command = self.policy.command_of(minibatch["action"])
         q = self.policy.gripper_values(minibatch).gather(-1, command[:, None]).squeeze(-1)
@@ -70,13 +72,13 @@ class GripperSAC(SAC):
 
     @torch.no_grad()
     def gripper_target(self, minibatch: TensorDict) -> tuple[Tensor, Tensor]:
-        """Return what the gripper's critic is to say of samples [B], and the penalties in it."""
+        """Return the target of the gripper's critic for samples [B], and the penalties in it."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         features, slow = self.policy.features_for_target(
             minibatch, there, (self.target_encoder, self.target_memory)
         )
-        # The gripper reads what the arm's actor does: where critics read something else, that has
-        # no slow copy.
+        # The gripper reads the actor's features. If the critics have a separate encoder, the
+        # actor's encoder has no slow copy.
         slow = features if self.policy.critic_reads_apart else slow
         reward = minibatch["reward"]
         penalty = minibatch.get("penalty", None)

@@ -1,4 +1,4 @@
-"""Improve a policy by group-relative policy optimization, without a critic."""
+"""Group relative policy optimization (GRPO), without a critic."""
 
 from typing import Any, Literal
 
@@ -25,36 +25,34 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class GRPO(OnPolicyAlgorithm):
-    """GRPO: rows of a group begin alike, and what one earns beyond the others is its advantage.
+    """GRPO: the envs of a group start equally, and their mean return is the baseline.
 
     Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
     Language Models", equation 3. Differs from the paper: returns may be compared step by step, and
-    the gradient of the KL term is that of the KL (see `kl_penalty`). See `group_relative_advantage`
-    for the variants Dr. GRPO and RLOO. A step whose return somebody has had a hand in, as they took
-    over then or later, is not learnt from; to compare others with, that return is as good as any.
+    the KL term has the gradient of the KL (see `kl_penalty`). See `group_relative_advantage`
+    for the variants Dr. GRPO and RLOO. Steps at or before an intervention of their episode are not
+    trained on, but their returns count in the baseline.
 
     Args:
-        policy: an actor; a critic is not used.
-        group_size: G envs that follow each other begin every episode in the same state; divides
+        policy: an actor without a critic.
+        group_size: G consecutive envs start every episode in the same state; divides
             `data.num_envs`.
         mode: `step` compares returns-to-go at each step, for dense rewards; `trajectory` compares
             whole returns, for a sparse success.
-        reset_every_rollout: begin new episodes with every rollout, the same start for a group.
-            False leaves rows where they are, and their returns comparable only as far as their
-            states are.
-        truncate_at_first_done: learn from a row's first episode only, and end the rollout as soon
-            as each row has had one.
+        reset_every_rollout: start new episodes with every rollout, with equal states in a group. If
+            false, the returns of a group are only as comparable as its states.
+        truncate_at_first_done: train on the first episode of each env only, and end the rollout as
+            soon as each env has finished one.
         normalize_advantage: divide by the standard deviation of the group; false is Dr. GRPO.
         leave_one_out: compare with the mean of the other members.
-        eps: least standard deviation of a group that is divided by, in units of the reward.
-        filter_groups: leave out groups whose members all succeed or all fail, by
-            `info["success"]`. A member whose episode has not ended may yet do either: its group
-            stays in.
-        aggregation: average the loss over steps (`token`), or over steps within each episode first
-            (`trajectory`), so that long episodes do not outweigh short ones.
-        clip_coef: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1; `clip_coef` where not given.
-        kl_coef: weight of KL(policy || the policy that training began with).
+        eps: lower bound on the standard deviation of a group, in units of the reward.
+        filter_groups: leave out groups whose members all succeed or all fail, by `info["success"]`.
+            Groups with an unfinished episode stay in.
+        aggregation: average the loss over steps (`token`), or over the steps of each episode first
+            (`trajectory`), so that long episodes do not dominate.
+        clip_coef: largest decrease of the ratio below 1.
+        clip_high: largest increase of the ratio above 1. Default: `clip_coef`.
+        kl_coef: weight of KL(policy || initial policy).
         ent_coef: weight of the entropy bonus.
         kwargs: see `OnPolicyAlgorithm`.
 
@@ -123,11 +121,6 @@ class GRPO(OnPolicyAlgorithm):
         self.reference = ReferencePolicy(policy) if kl_coef > 0 else None
 
     def setup(self, stage: str) -> None:
-        """Check the groups against the envs, as soon as both are known.
-
-        Raises:
-            ConfigurationError: where `group_size` does not divide `data.num_envs`.
-        """
         super().setup(stage)
         num_envs = self.data.num_envs
         require(
@@ -138,7 +131,6 @@ class GRPO(OnPolicyAlgorithm):
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Improve the policy by one rollout [N, T+1]."""
         with self.phase("advantage"):
             mask = self.add_advantages(rollout)
         if self.reference is not None:
@@ -152,13 +144,13 @@ class GRPO(OnPolicyAlgorithm):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What the loss reads of a rollout, beside the policy's own fields."""
+        """The fields of a rollout that the loss reads, besides the policy's extra fields."""
         own = ("observation", "action", "sample_log_prob", "advantage", "weight")
         reference = () if self.reference is None else ("reference_log_prob",)
         return (*own, *reference, *self.correction_fields)
 
     def add_advantages(self, rollout: TensorDict) -> Tensor:
-        """Write `advantage` and `weight` [N, T+1]; return which steps count, [N, T] bool."""
+        """Write `advantage` and `weight` [N, T+1]; return a mask [N, T] of counted steps."""
         reward, done = self.rewards(rollout), rollout["done"][:, :-1]
         advantage, mask = group_relative_advantage(
             reward,
@@ -183,14 +175,14 @@ class GRPO(OnPolicyAlgorithm):
         return mask
 
     def _helped(self, intervened: Tensor, done: Tensor) -> Tensor:
-        """Return after which steps [N, T] bool, or in which, somebody took over in the episode."""
+        """Return a mask [N, T] of steps with an intervention then or later in the episode."""
         return reversed_scan(intervened.float(), (~done).float()) > 0
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
-        """Return which rows [N] are in a group whose members do not all succeed, nor all fail.
+        """Return a mask [N] of envs in groups whose members do not all succeed or all fail.
 
         Raises:
-            ConfigurationError: where episodes have ended and the env has said success of none.
+            ConfigurationError: if episodes have ended and the env reports no success.
         """
         done: Tensor = rollout["done"][:, :-1]
         if not self.data.reports_success and ranks.agree(bool(done.any())):
@@ -208,10 +200,10 @@ class GRPO(OnPolicyAlgorithm):
         return undecided.repeat_interleave(self.group_size)
 
     def _weight(self, mask: Tensor, env_steps: Tensor | None) -> Tensor:
-        """Return the weights [N, T] of the steps that count, of mean 1 over those of all ranks."""
+        """Return weights [N, T] of the steps, with mean 1 over the steps of all ranks."""
         if self.aggregation == "token":
             return torch.ones_like(mask, dtype=torch.float32)
-        # Parts have a mean of their own: there a row is as long as the env steps that it took.
+        # With log-probs of parts the mean is over parts, so a row's length is in env steps.
         per_part = "sample_log_prob" in self.policy.extra_fields and not self.policy.joint_ratio
         counted = mask if env_steps is None or not per_part else mask * env_steps
         length: Tensor = counted.sum(1, keepdim=True).clamp(min=1)
@@ -239,7 +231,7 @@ class GRPO(OnPolicyAlgorithm):
         scalars = {
             "policy_loss": policy_loss,
             "entropy": entropy,
-            # `target_kl` and the adaptive rate go by it.
+            # `target_kl` and the adaptive learning rate read it.
             "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
             "clip_fraction": clip_fraction(
                 terms.new.detach(), terms.old, **clip, mask=terms.counted

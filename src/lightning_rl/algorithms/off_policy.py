@@ -1,4 +1,4 @@
-"""Give an off-policy algorithm everything but its losses: replay, updates due, targets, critics."""
+"""Base classes of off-policy algorithms: replay, number of updates, target networks, critics."""
 
 import copy
 import math
@@ -36,36 +36,33 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class OffPolicyAlgorithm(Algorithm):
-    """An algorithm that keeps what was collected, and learns from samples of it.
+    """An algorithm that stores rollouts in a replay buffer and trains on samples of it.
 
     A subclass writes `training_step` and its losses.
 
     Args:
-        policy: what is trained.
-        batch_size: transitions per minibatch, of each process.
+        policy: the policy to train.
+        batch_size: transitions per minibatch and process.
         gamma: discount per env step.
-        n_steps: steps that a target sums rewards over before it asks the critics; fewer where an
-            episode ends.
-        tau: how far target networks move towards the networks with each update, in (0, 1]; null for
-            an algorithm without them.
-        updates_per_env_step: updates for each env step of all processes, from `learning_starts` on;
-            below 1 one for several env steps. A resumed run with another number has it from there
-            on.
-        publish_every_updates: updates within an iteration after which a collector in the background
-            gets the weights, before it gets those of the iteration's end; one in turns has the
-            policy itself.
-        random_env_steps: env steps of all processes at the beginning of a run whose actions are
-            drawn uniformly from the action space.
-        learning_starts: env steps before the first update; as `random_env_steps` where not given,
-            and in any case as many as a minibatch needs.
+        n_steps: env steps of n-step returns; fewer at the end of an episode.
+        tau: rate of the soft target update after each update, in (0, 1]; null for an algorithm
+            without target networks.
+        updates_per_env_step: updates per env step of all processes, after `learning_starts`; may be
+            below 1. A resumed run may change it: the new rate applies from then on.
+        publish_every_updates: an asynchronous collector gets new weights after this many updates
+            within an iteration, and at the end of each iteration.
+        random_env_steps: env steps of all processes at the start of a run with uniformly random
+            actions.
+        learning_starts: env steps before the first update, at least a minibatch. Default:
+            `random_env_steps`.
         max_grad_norm: bound on the norm of the gradient of each objective; null for none.
-        random_shift: pixels by which the pictures of a minibatch are shifted at most, up or down
-            and left or right, each picture by its own (4 is usual); 0 for not at all.
-        sequence_length: steps in a row that the gradients of a policy with a memory go through,
-            beginning with the state that was stored. A minibatch is `batch_size //
-            sequence_length` such sequences, at least one. 32 where not given.
-        burn_in: steps before each sequence, through which the policy as it is now finds the state
-            that the sequence begins with, without gradients, from the one that was stored.
+        random_shift: largest random shift of the pictures of a minibatch, in pixels, vertically and
+            horizontally, drawn per picture (4 is usual); 0 for none.
+        sequence_length: steps of truncated backpropagation through time, for a policy with a
+            memory. A minibatch is `batch_size // sequence_length` sequences, at least one. Default:
+            32.
+        burn_in: steps before each sequence that the current policy runs without gradients, from the
+            stored state, to find the state at the start of the sequence.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -135,14 +132,14 @@ class OffPolicyAlgorithm(Algorithm):
         self.plan = EpisodePlan(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
 
-    # --- what training_step is made of ---
+    # --- helpers of training_step ---
 
     def minibatches(self, rollout: TensorDict) -> Iterator[TensorDict]:
-        """Yield as many minibatches [B] as are due after a fresh rollout [N, T+1].
+        """Yield the minibatches [B] that are due after a fresh rollout [N, T+1].
 
-        Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps, and
-        `next_observation`; and what `drawn_fields` gives. For a policy with a memory it is of
-        sequences, and what leads through them lies beside it.
+        Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps,
+        `next_observation`, and the fields of `drawn_fields`. With a memory, samples come from
+        sequences, and the minibatch holds these sequences too.
         """
         count = self.updates_due(rollout)
         if count == 0:
@@ -164,8 +161,8 @@ class OffPolicyAlgorithm(Algorithm):
         shifts = self._drawn_shifts(count)
         for i, batch in enumerate(batches):
             if i > 0 and i % self.publish_every_updates == 0:
-                # Who acts beside has the weights of i updates for its next step, not those that
-                # the whole iteration began with.
+                # Without this, an asynchronous collector would act with the weights of the
+                # iteration's start for the whole iteration.
                 self.data.publish()
             for key, own in parts.items():
                 batch.set(key, own[i])
@@ -174,10 +171,10 @@ class OffPolicyAlgorithm(Algorithm):
             yield batch
 
     def keep(self, rollout: TensorDict) -> None:
-        """Put a fresh rollout [N, T+1] into the replay, with states where they are learnt from.
+        """Store a fresh rollout [N, T+1] in the replay; `state` only for a policy with a memory.
 
         Raises:
-            ValueError: of a rollout that has been flattened.
+            ValueError: if the rollout is flattened.
         """
         check_time(rollout)
         remembers = self.policy.remembers or "state" not in rollout.keys()
@@ -185,18 +182,16 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences make a minibatch, for a policy with a memory."""
+        """Sequences per minibatch, for a policy with a memory."""
         return max(1, self.batch_size // self.sequence_length)
 
     def _drawn_shifts(self, count: int) -> list[tuple[tuple[str, ...], tuple[int, int], Tensor]]:
-        """Draw how far each picture of `count` minibatches is shifted, [count, B, 2] by key.
-
-        From the generator of all that an update draws, before it begins: what is compiled gets
-        pictures that are shifted already, and a resumed run goes on exactly.
-        """
+        """Draw the shift of each picture of `count` minibatches, [count, B, 2] by key."""
         most = self.random_shift
         if most == 0:
             return []
+        # Drawn before the update, by its generator: a compiled loss gets shifted pictures, and a
+        # resumed run draws the same shifts.
         shape = count, self.batch_size, 2
         return [
             (
@@ -209,37 +204,37 @@ class OffPolicyAlgorithm(Algorithm):
         ]
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
-        """Return random fields [count, ...] of samples, by name: the noise that a loss takes."""
+        """Return random fields [count, ...] of samples by name, such as the noise of a loss."""
         return {}
 
     def updates_due(self, rollout: TensorDict) -> int:
-        """Return how many updates are due after a fresh rollout [N, T+1].
+        """Return the number of updates that are due after a fresh rollout [N, T+1].
 
-        Counted from env steps and updates, not by a clock: whatever the learner's speed, and
-        however a run is cut into pieces, an env step is followed by as many updates.
+        It depends on env steps and updates alone, so the speed of the learner and interruptions of
+        the run do not change the number of updates per env step.
         """
         fresh = int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         steps = self.env_steps + fresh
         if steps < self.learning_starts or len(self.replay) < self._steps_of_one_sequence:
             return 0
         since, had = self._counted_from or (self.learning_starts, 0)
-        # A tenth of 3 is 0.30000000000000004 * 10: a whole number must not be missed by rounding.
+        # 0.1 * 3 is 0.30000000000000004: rounding must not lose an update.
         due = had + math.floor((steps - since) * self.updates_per_env_step + 1e-9)
         return max(0, due - self.updates_done)
 
     @property
     def _steps_of_one_sequence(self) -> int:
-        """How many transitions a replay has once each env has gone through one sequence."""
+        """Transitions in the replay after each env has stepped through one sequence."""
         return self.sequence_length * self.data.num_envs if self.policy.remembers else 0
 
     @property
     def updates_done(self) -> int:
-        """How many updates the run has had so far, skipped ones included."""
+        """Number of updates of the run so far, including skipped ones."""
         first = next(iter(self.objectives.values())).statistics
         return first.passed + first.skipped + len(first)
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the target networks, each with the network that it follows."""
+        """Return pairs of a target network and its source network."""
         return []
 
     def move_all_targets(self) -> None:
@@ -248,7 +243,7 @@ class OffPolicyAlgorithm(Algorithm):
             self.move_targets(target, source)
 
     def begin_with_policy(self) -> None:
-        """Have target networks begin where the policy taken up does, and say what is new."""
+        """Copy the loaded policy into the target networks, and print what is not loaded."""
         rank_zero_info(
             f"{type(self).__name__} begins with the policy of that checkpoint, and with copies of "
             "its critics as targets; optimizers and whatever else it learns begin anew."
@@ -257,15 +252,15 @@ class OffPolicyAlgorithm(Algorithm):
             target.load_state_dict(source.state_dict())
 
     def finish_iteration(self, rollout: TensorDict) -> None:
-        """Close an update, after which target networks have their sources' running statistics."""
         super().finish_iteration(rollout)
+        # Buffers are running statistics: copy them from the source.
         for target, source in self.slow_copies():
             for slow, fast in zip(target.buffers(), source.buffers(), strict=True):
                 slow.copy_(fast)
 
     @torch.no_grad()
     def move_targets(self, target: nn.Module, source: nn.Module) -> None:
-        """Move the parameters of a target network a `tau` of the way to those of its source.
+        """Move the parameters of a target network towards its source by the fraction `tau`.
 
         Source: Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning",
         algorithm 1.
@@ -274,10 +269,9 @@ class OffPolicyAlgorithm(Algorithm):
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             slow.lerp_(fast.detach(), tau)
 
-    # --- what Lightning and `Algorithm` ask for ---
+    # --- hooks of Lightning and `Algorithm` ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add from where updates are counted, and by which settings."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[STATE_KEY]["updates"] = {
             "counted_from": self._counted_from,
@@ -286,11 +280,6 @@ class OffPolicyAlgorithm(Algorithm):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up from where updates are counted: from here, where they have another pace now.
-
-        Counted from the start, those of all earlier env steps would be made up for at once, or
-        there would be none until the new pace has come to as many.
-        """
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint[STATE_KEY].get("updates")
         if saved is None or self.updates_done == 0:
@@ -299,6 +288,8 @@ class OffPolicyAlgorithm(Algorithm):
         if before == (self.updates_per_env_step, self.learning_starts):
             self._counted_from = saved["counted_from"]
             return
+        # With a new rate, count from the checkpoint. Counting from the start of the run would make
+        # up for all earlier env steps in one burst, or skip updates for a long time.
         self._counted_from = max(self.env_steps, self.learning_starts), self.updates_done
         if before[0] != self.updates_per_env_step:
             rank_zero_info(
@@ -307,16 +298,10 @@ class OffPolicyAlgorithm(Algorithm):
             )
 
     def minibatches_per_iteration(self) -> int:
-        """Return how many an iteration has once learning has started."""
         steps = self.data.env_steps_per_iteration * ranks.world_size()
         return max(1, math.ceil(steps * self.updates_per_env_step))
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known.
-
-        Raises:
-            ConfigurationError: where no update would ever come, or `n_steps` exceed an episode.
-        """
         super().setup(stage)
         if stage != "fit":
             return
@@ -339,12 +324,6 @@ class OffPolicyAlgorithm(Algorithm):
         )
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint; by now there is a replay to look at.
-
-        Raises:
-            ConfigurationError: where the replay has less room than a minibatch, or the collector
-                may drop rollouts.
-        """
         super().on_train_start()
         require(
             not self.data.may_drop_rollouts,
@@ -353,6 +332,7 @@ class OffPolicyAlgorithm(Algorithm):
             f"{self.updates_per_env_step:g} updates: what is dropped would have none. Leave "
             "overflow at block, and raise max_staleness where the envs must not wait so soon.",
         )
+        # The replay does not exist before training starts.
         room = getattr(self.replay, "capacity", None)
         require(
             room is None or room >= self.batch_size,
@@ -373,17 +353,17 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def slow_copy(module: _Module | None) -> _Module | None:
-    """Return a copy of a module for targets; None where there is none, or nothing in it moves."""
+    """Return a frozen copy of a module for targets; None without trainable parameters."""
     if module is None or not any(one.requires_grad for one in module.parameters()):
         return None
     return copy.deepcopy(module).requires_grad_(False)
 
 
 def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> None:
-    """Refuse a policy without the critics, or the actor, that an algorithm trains.
+    """Refuse a policy without the critics or the actor that an algorithm trains.
 
     Raises:
-        ConfigurationError: naming the policy, and those that would do.
+        ConfigurationError: if the policy is not a `kind`.
     """
     if not isinstance(policy, kind):
         raise ConfigurationError(
@@ -394,12 +374,12 @@ def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> 
 
 
 class Following(NamedTuple):
-    """What is done where a step has led, without gradients.
+    """The policy's action in the next states of a minibatch, without gradients.
 
     Attributes:
-        features: [B, D], what critics read there.
+        features: [B, D], the input of the critics.
         action: [B, A], in [-1, 1].
-        cost: [B], by which what comes is worth less: that of an action that is likely, in SAC.
+        cost: [B], subtracted from the next value: alpha * log pi in SAC, 0 in TD3.
     """
 
     features: Tensor
@@ -408,29 +388,29 @@ class Following(NamedTuple):
 
 
 class QAlgorithm(OffPolicyAlgorithm):
-    """An algorithm with an actor beside Q critics, whose targets slow copies of them make.
+    """An algorithm with an actor and Q critics, and target critics that follow slowly.
 
-    With `tau: null` there are no such copies: the critics make their own targets, in one pass of
-    what was done and of what is done next (`QEnsemble.together`), which what is normalised over the
-    minibatch needs.
+    With `tau: null` there are no target critics: the critics make their own targets, in one joint
+    forward pass over current and next actions (`QEnsemble.together`), which batch normalization
+    needs.
 
     Args:
         policy: actor and critics.
-        critic_learning_rate: of the critics. Default: `learning_rate`, which is the actor's.
-        policy_delay: updates of the critics for each of the actor.
+        critic_learning_rate: learning rate of the critics. Default: `learning_rate`.
+        policy_delay: updates of the critics per update of the actor.
         normalize_reward: scale rewards by the running standard deviation of the discounted return,
             and so that the largest return fits between the atoms of categorical critics. A
-            temperature is then in these units.
+            temperature is in the same units.
         kwargs: see `OffPolicyAlgorithm`.
 
     Raises:
-        ConfigurationError: for a number out of range, a policy of another kind, and critics that
-            are normalised over the minibatch beside target networks.
+        ConfigurationError: for a number out of range, a policy of another kind, and
+            batch-normalized critics together with target networks.
     """
 
     policy: QActorCritic
     policy_kind: type[QActorCritic]
-    """Of the policies that it trains."""
+    """The class of policies that the algorithm trains."""
 
     def __init__(
         self,
@@ -464,23 +444,20 @@ class QAlgorithm(OffPolicyAlgorithm):
             self.reward_normalizer = ReturnNormalizer(limit)
 
     def scaled(self, reward: Tensor) -> Tensor:
-        """Return rewards [B], or sums of them, as the critics are to see them."""
+        """Return rewards [B], or n-step sums of rewards, in the units of the critics."""
         normalizer = self.reward_normalizer
         return reward if normalizer is None else cast(Tensor, normalizer(reward))
 
     def keep(self, rollout: TensorDict) -> None:
-        """Put a fresh rollout [N, T+1] into the replay, and learn what demonstrations there earn.
-
-        See `ReturnNormalizer.observe_given`.
-        """
         super().keep(rollout)
+        # Demonstrations in the replay have rewards too: see `ReturnNormalizer.observe_given`.
         if self.reward_normalizer is not None:
             given = self.replay.take_given_rewards()
             if given is not None:
                 self.reward_normalizer.observe_given(*given, self.gamma)
 
     def critic_objective(self) -> Objective:
-        """Return the objective of the critics, of whole minibatches where these normalise them."""
+        """Return the objective of the critics; batch normalization needs whole minibatches."""
         return self.objective(
             self.critic_loss,
             *self.policy.critic_modules_to_train(),
@@ -491,16 +468,16 @@ class QAlgorithm(OffPolicyAlgorithm):
 
     @abstractmethod
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the critics on samples [B], and scalars to report."""
+        """Return the loss of the critics on samples [B], and scalars to log."""
 
     def fit_critics(
         self, minibatch: TensorDict, after: Following
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of critics of actions on samples [B], and scalars to report.
+        """Return the temporal-difference loss of the critics on samples [B], and scalars to log.
 
         Args:
             minibatch: [B].
-            after: what is done where they have led.
+            after: the policy's action in the next states.
         """
         critic, policy = self.policy.critic, self.policy
         action = policy.unit(minibatch["action"])
@@ -533,14 +510,9 @@ class QAlgorithm(OffPolicyAlgorithm):
         ]
         return [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
 
-    # --- what Lightning and `Algorithm` ask for ---
+    # --- hooks of Lightning and `Algorithm` ---
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data and the processes.
-
-        Raises:
-            ConfigurationError: where critics are normalised over the minibatches of several.
-        """
         super().setup(stage)
         alone = ranks.world_size() == 1 or self.policy.critic.normalization != "batch"
         require(
@@ -551,19 +523,16 @@ class QAlgorithm(OffPolicyAlgorithm):
         )
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Take the rewards of a rollout [N, T+1] into the statistics that scale them."""
         super().on_train_batch_start(batch, batch_idx)
         if self.reward_normalizer is not None:
             self.reward_normalizer.observe_rollout(batch, self.gamma)
 
     def rank_state(self) -> RankState:
-        """Return what this rank has of its own, the returns under way of its envs among it."""
         normalizer = self.reward_normalizer
         own: RankState = {} if normalizer is None else {"carry": normalizer.carry}
         return super().rank_state() | own
 
     def load_rank_state(self, state: RankState | None) -> None:
-        """Take up what was this rank's."""
         super().load_rank_state(state)
         if self.reward_normalizer is not None:
             self.reward_normalizer.carry = None if state is None else state["carry"]

@@ -1,4 +1,4 @@
-"""Learn from rollouts that older weights have collected."""
+"""Correct policy losses for stale rollouts."""
 
 from typing import Literal
 
@@ -21,22 +21,20 @@ from lightning_rl.rollout.contract import add_transition_field
 from lightning_rl.system.errors import check_range
 
 Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
-"""Of `off_policy_correction`."""
+"""The setting `off_policy_correction`."""
 
 
 class OffPolicyCorrection:
-    """What changes in a policy loss for samples of an older policy mu.
+    """The terms of a policy loss for samples of an older policy mu; used only for stale rollouts.
 
-    An algorithm asks it where rollouts may be stale, and only there.
-
-    The update begins at the proximal policy, around which the ratio is clipped. `decoupled`
-    recomputes its log-probs once per rollout, and weighs a sample by prox / mu (Hilton et al.
-    2021); `loglinear` interpolates them between mu and the policy as it is instead, which saves the
-    pass; `vtrace` recomputes them, and the advantage carries the weight (Espeholt et al. 2018);
-    `bypass` takes mu for the proximal policy.
+    The proximal policy is the policy at the start of the update; the ratio is clipped around it.
+    `decoupled` recomputes its log-probs once per rollout, and weights a sample by prox / mu (Hilton
+    et al. 2021). `loglinear` interpolates its log-probs between mu and the current policy, which
+    saves the forward pass. `vtrace` recomputes them, and the advantage contains the weight
+    (Espeholt et al. 2018). `bypass` uses mu as the proximal policy.
 
     Args:
-        method: which of these.
+        method: one of these.
         weight_cap: samples with a larger weight prox / mu do not count.
         joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
 
@@ -52,14 +50,14 @@ class OffPolicyCorrection:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What the loss reads beside what it would read anyway."""
+        """Additional fields that the loss reads."""
         if self.method == "bypass":
             return ()
         return ("lag",) if self.method == "loglinear" else ("proximal_log_prob",)
 
     @torch.no_grad()
     def add_fields(self, policy: Policy, rollout: TensorDict) -> dict[str, Tensor]:
-        """Write `fields` [N, T+1]; return scalars about the lag, to log."""
+        """Write `fields` [N, T+1]; return scalars about the staleness, to log."""
         transitions = rollout[:, :-1]
         lag = (policy.version - transitions["policy_version"]).float()
         scalars = {"async/staleness_mean": lag.mean(), "async/staleness_max": lag.max()}
@@ -77,22 +75,22 @@ class OffPolicyCorrection:
         return scalars
 
     def log_ratio(self, rollout: TensorDict) -> Tensor:
-        """Return log prox - log mu [N, T] of whole actions, after `add_fields`."""
+        """Return log prox - log mu [N, T] of whole actions; call `add_fields` first."""
         log_ratio: Tensor = rollout["proximal_log_prob"] - rollout["sample_log_prob"]
         return whole_action(log_ratio, rollout)[:, :-1]
 
     @property
     def weighs_samples(self) -> bool:
-        """Whether the policy loss is `policy_loss`, and not the plain one around the old policy."""
+        """Whether the policy loss is `policy_loss`, not the plain clipped loss."""
         return self.method in ("decoupled", "loglinear")
 
     def policy_loss(self, terms: RatioTerms, *, clip_low: float, clip_high: float) -> Tensor:
-        """Return the policy loss [] in which samples weigh prox / mu; `decoupled_surrogate_loss`.
+        """Return the policy loss [] with weights prox / mu; see `decoupled_surrogate_loss`.
 
         Args:
-            terms: of the loss.
-            clip_low: how far the ratio may fall below 1.
-            clip_high: how far it may rise above 1.
+            terms: the inputs of the loss.
+            clip_low: largest distance of the ratio below 1.
+            clip_high: largest distance of the ratio above 1.
         """
         return decoupled_surrogate_loss(
             terms.new,
@@ -105,12 +103,12 @@ class OffPolicyCorrection:
         )
 
     def kl_penalty(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-        """Return KL(policy || reference) of each sample, [B] or [B, L]; see `kl_penalty`.
+        """Return KL(policy || reference) per sample, [B] or [B, L]; see `functional.kl_penalty`.
 
-        Stale samples weigh as in the policy loss, and those beyond the cap do not count.
+        Stale samples have the weights of the policy loss, 0 above the cap.
 
         Args:
-            log_prob: [B] or [B, L], of the policy being trained.
+            log_prob: [B] or [B, L], of the current policy.
             minibatch: [B], with `reference_log_prob`, `sample_log_prob` and `fields`.
         """
         behavior: Tensor = minibatch["sample_log_prob"]
@@ -126,10 +124,10 @@ class OffPolicyCorrection:
         return kl_penalty(log_prob, proximal, reference, weight)
 
     def proximal(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-        """Return the log-prob, [B] or [B, L], under the policy that the update began at.
+        """Return the log-prob, [B] or [B, L], under the policy at the start of the update.
 
         Args:
-            log_prob: [B] or [B, L], of the policy being trained; no gradient flows into it.
+            log_prob: [B] or [B, L], of the current policy; no gradient flows into it.
             minibatch: [B], with `sample_log_prob` and `fields`.
         """
         log_prob = log_prob.detach()

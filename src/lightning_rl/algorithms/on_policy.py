@@ -1,4 +1,4 @@
-"""Give an on-policy algorithm everything but its loss: rewards, values, minibatches, KL stop."""
+"""Base class of on-policy algorithms: rewards, values, minibatches, early stop by KL."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,44 +34,42 @@ from lightning_rl.system.errors import check_range
 from lightning_rl.system.lightning_private import trainer_of
 
 Draw = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
-"""Makes fields of the samples drawn: see `OnPolicyAlgorithm.drawn_fields`."""
+"""Computes fields of the drawn samples: see `OnPolicyAlgorithm.drawn_fields`."""
 
 GATHER_BYTES = 2**22
-"""How much is gathered at once for minibatches."""
+"""Bytes of the samples that one gather copies for several minibatches."""
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """An algorithm that learns from each rollout once, in several passes over it.
+    """An algorithm that trains on each rollout once, in several passes.
 
     A subclass writes `training_step` and `loss`.
 
     Args:
-        policy: what is trained.
-        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided
-            by 1.5 where the KL of an epoch exceeds twice `desired_kl` and multiplied by 1.5 where
-            it is below half of it, between 1e-5 and 1e-2 (and `learning_rate`, if that is beyond).
-        desired_kl: of the adaptive schedule.
+        policy: the policy to train.
+        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`: divided
+            by 1.5 if the KL of an epoch exceeds twice `desired_kl`, multiplied by 1.5 if the KL is
+            below half of it, within 1e-5 and 1e-2 (extended to include `learning_rate`).
+        desired_kl: target KL of the adaptive schedule.
         n_epochs: passes over a rollout.
-        batch_size: transitions per minibatch, of each process; the last one of a pass is smaller
-            where it does not divide N*T.
+        batch_size: transitions per minibatch and process; the last minibatch of a pass is smaller
+            if `batch_size` does not divide N*T.
         gamma: discount per env step.
         normalize_reward: scale rewards by the running standard deviation of the discounted return,
             clipped to ±10.
-        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
-            for never.
-        off_policy_correction: what is done about rollouts of older weights, which an
-            `AsyncCollector` gives: `decoupled`, `loglinear`, `vtrace` (with a critic) or `bypass`;
-            see `OffPolicyCorrection`.
-        behavior_weight_cap: the largest weight of a stale sample that counts.
-        sequence_length: steps in a row that the gradients of a policy with a memory go through,
-            beginning with the state that was stored; `rollout` for all of a rollout's. A minibatch
-            is `batch_size // sequence_length` such sequences, at least one. 32 where not given.
-        burn_in: steps before each sequence, through which the policy as it is now finds the state
-            that the sequence begins with, without gradients, from the one that was stored.
+        target_kl: end the update after an epoch whose mean KL exceeds this; null for never.
+        off_policy_correction: correction for stale rollouts of an `AsyncCollector`: `decoupled`,
+            `loglinear`, `vtrace` (needs a critic) or `bypass`; see `OffPolicyCorrection`.
+        behavior_weight_cap: stale samples with a larger importance weight are ignored.
+        sequence_length: steps of truncated backpropagation through time, for a policy with a
+            memory; `rollout` for whole rollouts. A minibatch is `batch_size // sequence_length`
+            sequences, at least one. Default: 32.
+        burn_in: steps before each sequence that the current policy runs without gradients, from the
+            stored state, to find the state at the start of the sequence.
         kwargs: see `Algorithm`.
 
     Attributes:
-        may_be_stale: whether rollouts may be of older weights, so that `correction` is asked.
+        may_be_stale: whether rollouts may come from older weights; `correction` then applies.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -117,47 +115,39 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def trains_actor(self) -> bool:
-        """Whether the update under way is to move the actor: else its KL says nothing of the rate.
-
-        Of a subclass that leaves it where it is for some iterations.
-        """
+        """Whether the current update trains the actor, so that its KL adapts the learning rate."""
         return True
 
     @property
     def correction_fields(self) -> tuple[str, ...]:
-        """What the correction wants a loss to read, beside what that reads anyway."""
+        """Extra fields that the off-policy correction needs in a minibatch."""
         return self.correction.fields if self.may_be_stale else ()
 
-    # --- what training_step is made of ---
+    # --- helpers of training_step ---
 
     def chosen(self, rollout: TensorDict) -> Tensor | None:
-        """Return where [N, T] bool the policy's own action was executed; None for everywhere.
+        """Return a mask [N, T] of steps that executed the policy's action; None if all steps did.
 
-        Of a step in which somebody took over, or nothing happened, the loss would learn what was
-        never done.
+        The mask is false for interventions and padding.
         """
         other = [rollout[key] for key in ("intervened", "padding") if key in rollout.keys()]
         return ~torch.stack(other).any(0)[:, :-1] if other else None
 
     def rewards(self, rollout: TensorDict) -> Tensor:
-        """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
+        """Return the rewards [N, T] for training, scaled if `normalize_reward` is set."""
         reward = discounted_reward(rollout, self.gamma)
         if self.reward_normalizer is None:
             return reward
         return self.reward_normalizer(reward)  # type: ignore[no-any-return]  # nn.Module
 
     def evaluate_values(self, rollout: TensorDict) -> None:
-        """Write `value` [N, T+1], and `final_value` where only the time ran out."""
+        """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated."""
         graphs = self._graphs
         value_of = None if graphs is None else CompiledValues(self.policy, graphs)
         write_values(self.policy, rollout, value_of)
 
     def correct_staleness(self, rollout: TensorDict) -> None:
-        """Write what the correction needs to know of the policy that this update begins at.
-
-        Args:
-            rollout: [N, T+1]; nothing is written where it cannot be stale.
-        """
+        """Write the fields of the off-policy correction into a stale rollout [N, T+1]."""
         if not self.may_be_stale:
             return
         for name, value in self.correction.add_fields(self.policy, rollout).items():
@@ -166,19 +156,19 @@ class OnPolicyAlgorithm(Algorithm):
     def minibatches(
         self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
     ) -> Iterator[TensorDict]:
-        """Yield the minibatches [B] of `n_epochs` passes, freshly shuffled.
+        """Yield shuffled minibatches [B] of `n_epochs` passes; `target_kl` may stop it earlier.
 
-        It ends early, after a pass, where `target_kl` says so. Before the first of a run the policy
-        has to give its actions the log-probs that it chose them by, if `keys` ask for these.
+        If `keys` include `sample_log_prob`, the first call of a run checks that the policy
+        reproduces the log-probs of its own actions.
 
         Args:
             rollout: [N, T+1].
-            keys: the fields that the loss reads; the policy's own come beside them.
-            mask: [N, T]; where it is false, a transition is left out; so it is where the policy's
-                action was not the one that was executed.
+            keys: the fields that the loss reads; the policy's extra fields are added.
+            mask: [N, T], true for transitions to train on. Interventions and padding are always
+                left out.
 
         Raises:
-            ConfigurationError: where the first ratio of the run would not be 1.
+            ConfigurationError: if the first ratio of the run is not 1.
         """
         chosen = self.chosen(rollout)
         if chosen is not None:
@@ -196,7 +186,7 @@ class OnPolicyAlgorithm(Algorithm):
                 return
 
     def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
-        """Check it once in a run, where the loss takes a ratio of the policy's own actions."""
+        """Check the first ratio once per run, if the loss takes ratios of own actions."""
         if self._ratio_checked or trainer_of(self) is None:
             return
         if "sample_log_prob" in keys and self.data.acted_by_policy:
@@ -204,41 +194,38 @@ class OnPolicyAlgorithm(Algorithm):
 
     @abstractmethod
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch [B], and scalars to report.
+        """Return the loss of a minibatch [B], and scalars to log.
 
-        All of them averages over its samples: a large minibatch is given in parts, whose losses are
-        averaged. Compiled, this is traced once: what depends on the values of tensors has to be a
-        tensor operation.
+        All of them must be means over samples, because micro-batches are averaged. A compiled loss
+        is traced once: no Python decision may depend on the values of tensors.
         """
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
-        """Do what needs the whole minibatch [B] at once, such as normalising; no gradients.
+        """Prepare a whole minibatch [B] before the loss, such as normalizing; without gradients.
 
-        With several processes `drawn_fields` does that instead.
+        With several processes `drawn_fields` runs instead.
         """
         return add_part_weights(minibatch)
 
     def drawn_fields(
         self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
     ) -> dict[str, Tensor]:
-        """With several processes, do what `prepare` does otherwise, for all minibatches at once.
-
-        Each rank has a part of a minibatch.
+        """Replace `prepare` with several processes, for all minibatches of an update together.
 
         Args:
             flat: [M], the transitions of this rank.
-            order: [S], indices of those that are drawn, in all passes.
-            sizes: of the parts that follow each other in it, one for each minibatch.
+            order: [S], indices of the drawn samples of all passes.
+            sizes: number of samples of this rank in each minibatch.
 
         Returns:
-            Fields [S] of the samples drawn, by name.
+            fields [S] of the drawn samples, by name.
         """
         return part_weights_over_ranks(flat, order, sizes)
 
     def _stops_early(self, first: int) -> bool:
-        """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
+        """Adapt the learning rate to the epoch's KL; return whether the KL ends the update.
 
-        The epoch began with minibatch `first`.
+        `first` is the index of the epoch's first minibatch.
         """
         if self.target_kl is None and self.lr_schedule != "adaptive":
             return False
@@ -248,13 +235,12 @@ class OnPolicyAlgorithm(Algorithm):
             objective.schedule.adapt(self.optimizer_of(), kl)
         return self.target_kl is not None and kl > self.target_kl
 
-    # --- what Lightning and `Algorithm` ask for ---
+    # --- hooks of Lightning and `Algorithm` ---
 
     def configure_objectives(self) -> list[Objective]:
         return [self.objective(self.loss, prepare=self.prepare)]
 
     def minibatches_per_iteration(self) -> int:
-        """Return how many `n_epochs` passes have; fewer where samples are left out."""
         size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
         return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
@@ -262,42 +248,31 @@ class OnPolicyAlgorithm(Algorithm):
         return LearningRateSchedule(self.lr_schedule, learning_rate, self.desired_kl)
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known."""
         super().setup(stage)
         if stage == "fit":
             check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
 
     def on_fit_start(self) -> None:
-        """Begin a run, in which the first ratio is yet to be checked.
-
-        Raises:
-            ConfigurationError: where several processes have parts of a minibatch, and the algorithm
-                prepares only whole ones.
-        """
         super().on_fit_start()
         self._ratio_checked = False
         if ranks.world_size() > 1:
             check_drawn_fields(type(self), OnPolicyAlgorithm)
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint; by now there is a collector to ask."""
+        # The collector does not exist before training starts.
         super().on_train_start()
         self.may_be_stale = self.data.max_staleness > 0
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Take the rewards of a rollout [N, T+1] into the statistics that scale them.
-
-        In one of older weights write the states that the policy as it is now comes to.
-        """
         super().on_train_batch_start(batch, batch_idx)
         if self.may_be_stale and self.policy.evaluates_sequences:
-            # What older weights came to: values, ratios and sequences begin with what these do.
+            # Older weights computed the stored states. Values, ratios and sequences need the states
+            # of the current weights.
             batch["state"] = states_of(self.policy, batch)
         if self.reward_normalizer is not None:
             self.reward_normalizer.observe_rollout(batch, self.gamma)
 
     def rank_state(self) -> RankState:
-        """Return what this rank has of its own, the returns under way of its envs among it."""
         normalizer = self.reward_normalizer
         return super().rank_state() | {"carry": None if normalizer is None else normalizer.carry}
 
@@ -315,15 +290,15 @@ def drawing_of(
     length: SequenceLength,
     burn_in: int,
 ) -> Drawing:
-    """Return what the minibatches of a rollout [N, T+1] are drawn from, as its policy wants it.
+    """Return the source of minibatches: transitions of a rollout [N, T+1], or sequences.
 
     Args:
-        policy: is trained.
+        policy: sequences are for a policy with a memory.
         rollout: [N, T+1].
-        keys: the fields that the loss reads; the policy's own come beside them.
-        mask: [N, T], true where a transition counts; None for everywhere.
-        length: of the sequences, for a policy with a memory; see `OnPolicyAlgorithm`.
-        burn_in: steps before each of them.
+        keys: the fields that the loss reads; the policy's extra fields are added.
+        mask: [N, T], true for transitions to train on; None for all.
+        length: see `sequence_length` of `OnPolicyAlgorithm`.
+        burn_in: see `OnPolicyAlgorithm`.
     """
     fields = loss_fields(rollout, keys, policy.extra_fields)
     if not policy.evaluates_sequences:
@@ -332,11 +307,11 @@ def drawing_of(
 
 
 class Transitions(Drawing):
-    """Each transition that counts is a unit.
+    """A `Drawing` whose units are single transitions.
 
     Args:
         flat: [M], the transitions of this rank, see `flat_transitions`.
-        mask: [N, T], true where a transition counts; None for all.
+        mask: [N, T], true for transitions to train on; None for all.
     """
 
     def __init__(self, flat: TensorDict, mask: Tensor | None = None) -> None:
@@ -355,9 +330,9 @@ class Transitions(Drawing):
     def minibatches(
         self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
-        """Yield the samples, gathered for many minibatches at once: cutting them is cheaper."""
         if not parts:
             return
+        # One gather for several minibatches, and a split, is faster than one gather each.
         sample_bytes = self.flat.bytes() / len(self.flat)
         size = max(1, max(len(units) for units in parts))
         together = max(1, int(GATHER_BYTES / (sample_bytes * size)))
@@ -374,25 +349,19 @@ class Transitions(Drawing):
 def epochs(
     drawing: Drawing, n_epochs: int, batch_size: int, generator: torch.Generator, draw: Draw
 ) -> Iterator[Iterator[TensorDict]]:
-    """Yield the minibatches [M] of each of some passes: every sample once, in random order.
+    """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 
-    With several processes what they have to exchange for it is exchanged before the first pass.
-
-    Args:
-        drawing: what they are drawn from.
-        n_epochs: passes.
-        batch_size: the most samples that a rank adds to a minibatch; the last of a pass is smaller
-            where it does not divide them, and all are where sequences do not divide it.
-        generator: draws the permutations, on the device of the rollout.
-        draw: with several processes, makes fields of the samples drawn.
+    The last minibatch of a pass may be smaller than `batch_size`; all are smaller if sequences do
+    not divide `batch_size`. With several processes all communication happens before the first pass,
+    and `draw` computes fields of the drawn samples.
     """
     size = drawing.units_in(batch_size)
     if ranks.world_size() == 1:
-        for _ in range(n_epochs if len(drawing) else 0):  # drawn as they come: it may end early
+        for _ in range(n_epochs if len(drawing) else 0):  # lazily: the update may stop early
             yield drawing.minibatches(_shuffled(drawing, generator).split(size))
         return
     orders = [_shuffled(drawing, generator) for _ in range(n_epochs)]
-    # Masks differ by rank, and all have to take part in as many minibatches as the fullest needs.
+    # Masks differ between ranks, and all ranks need as many minibatches as the fullest rank.
     count = ranks.max_over_ranks(-(-len(drawing) // size)) if drawing.varies else None
     if count == 0:
         return
@@ -409,17 +378,16 @@ def epochs(
 
 
 def _shuffled(drawing: Drawing, generator: torch.Generator) -> Tensor:
-    """Return all units [U] in random order."""
     return torch.randperm(len(drawing), generator=generator, device=drawing.flat.device)
 
 
 def gather(data: TensorDict, index: Tensor) -> TensorDict:
-    """Return the samples [B] at an index [B]; several times as fast as TensorDict's indexing."""
+    """Return the samples [B] at an index [B]; several times faster than TensorDict's indexing."""
 
     def select(value: Any) -> Any:
         if isinstance(value, TensorDict):
             return gather(value, index)
-        return value.index_select(0, index)  # a third of the time of value[index]
+        return value.index_select(0, index)  # takes a third of the time of value[index]
 
     return TensorDict(
         {key: select(value) for key, value in data.items()}, index.shape, device=data.device

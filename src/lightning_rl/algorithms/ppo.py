@@ -1,4 +1,4 @@
-"""Improve a policy by proximal policy optimization."""
+"""Proximal policy optimization (PPO)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,24 +28,24 @@ from lightning_rl.system.errors import check_range, require
 
 
 class PPO(OnPolicyAlgorithm):
-    """PPO with a clipped ratio, and advantages by generalised advantage estimation.
+    """PPO with a clipped ratio and generalized advantage estimation.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
-    time limits bootstrap from the true final observation; advantages may be normalised; the value
-    loss may be clipped. Where somebody takes over, a return goes on with the value of what the
-    policy had come to, and the steps of the intervention are not learnt from.
+    time limits bootstrap from the true final observation; advantages may be normalized; the value
+    loss may be clipped. Steps of an intervention are not trained on, and the return of the step
+    before it bootstraps from the value.
 
     Args:
         policy: an actor with a critic.
         gae_lambda: trace decay of the advantage.
         clip_coef: bound on |ratio - 1|.
-        clip_value_loss: clip the value's move by `clip_coef` too.
+        clip_value_loss: clip the change of the value by `clip_coef` too.
         normalize_advantage: over each `minibatch`, the whole `rollout`, or `off`.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        critic_warmup_iterations: iterations, from the first, in which only the value loss counts:
-            for a policy that can do something already, with a critic that cannot. What actor and
-            critic share moves nevertheless.
+        critic_warmup_iterations: train only on the value loss in the first iterations, for a
+            pretrained policy with an untrained critic. Networks that actor and critic share are
+            trained.
         kwargs: see `OnPolicyAlgorithm`.
 
     Raises:
@@ -78,14 +78,13 @@ class PPO(OnPolicyAlgorithm):
         self.gae_lambda = gae_lambda
         self.clip_coef = clip_coef
         self.clip_value_loss = clip_value_loss
-        self.normalize_advantage = normalize_advantage or "off"  # YAML's plain off is false
+        self.normalize_advantage = normalize_advantage or "off"  # YAML reads a plain `off` as false
         self.ent_coef = ent_coef
         self.vf_coef = vf_coef
         self.critic_warmup_iterations = critic_warmup_iterations
         self.warms_up = False
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Improve the policy by one rollout [N, T+1]."""
         self.warms_up = int(self.policy.version) < self.critic_warmup_iterations
         with self.phase("values"):
             self.evaluate_values(rollout)
@@ -102,20 +101,20 @@ class PPO(OnPolicyAlgorithm):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What the loss reads of a rollout, beside the policy's own fields."""
+        """The fields of a rollout that the loss reads, besides the policy's extra fields."""
         own = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
         return (*own, *self.correction_fields)
 
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
         value: Tensor = rollout["value"]
-        # Fields are sliced one by one: to slice the whole rollout takes as long as the estimate.
+        # Slicing the whole rollout would take as long as the estimate.
         done, terminated, truncated, final_value = (
             rollout[key][:, :-1] for key in ("done", "terminated", "truncated", "final_value")
         )
         chosen = self.chosen(rollout)
         if "intervened" in rollout.keys():
-            # What somebody earned next is not what the policy would have.
+            # The policy did not earn the rewards of an intervention: bootstrap from the value.
             taken_over = rollout["intervened"][:, 1:] & ~done
             truncated = truncated | taken_over
             final_value = torch.where(taken_over, value[:, 1:], final_value)
@@ -140,7 +139,6 @@ class PPO(OnPolicyAlgorithm):
     def drawn_fields(
         self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
     ) -> dict[str, Tensor]:
-        """Normalise the advantages of the minibatches that all ranks have parts of."""
         fields = super().drawn_fields(flat, order, sizes)
         if self.normalize_advantage == "minibatch":
             advantage = flat["advantage"].index_select(0, order)
@@ -148,7 +146,6 @@ class PPO(OnPolicyAlgorithm):
         return fields
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
-        """Normalise the advantages of a minibatch [B], if that is wanted."""
         if minibatch["sample_log_prob"].dim() > 1:
             minibatch = add_part_weights(minibatch)
         if self.normalize_advantage == "minibatch":
@@ -184,7 +181,7 @@ class PPO(OnPolicyAlgorithm):
             "policy_loss": policy_loss,
             "value_loss": critic_loss,
             "entropy": entropy,
-            # `target_kl` and the adaptive rate go by it.
+            # `target_kl` and the adaptive learning rate read it.
             "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
             "clip_fraction": clip_fraction(
                 terms.new.detach(), terms.old, **clip, mask=terms.counted

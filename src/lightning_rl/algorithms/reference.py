@@ -1,4 +1,4 @@
-"""Keep a policy as it was, for a KL penalty that holds the trained one near it."""
+"""A frozen copy of a policy, for a KL penalty."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +13,15 @@ from lightning_rl.policies import Policy
 
 
 class ReferencePolicy(nn.Module):
-    """A policy with the parameters and statistics that it had when training began.
+    """A policy with the parameters and statistics from the start of training.
 
-    Only what changes in training is kept a second time; what is frozen is shared. With a fresh LoRA
-    adapter, which begins as no change at all, this is the same network with the adapter off.
-
-    Args:
-        policy: is remembered as it is now.
+    Only trainable parameters are copied; frozen parameters are shared. For a fresh LoRA adapter,
+    this is the same network with the adapter off.
     """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self._evaluation = (_Evaluation(policy),)  # in a tuple, so that it is no child
+        self._evaluation = (_Evaluation(policy),)  # a tuple hides it from nn.Module
         self.kept = nn.ParameterList(
             nn.Parameter(value.detach().clone(), requires_grad=False)
             for value in self._changing().values()
@@ -32,15 +29,15 @@ class ReferencePolicy(nn.Module):
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Take the policy as it is now."""
+        """Copy the current parameters."""
         for kept, value in zip(self.kept, self._changing().values(), strict=True):
             kept.copy_(value)
 
     def log_prob(self, rollout: TensorDict) -> Tensor:
         """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`.
 
-        A recurrent policy as it was goes through the rollout with its own states; the first of them
-        is the trained policy's, where the rollout does not begin with an episode.
+        A recurrent policy recomputes its states. If a rollout starts within an episode, its first
+        state is the trained policy's.
         """
         if self._policy.remembers:
             rollout = rollout.copy()
@@ -49,29 +46,20 @@ class ReferencePolicy(nn.Module):
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """What the policy stores with its actions."""
+        """The policy's extra fields."""
         return self._policy.extra_fields
 
     @property
     def micro_batch_size(self) -> int | None:
-        """How many samples the policy takes at once."""
+        """The policy's micro-batch size."""
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Evaluate stored actions as the policy was, without gradients.
-
-        Args:
-            td: [B], as in `Policy.evaluate_actions`.
-        """
+        """Evaluate actions with the copied parameters: td [B] as in `Policy.evaluate_actions`."""
         return self._ask(lambda policy: policy.evaluate_actions(td))
 
     def get_action(self, td: TensorDict, deterministic: bool) -> TensorDict:
-        """Act as the policy did.
-
-        Args:
-            td: [B], as in `Policy.get_action`.
-            deterministic: take the mode of the distribution instead of a sample.
-        """
+        """Act with the copied parameters, for td [B] as in `Policy.get_action`."""
         return self._ask(lambda policy: policy.get_action(td, deterministic))
 
     def _ask(self, question: Callable[[Policy], TensorDict]) -> TensorDict:
@@ -86,14 +74,14 @@ class ReferencePolicy(nn.Module):
         return self._evaluation[0].policy
 
     def _changing(self) -> dict[str, Tensor]:
-        """Return what training changes, by name: parameters, and the statistics of the inputs."""
+        """Return trainable parameters and saved statistics by name."""
         saved = self._policy.state_dict()
         parameters = {n: p for n, p in self._policy.named_parameters() if p.requires_grad}
         return parameters | {n: b for n, b in self._policy.named_buffers() if n in saved}
 
 
 class _Evaluation(nn.Module):
-    """A question to a policy as the call of a module, which can be made with other parameters."""
+    """A module whose forward pass calls a function of a policy, for `functional_call`."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()

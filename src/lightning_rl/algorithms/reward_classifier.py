@@ -1,4 +1,4 @@
-"""Learn to see success in what is observed, and reward an env by it."""
+"""Train a success classifier on recorded frames, and use it as the reward of an env."""
 
 from typing import Any, cast
 
@@ -25,36 +25,34 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range, require
 
 FRAMES_AT_ONCE = 256
-"""Frames that are judged together in an evaluation."""
+"""Frames per forward pass of an evaluation."""
 
 
 class RewardClassifier(Algorithm):
-    """Learn whether a frame shows success, from the labelled frames of a recorded dataset.
+    """Train a classifier of success on the labelled frames of a recorded dataset.
 
-    Needs `data.env: LabelledFrames`, and any policy that takes its observations: what such a policy
-    does there is to judge a frame, and its log-prob of the right verdict is the cross-entropy that
-    is maximised. Both classes weigh the same, however rare success is in the dataset.
+    It needs `data.env: LabelledFrames`, and a policy for its observations. The policy's action is
+    the predicted label; maximizing the log-prob of the true label minimizes the cross-entropy. Both
+    classes have the same weight, even if success is rare.
 
-    An evaluation judges all frames of the episodes that were held out, whatever
-    `data.num_eval_episodes` says, and reports false positives (frames without success that are
-    taken for one, which a policy would soon find) and false negatives. Its return is the percentage
-    of right verdicts in an episode, its success that all of them were.
+    An evaluation classifies all frames of the held-out episodes (`data.num_eval_episodes` has no
+    effect), and reports false positives and false negatives. A policy would exploit false
+    positives. The return of an episode is its percentage of correct labels; its success means that
+    all are correct.
 
     Source: Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via Human-in-the-Loop
     Reinforcement Learning", section III-B. Differs from it: the encoder is trained unless it is
-    frozen, and what is reported is measured on whole episodes that were not learnt from.
+    frozen, and the error rates are measured on whole held-out episodes.
 
     Args:
-        policy: judges; of a Discrete(2) space, which is the env's.
+        policy: the classifier; its action space is the env's Discrete(2).
         n_epochs: passes over the frames of a rollout.
-        threshold: the probability from which on a frame counts as success. What uses the
-            classifier as reward takes it over.
+        threshold: least probability of success; `ClassifiedReward` uses it as its default.
         kwargs: see `Algorithm`.
 
     Attributes:
-        error_rates: [2] float32, false positives among the frames without success, and false
-            negatives among those with, of the last evaluation; NaN before the first. A checkpoint
-            holds them.
+        error_rates: [2] float32, the false positive rate and the false negative rate of the last
+            evaluation; NaN before the first. Saved in checkpoints.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -64,7 +62,7 @@ class RewardClassifier(Algorithm):
     error_rates: Tensor
 
     FIELDS = ("observation", "action", "weight")
-    """What the loss reads of a rollout; the action is the label by then."""
+    """The fields of a rollout that the loss reads; `action` holds the label."""
 
     def __init__(
         self, policy: Policy, n_epochs: int = 1, threshold: float = 0.5, **kwargs: Any
@@ -78,20 +76,12 @@ class RewardClassifier(Algorithm):
         self._judged: list[tuple[int, Tensor, Tensor]] = []
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the one loss, of the whole policy."""
         return [self.objective(self.loss)]
 
     def minibatches_per_iteration(self) -> int:
-        """Return how many `n_epochs` passes have."""
         return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known.
-
-        Raises:
-            ConfigurationError: where `data.env` shows no labelled frames, or another env is given
-                for the evaluation.
-        """
         super().setup(stage)
         if stage == "fit":
             check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
@@ -104,10 +94,10 @@ class RewardClassifier(Algorithm):
 
     @property
     def frames(self) -> LabelledFrames:
-        """The env of the evaluation, which knows what is held out.
+        """The evaluation env, with the held-out episodes.
 
         Raises:
-            ConfigurationError: where it is something else than labelled frames.
+            ConfigurationError: if it is not `LabelledFrames`.
         """
         env = self.data.eval_env
         require(
@@ -119,7 +109,6 @@ class RewardClassifier(Algorithm):
         return cast(LabelledFrames, env)
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Take some passes over the frames of a rollout [N, T+1]."""
         rollout["action"].copy_(rollout["label"])
         flat = flat_transitions(rollout, [*self.FIELDS, *self.policy.extra_fields])
         how = (self.n_epochs, self.batch_size, self.generator, _nothing)
@@ -129,7 +118,7 @@ class RewardClassifier(Algorithm):
         self.finish_iteration(rollout)
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighed cross-entropy of samples [B], and scalars to report."""
+        """Return the weighted cross-entropy of samples [B], and scalars to log."""
         log_prob = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
         right = (log_prob.exp() > 0.5).float()
         weight = minibatch["weight"]
@@ -138,7 +127,7 @@ class RewardClassifier(Algorithm):
 
     @torch.no_grad()
     def probability(self, observation: Observation) -> Tensor:
-        """Return how probable it is that observations [B, ...] show success: [B] float32."""
+        """Return the probability of success for observations [B, ...]: [B] float32."""
         device = self.policy.version.device
         count = len(observation)
         td = TensorDict({"observation": observation.to(device)}, [count])
@@ -150,7 +139,7 @@ class RewardClassifier(Algorithm):
     # --- evaluation ---
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Judge this rank's share of what is held out, with the first batch of seeds."""
+        # The first batch of seeds evaluates this rank's share of the held-out episodes.
         if batch_idx > 0:
             return
         check_weights_are_numbers(self.policy)
@@ -161,7 +150,6 @@ class RewardClassifier(Algorithm):
             self._judged.append((number, torch.cat(parts), label))
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise what all ranks have judged, for the monitors, the log and the checkpoint."""
         gathered = ranks.gather_over_ranks(self._judged)
         self._judged = []
         judged = [episode for one in gathered for episode in one]
@@ -183,7 +171,7 @@ class RewardClassifier(Algorithm):
             "env_steps": self.env_steps,
         }
         self.log_dict(logged_values(self.evaluation), logger=False)
-        if self.trainer.state.fn == "fit":  # else a table follows
+        if self.trainer.state.fn == "fit":  # otherwise a table follows
             rank_zero_info(
                 f"Held out: {len(judged)} episodes. At threshold {self.threshold:g} "
                 f"{false_positive:.1%} of {int((~shown).sum())} frames without success are taken "
@@ -196,12 +184,12 @@ def _mean(flags: Tensor) -> Tensor:
 
 
 def _nothing(flat: TensorDict, index: Tensor, sizes: Any) -> dict[str, Tensor]:
-    """Exchange nothing between processes: the weight of a frame is the same in each."""
+    """Return no drawn fields: the weight of a frame is equal in all processes."""
     return {}
 
 
 def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: float) -> Any:
-    """Return the verdicts on an episode [F] as `evaluation.Episode`."""
+    """Return the predictions for an episode [F] as `evaluation.Episode`."""
     right = (probability >= threshold) == (label == 1)
     return {
         "seed": number,
@@ -216,27 +204,25 @@ def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: floa
 
 
 class ClassifiedReward(gymnasium.Wrapper):
-    """An env whose reward and end a `RewardClassifier` gives, by what it sees after each step.
+    """An env whose reward and termination come from a `RewardClassifier` of its observations.
 
-    The reward is `success_reward` where it sees success and 0 elsewhere; that of the env is
-    dropped, its own ends stay. The info says `success` at each step, and the probability as
-    `metrics`. The classifier reads observations as the env gives them: what scales them is part of
-    it, so no wrapper inside of this one may scale them too, unless the dataset was recorded with
-    it.
+    The reward is `success_reward` if the classifier detects success, else 0. The env's own reward
+    is dropped; its own terminations stay. The info contains `success` at each step, and the
+    probability in `metrics`. The classifier includes the scaling of observations: inner wrappers
+    must not scale them, unless the dataset was recorded with these wrappers.
 
     Args:
-        env: whose observations are those of the dataset, or have more keys.
-        checkpoint: of the classifier: a file, or a run directory (then its last one).
-        threshold: the probability from which on it is success; the classifier's own where not
-            given.
-        success_reward: of a step that leads to success.
-        ends_episode: whether the episode terminates there.
-        consecutive_frames: so many in a row have to show success before it counts.
-        trust_code: import whatever classes the checkpoint names.
+        env: an env with the observations of the dataset; it may have more keys.
+        checkpoint: the classifier's checkpoint: a file, or a run directory (its last checkpoint).
+        threshold: least probability of success. Default: the classifier's threshold.
+        success_reward: reward of a step that leads to success.
+        ends_episode: whether success terminates the episode.
+        consecutive_frames: number of consecutive frames that must show success.
+        trust_code: import any class that the checkpoint names.
 
     Raises:
         ConfigurationError: for a number out of range, for a checkpoint that cannot be read or holds
-            something else, and for an env with other observations.
+            no classifier, and for an env with other observations.
     """
 
     def __init__(
@@ -254,7 +240,7 @@ class ClassifiedReward(gymnasium.Wrapper):
         check_range("consecutive_frames", consecutive_frames, least=1)
         self._classifier = RewardClassifier.load_from_checkpoint(checkpoint, trust_code=trust_code)
         self._space = self._classifier.policy.observation_space
-        require(  # bounds are not compared: a dataset does not know them
+        require(  # without bounds: a dataset does not have them
             fits(self._space, env.observation_space),
             f"The reward classifier of {checkpoint} has learnt from observations {self._space}, "
             f"and those of the env are {env.observation_space}: give the env the wrappers that the "
@@ -288,7 +274,7 @@ class ClassifiedReward(gymnasium.Wrapper):
 
 
 def _batch_of_one(observation: Any, space: gymnasium.Space[Any]) -> Observation:
-    """Return an observation as [1, ...], with the keys that a space has."""
+    """Return an observation as [1, ...], with the keys of a space."""
     if isinstance(space, gymnasium.spaces.Dict):
         children = {key: _batch_of_one(observation[key], one) for key, one in space.items()}
         return TensorDict(children, [1])

@@ -1,6 +1,6 @@
 """Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions.
 
-Each step by itself: a recurrent policy begins it with the state that the rollout has for it.
+A recurrent policy starts each step with the state stored in the rollout.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,12 @@ from lightning_rl.rollout.contract import (
 def write_values(
     policy: Policy, rollout: TensorDict, value_of: Callable[[TensorDict], Tensor] | None = None
 ) -> None:
-    """Write `value` [N, T+1], and `final_value` where only the time ran out.
+    """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated.
 
     Args:
-        policy: has a critic.
+        policy: a policy with a critic.
         rollout: [N, T+1].
-        value_of: returns values [B] in place of `policy.get_value`. Not for final observations: of
-            these there is another number each time.
+        value_of: returns values [B], instead of `policy.get_value`.
     """
     inputs = ["observation", *(["state"] if policy.remembers else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
@@ -45,6 +44,8 @@ def write_values(
         if policy.remembers:  # the state of the episode that ended: the next slot's is already zero
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
+        # Without `value_of`: the number of final observations varies, and graphs need a fixed
+        # number.
         rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
 
 
@@ -53,7 +54,6 @@ def _values(
     observations: TensorDict,
     value_of: Callable[[TensorDict], Tensor] | None = None,
 ) -> Tensor:
-    """Return the value of each observation [B]."""
     ask = value_of or (lambda part: policy.get_value(part)["value"])
     return torch.cat(
         [ask(part) for part, _ in micro_batches(observations, policy.micro_batch_size)]
@@ -61,7 +61,7 @@ def _values(
 
 
 class EvaluatesActions(Protocol):
-    """What log-probs and states are asked of: a `Policy`, or one as it was."""
+    """The part of `Policy` that a `ReferencePolicy` has too."""
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]: ...
@@ -75,11 +75,11 @@ class EvaluatesActions(Protocol):
 
 
 def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
-    """Return the state [B, ...] of a recurrent policy after steps.
+    """Return the state [B, ...] of a recurrent policy after a step.
 
     Args:
-        policy: has a state.
-        td: [B], with the `observation` of each step, and the `state` before it.
+        policy: a policy with a state.
+        td: [B], with `observation`, and `state` before the step.
     """
     state: Tensor = policy.get_action(td, deterministic=True)["next_state"]
     return state
@@ -87,14 +87,7 @@ def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
 
 @torch.no_grad()
 def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
-    """Return the states [N, T+1, ...] that a policy comes to on the way through a rollout.
-
-    It begins with the first state that the rollout has, and reads step by step.
-
-    Args:
-        policy: has a state.
-        rollout: [N, T+1].
-    """
+    """Return states [N, T+1, ...], recomputed from the first state of a rollout [N, T+1]."""
     state: Tensor = rollout["state"][:, 0]
     states = [state]
     for step in step_views(rollout.select("observation", "done"))[:-1]:
@@ -107,10 +100,7 @@ def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
 
 @torch.no_grad()
 def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
-    """Return the log-prob [N, T] that a policy gives to the actions of a rollout [N, T+1].
-
-    Or [N, T, L], where the policy gives it in parts.
-    """
+    """Return log-probs [N, T], or [N, T, L] in parts, of the actions of a rollout [N, T+1]."""
     keys = sorted({"observation", "action", *policy.extra_fields})
     transitions = flat_transitions(rollout, keys)
     log_probs = [

@@ -1,4 +1,4 @@
-"""Learn off-policy by soft actor-critic (SAC)."""
+"""Soft actor-critic (SAC)."""
 
 import math
 from abc import abstractmethod
@@ -16,20 +16,21 @@ from lightning_rl.system.errors import check_range
 
 
 class SoftActorCritic(QAlgorithm):
-    """What SAC is for all kinds of actions: critics, an actor paid for its entropy, a temperature.
+    """The common part of SAC algorithms: critics, an actor with an entropy bonus, a temperature.
 
-    One update steps down the critics' loss, then the actor's, then the temperature's, and moves the
-    targets.
+    One update takes a step on the critics' loss, then the actor's, then the temperature's, and
+    moves the target networks.
 
     Args:
         policy: actor and critics.
-        alpha_learning_rate: of the temperature; as the actor's where not given.
+        alpha_learning_rate: learning rate of the temperature. Default: `learning_rate`.
         init_alpha: initial temperature.
-        learn_alpha: whether the temperature is learnt, so that the entropy is what it shall be.
-        entropy_in_target: whether the critics' targets pay for the entropy of what comes (false:
-            RLPD, Ball et al. 2023, for sparse rewards).
-        num_target_critics: of how many critics, drawn at random for each sample, the least makes
-            the target, while the actor goes by the mean of all; null for the least of all in both.
+        learn_alpha: whether to learn the temperature for a target entropy.
+        entropy_in_target: whether the critics' targets include the entropy bonus (false: RLPD, Ball
+            et al. 2023, for sparse rewards).
+        num_target_critics: size of the random subset of critics, drawn per sample, whose minimum is
+            the target; the actor then uses the mean of all critics. Null: both use the minimum of
+            all.
         kwargs: see `QAlgorithm`.
 
     Raises:
@@ -37,10 +38,10 @@ class SoftActorCritic(QAlgorithm):
     """
 
     fitted_always: tuple[str, ...] = ("critic",)
-    """The objectives of each update; the others come with every `policy_delay`-th."""
+    """The objectives of every update; the others take part in every `policy_delay`-th."""
 
     actor_passes: tuple[str, ...] = ("entropy",)
-    """Scalars of the actor's loss that the temperature's reads, see `objective`."""
+    """Scalars of the actor's loss that the temperature's loss reads, see `objective`."""
 
     def __init__(
         self,
@@ -75,7 +76,6 @@ class SoftActorCritic(QAlgorithm):
         return [self.critic_objective(), actor, *([alpha] if self.learn_alpha else [])]
 
     def on_fit_start(self) -> None:
-        """Lay out the steps of an update."""
         super().on_fit_start()
         written = [p for target, _ in self.slow_copies() for p in target.parameters()]
         self.update_critics = self.in_turn(
@@ -86,7 +86,6 @@ class SoftActorCritic(QAlgorithm):
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Keep a fresh rollout [N, T+1], and take the updates that are due."""
         self.keep(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
@@ -94,40 +93,41 @@ class SoftActorCritic(QAlgorithm):
         self.finish_iteration(rollout)
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
-        """Return which critics count for each of the samples."""
         if self.num_target_critics is None:
             return {}
         critics, size = self.policy.critic.num_critics, self.num_target_critics
         return {"target_critics": random_subsets(count, critics, size, self.generator, self.device)}
 
     def judged(self, q: Tensor) -> Tensor:
-        """Return the values that the actor goes by, of those of all critics [E, ...]."""
+        """Reduce the values of all critics [E, ...] to those that the actor maximizes."""
         return q.amin(0) if self.num_target_critics is None else q.mean(0)
 
     @abstractmethod
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the actor on samples [B], and scalars, `actor_passes` among them."""
+        """Return the actor's loss on samples [B], and scalars to log, including `actor_passes`."""
 
     @abstractmethod
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the temperature on samples [B], and scalars to report.
+        """Return the loss of the temperature on samples [B], and scalars to log.
 
-        By the entropy of the actor before its step, which its loss has reported.
+        It reads the actor's entropy from before the actor's step.
         """
 
 
 class SAC(SoftActorCritic):
-    """Soft actor-critic: a stochastic actor that is paid for its entropy, beside Q critics.
+    """Soft actor-critic: a stochastic actor with an entropy bonus, and Q critics.
 
-    Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications"; with more than
-    two critics, of which a random subset counts, Chen et al. 2021, "Randomized Ensembled Double
-    Q-Learning"; with `tau: null` and `critic_normalization: batch` Bhatt et al. 2024, "CrossQ";
-    with `value_atoms` and residual networks Lee et al. 2025, "Hyperspherical Normalization for
-    Scalable Deep Reinforcement Learning". For discrete actions see `DiscreteSAC`.
+    For discrete actions see `DiscreteSAC`.
+
+    Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications"; with
+    `num_target_critics` Chen et al. 2021, "Randomized Ensembled Double Q-Learning"; with `tau:
+    null` and `critic_normalization: batch` Bhatt et al. 2024, "CrossQ"; with `value_atoms` and
+    residual networks Lee et al. 2025, "Hyperspherical Normalization for Scalable Deep Reinforcement
+    Learning".
 
     Args:
         policy: actor and critics.
-        target_entropy: in nats, of actions in [-1, 1]; where not given, minus the number of their
+        target_entropy: in nats, of actions in [-1, 1]. Default: minus the number of action
             dimensions.
         kwargs: see `SoftActorCritic`.
 
@@ -149,7 +149,6 @@ class SAC(SoftActorCritic):
         self.target_entropy = -float(dimensions) if target_entropy is None else target_entropy
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
-        """Return the noise of the actions, here and in what follows, and which critics count."""
         shape = 2, count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         return {"noise": noise[0], "next_noise": noise[1]} | super().drawn_fields(count)
@@ -159,7 +158,7 @@ class SAC(SoftActorCritic):
 
     @torch.no_grad()
     def following(self, minibatch: TensorDict) -> Following:
-        """Return what is done where the steps of samples [B] have led, and what that costs."""
+        """Return the policy's action in the next states of samples [B], and its entropy cost."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         through = self.target_encoder, self.target_memory
         features, slow = self.policy.features_for_target(minibatch, there, through)

@@ -1,4 +1,4 @@
-"""Say what minibatches are drawn from; cut rollouts into sequences for a policy with a memory."""
+"""Sources of minibatches; sequences of a rollout for a policy with a memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.rollout.sequences import Sequences, with_sequences
 
 SequenceLength = int | Literal["rollout"] | None
-"""Of the setting `sequence_length`."""
+"""The setting `sequence_length`."""
 
 SEQUENCE_LENGTH = 32
-"""Steps that the gradients of a policy with a memory go through, where nothing else is said."""
+"""Default steps of truncated backpropagation through time."""
 
 
 def steps_of(length: SequenceLength, num_steps: int) -> int:
-    """Return how many steps L a sequence of a rollout of so many steps T has."""
+    """Return the steps L of a sequence, for a rollout of T = `num_steps` steps."""
     if length == "rollout":
         return num_steps
     return min(SEQUENCE_LENGTH if length is None else length, num_steps)
@@ -29,15 +29,7 @@ def steps_of(length: SequenceLength, num_steps: int) -> int:
 def most_minibatches(
     policy: Policy, num_envs: int, num_steps: int, batch_size: int, length: SequenceLength
 ) -> int:
-    """Return how many minibatches a pass over a rollout has, where each step counts.
-
-    Args:
-        policy: is trained.
-        num_envs: N.
-        num_steps: T.
-        batch_size: transitions per minibatch.
-        length: of the sequences, in steps; see `drawing_of`.
-    """
+    """Return the number of minibatches of a pass over a rollout [N, T+1] without masked steps."""
     if not policy.evaluates_sequences:
         return -(-num_envs * num_steps // batch_size)
     steps = steps_of(length, num_steps)
@@ -45,7 +37,7 @@ def most_minibatches(
 
 
 class Drawing(ABC):
-    """What minibatches are drawn from: some units, each of one sample or of a few.
+    """A source of minibatches: units, each of one or several samples.
 
     Attributes:
         flat: [M], the transitions of this rank, with the fields of the samples.
@@ -57,42 +49,40 @@ class Drawing(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many units there are."""
+        """Return the number of units."""
 
     @abstractmethod
     def units_in(self, batch_size: int) -> int:
-        """Return how many units make a minibatch of so many samples, at least one."""
+        """Return the number of units in a minibatch of `batch_size` samples, at least one."""
 
     @abstractmethod
     def samples(self, units: Tensor) -> Tensor:
-        """Return which transitions [M] the samples of units [U] are, in their order."""
+        """Return the indices [M] of the samples in units [U], in order."""
 
     @abstractmethod
     def minibatches(
         self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
-        """Yield a minibatch [M] of each of some groups of units.
+        """Yield a minibatch [M] for each group of units in `parts`.
 
-        Args:
-            parts: the units of each.
-            drawn: more fields, of the samples in the order of all parts.
+        `drawn` has additional fields, for the samples of all groups in order.
         """
 
 
 class SequenceCut(Drawing):
-    """A rollout cut into sequences of L steps, each a unit, for a policy with a memory.
+    """A rollout cut into sequences of L steps, for a policy with a memory; each sequence is a unit.
 
-    Each row of T steps is ceil(T / L) sequences. Where L does not divide T the last of them begins
-    earlier, and what it has in common with the one before counts there alone.
+    The T steps of an env become ceil(T / L) sequences. If L does not divide T, the last sequence
+    starts earlier; the steps that it shares with the previous sequence count only there.
 
     Args:
         rollout: [N, T+1], with `state`.
         keys: the fields of the samples.
-        mask: [N, T], true where a step counts; None for everywhere. What does not count is passed
-            through all the same.
+        mask: [N, T], true for steps to train on; None for all. The policy runs through masked steps
+            too.
         length: L; see `steps_of`.
-        burn_in: C, steps before each sequence through which the state of the present weights is
-            found, from the one that was stored; fewer where the rollout begins.
+        burn_in: C, steps before each sequence that the current policy runs from the stored state,
+            to find the state at the start of the sequence; fewer at the start of the rollout.
     """
 
     def __init__(
@@ -103,32 +93,32 @@ class SequenceCut(Drawing):
         length: SequenceLength = None,
         burn_in: int = 0,
     ) -> None:
-        # The state is of the first step of a sequence alone, which has it.
+        # Only the first step of a sequence needs the state.
         of_samples = [key for key in keys if key != "state"]
         self.flat, self.varies = flat_transitions(rollout, of_samples), mask is not None
         envs, slots = rollout.batch_size
         done: Tensor = rollout["done"][:, :-1]
         starts = torch.zeros_like(done)
-        starts[:, 1:] = done[:, :-1]  # of the first step the stored state says it: it is zero
+        starts[:, 1:] = done[:, :-1]  # first step: the stored state is zero
         self._steps = flat_transitions(rollout, ["observation"])
         self._steps["starts"] = starts.t().flatten()
         self._state = flat_transitions(rollout, ["state"])["state"]
         self._length, self._burn_in = steps_of(length, slots - 1), burn_in
         steps, real, counted = self._cut_of_a_row(slots - 1, done.device)
-        # [K, ...] of one row becomes [K*N, ...] of all, into what is flattened in order of time.
+        # From [K, ...] of one env to [K*N, ...] of all, as indices of time-major flat transitions.
         rows = torch.arange(envs, device=done.device).view(1, envs, 1)
         self._index = (steps[:, None] * envs + rows).flatten(0, 1)
         self._real = real.repeat_interleave(envs, 0)
         self._counted = counted.repeat_interleave(envs, 0)
         if mask is not None:
             self._counted &= mask.t().flatten()[self._index[:, burn_in:]]
-            kept = self._counted.any(1)  # no other is worth passing through
+            kept = self._counted.any(1)  # drop sequences without counted steps
             self._index, self._real = self._index[kept], self._real[kept]
             self._counted = self._counted[kept]
         self._all_count = bool(self._counted.all())
 
     def _cut_of_a_row(self, num_steps: int, device: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return of each sequence its steps [K, C+L], which of C are real, and which of L count."""
+        """Return each sequence's steps [K, C+L], which of C exist, and which of L count."""
         length = self._length
         begins = torch.arange(0, num_steps, length, device=device)[:, None]
         first = begins.clamp(max=num_steps - length)
@@ -149,7 +139,6 @@ class SequenceCut(Drawing):
     def minibatches(
         self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
-        """Yield the samples that count, and beside them the sequences through which they come."""
         done = 0
         for units in parts:
             minibatch = self.flat[self.samples(units)]

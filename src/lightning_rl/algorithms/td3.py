@@ -1,4 +1,4 @@
-"""Learn off-policy by twin delayed deep deterministic policy gradients (TD3)."""
+"""Twin delayed deep deterministic policy gradients (TD3)."""
 
 import copy
 from typing import Any
@@ -14,16 +14,15 @@ from lightning_rl.system.errors import check_range
 
 
 class TD3(QAlgorithm):
-    """A deterministic actor that explores by noise, beside Q critics.
+    """TD3: a deterministic actor that explores with noise, and Q critics.
 
     Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
     algorithm 1.
 
     Args:
         policy: actor and critics.
-        policy_delay: updates of the critics for each of actor and targets.
-        target_noise: standard deviation of the noise on the target's actions, in units of their
-            bounds.
+        policy_delay: updates of the critics per update of actor and targets.
+        target_noise: standard deviation of the noise on target actions, in units of their bounds.
         target_noise_clip: bound on that noise.
         kwargs: see `QAlgorithm`.
 
@@ -61,7 +60,6 @@ class TD3(QAlgorithm):
         ]
 
     def on_fit_start(self) -> None:
-        """Lay out the steps of an update."""
         super().on_fit_start()
         written = [p for target, _ in self.slow_copies() for p in target.parameters()]
         self.update_all = self.in_turn(
@@ -69,7 +67,6 @@ class TD3(QAlgorithm):
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Keep a fresh rollout [N, T+1], and take the updates that are due."""
         self.keep(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
@@ -77,7 +74,6 @@ class TD3(QAlgorithm):
         self.finish_iteration(rollout)
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
-        """Return the noise of the target's actions, in units of their bounds."""
         shape = count, self.policy.distribution.size
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         limit = self.target_noise_clip
@@ -88,9 +84,9 @@ class TD3(QAlgorithm):
 
     @torch.no_grad()
     def following(self, minibatch: TensorDict) -> Following:
-        """Return what is done, and not quite done, where the steps of samples [B] have led."""
+        """Return the target policy's action with noise, in the next states of samples [B]."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-        # All that makes the target lags: the target actor reads what a slow encoder sees.
+        # The target actor reads the features of a target encoder.
         shared = self.target_encoder, self.target_memory
         apart = self.target_actor_encoder, self.target_actor_memory
         features, slow = self.policy.features_for_target(
@@ -101,7 +97,7 @@ class TD3(QAlgorithm):
         return Following(slow, action, torch.zeros_like(minibatch["reward"]))
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the actor on samples [B], and scalars to report."""
+        """Return the loss of the actor on samples [B], and scalars to log."""
         features, for_critics = self.policy.features_for_actor(minibatch)
         action = self.policy.best_unit(minibatch, features=features)
         return -self.policy.q_values(minibatch, action, features=for_critics)[0].mean(), {}

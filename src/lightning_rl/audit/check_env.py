@@ -1,4 +1,4 @@
-"""Check an env: play it for some seconds, and report what training would meet, with cures."""
+"""Check an env: play it for some seconds, and report problems for training, with cures."""
 
 import io
 import re
@@ -34,28 +34,28 @@ else:
     EnvLike = EnvFactory
 
 Level = Literal["ok", "note", "warning", "error"]
-"""How bad a finding is."""
+"""Severity of a finding."""
 
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
-"""From plain information to what would end a run, or spoil it."""
+"""Levels in order of severity: from information to an error that would end or spoil a run."""
 
 LARGE = 100.0
-"""An observation or a reward beyond this needs scaling."""
+"""Absolute value above which an observation or a reward needs scaling."""
 
 PLAYED = 2_000
-"""Steps of each env after which enough has been seen, unless its time limit lies beyond."""
+"""Maximum steps of each env to play, unless its time limit is longer."""
 
 LONGEST = 20_000
-"""The greatest time limit that is waited for, in steps of each env."""
+"""Longest time limit that the check plays to the end, in steps of each env."""
 
 CONTINUED = 20
-"""How many steps of a restored env and of the saved one are compared."""
+"""Number of steps in the comparison of a restored env with the saved one."""
 
 REPEATED = 50
-"""Steps that are played twice from the same seeds."""
+"""Number of steps that are played twice from the same seeds."""
 
 STARTS = 4
-"""How many starts are compared, at least."""
+"""Minimum number of first observations to compare."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Finding:
 
     Attributes:
         topic: `observation`, `reward`, `speed`, ...
-        level: `ok`, `note` (worth knowing), `warning` (training is likely to suffer) or `error` (it
-            would end, or be wrong).
-        text: what was found, in a sentence.
+        level: `ok`, `note` (worth knowing), `warning` (training may suffer) or `error` (training
+            would end or be wrong).
+        text: the result, in one sentence.
         cure: what to do about it; may be empty.
     """
 
@@ -76,17 +76,17 @@ class Finding:
     cure: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Return the attributes as plain texts, by name."""
+        """Return the attributes by name."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What is scaled between an env and a network.
+    """What is scaled between env and network.
 
     Attributes:
-        observation: whether observations are.
-        reward: whether rewards are, or their scale does not matter.
+        observation: whether observations are scaled.
+        reward: whether rewards are scaled, or their scale does not matter.
     """
 
     observation: bool = False
@@ -101,24 +101,23 @@ def check_env(
     timeout_s: float | None = 60.0,
     seed: int = 1,
 ) -> list[Finding]:
-    """Play an env, and return what training on it would meet.
+    """Play an env, and return problems that training on it would have.
 
-    For a test of one's own env: `assert not [f for f in check_env(MyEnv) if f.level == "error"]`.
+    In a test of an env: `assert not [f for f in check_env(MyEnv) if f.level == "error"]`.
 
     Args:
-        env: what makes one from `num_envs`, as `RLDataModule` takes it: the id of a Gymnasium env,
-            the name of a task, a class, a `partial` or another function.
-        num_envs: N, how many are played side by side.
-        seconds: how long to play, about; making and resetting envs comes on top.
-        timeout_s: how many seconds making, a reset or a step of all N envs may take before they
-            count as hung; None for any number.
+        env: as in `RLDataModule`: the id of a Gymnasium env, the name of a task, or a class, a
+            `partial` or another function that makes an env from `num_envs`.
+        num_envs: N, number of parallel envs.
+        seconds: approximate time to play; making and resetting envs takes additional time.
+        timeout_s: seconds that making, a reset or a step of all N envs may take; None: no limit.
         seed: of the envs and of the actions.
 
     Returns:
-        the findings, by topic. What an env raises is a finding too, an error.
+        the findings, by topic. An error of the env is a finding too.
 
     Raises:
-        ConfigurationError: where `env` makes no envs.
+        ConfigurationError: if `env` makes no envs.
     """
     factory = env_factory(env, "env")
     check = EnvCheck(
@@ -132,25 +131,25 @@ def check_env(
 
 
 Outcome = dict[str, np.ndarray]
-"""Arrays [N, ...] by name: of the observation, and after a step `reward` and `end` too."""
+"""Arrays [N, ...] of an observation by name; after a step also `reward` and `end`."""
 
 
 class EnvCheck:
-    """Play an env by random actions, and collect findings.
+    """Play an env by random actions, and collect findings; see `check_env`.
 
     Args:
-        make: makes the env by `EnvWatch.make`, another one at each call.
-        timeout_s: how long a call into the env may take, in seconds; None for any time.
-        seconds: how long to play, about.
+        make: makes a new env by `EnvWatch.make`.
+        timeout_s: seconds that a call into the env may take; None: no limit.
+        seconds: approximate time to play.
         seed: of the envs and of the actions.
-        scaling: what is scaled before a network gets it.
+        scaling: what is scaled between env and network.
 
     Attributes:
-        findings: so far.
-        play: with random actions; None before, or where the env raised an error.
-        reproducible: whether the same seeds and actions gave the same, bit for bit.
-        same_starts: whether the same seeds gave the same starts.
-        failed: whether the env raised an error, so that nothing more can be checked.
+        findings: up to now.
+        play: with random actions; None before `run`, or if the env raised an error.
+        reproducible: whether the same seeds and actions gave the same steps, bit for bit.
+        same_starts: whether the same seeds gave the same first observations.
+        failed: whether the env raised an error, which ends the check.
     """
 
     def __init__(
@@ -172,10 +171,8 @@ class EnvCheck:
         self._env: VectorEnv | None = None
 
     def run(self) -> None:
-        """Make the env and do all checks; an error of the env ends them, and is a finding.
-
-        They run in another thread, so that this one goes on where the env hangs.
-        """
+        """Make the env and run all checks; an error of the env is a finding, and ends them."""
+        # In another thread, so that this one can return if the env hangs.
         threading.Thread(target=self._work, name="check of the env", daemon=True).start()
         try:
             self._outcome.result()
@@ -194,7 +191,7 @@ class EnvCheck:
             self._end(None)
 
     def _fail(self, error: Exception) -> bool:
-        """Return from `run` with an error, though the thread of the checks hangs."""
+        """End `run` with an error while the thread of the checks hangs."""
         self._end(error)
         return True
 
@@ -231,7 +228,7 @@ class EnvCheck:
             self._close()
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
-        """Keep a finding."""
+        """Add a finding."""
         self.findings.append(Finding(topic, level, text, cure))
 
     def _reset(self, env: VectorEnv, seed: int | None = None) -> Outcome:
@@ -375,10 +372,10 @@ class EnvCheck:
                 "Take the observation before the reset.",
             )
 
-    # --- whether it is the same again ---
+    # --- reproducibility ---
 
     def _play_twice(self, env: VectorEnv, play: Play) -> None:
-        """Play the same actions from the same seeds, and compare; look at success on the way."""
+        """Play the same actions from the same seeds twice and compare; also check dtypes."""
         draw = random_actions(env.single_action_space, env.num_envs, self._seed)
         actions = [draw() for _ in range(REPEATED)]
         until = time.perf_counter() + 0.1 * self._seconds
@@ -418,7 +415,6 @@ class EnvCheck:
             )
 
     def _look_at_starts(self, env: VectorEnv) -> None:
-        """Compare how episodes begin: of one env and of its neighbours, of other seeds."""
         rounds = max(2, -(-STARTS // env.num_envs))
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
         starts = [self._reset(env, seed) for seed in seeds]
@@ -443,7 +439,6 @@ class EnvCheck:
             self.add("seeds", "ok", "other seeds give other starts, and each env has its own")
 
     def _restore(self, env: VectorEnv) -> None:
-        """Save in the middle of an episode, and continue in another env."""
         draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
         actions = [draw() for _ in range(2 * CONTINUED)]
         self._reset(env, self._seed)
@@ -497,7 +492,7 @@ class EnvCheck:
     # --- one env ---
 
     def _ask_gymnasium(self) -> None:
-        """Run Gymnasium's checks of one env: a vector env has changed dtypes and numbers."""
+        """Run Gymnasium's checks on one env: a vector env has already converted its values."""
         assert self._env is not None
         base = _base(self._env)
         one = base.first_env if isinstance(base, GymnasiumEnv) else None
@@ -511,7 +506,7 @@ class EnvCheck:
                         check(one)
                 except (AssertionError, gymnasium.error.Error) as error:
                     warnings.warn(str(error), stacklevel=2)
-            if told:  # one is enough: the others mostly follow from it
+            if told:  # report only the first: the others mostly follow from it
                 text = re.sub("\x1b.*?m|WARN: ", "", str(told[0].message))
                 cure = "Change the env so that gymnasium.utils.env_checker.check_env(env) passes."
                 self.add("gymnasium", "warning", text, cure)
@@ -524,16 +519,15 @@ GYMNASIUM_CHECKS: tuple[Callable[[gymnasium.Env], object], ...] = (
     check_reset_seed_determinism,
     check_reset_options,
 )
-"""Parts of `gymnasium.utils.env_checker.check_env`, which itself ends at the first fault."""
+"""Parts of `gymnasium.utils.env_checker.check_env`, which itself stops at the first fault."""
 
 
 def described(space: gymnasium.Space[Any]) -> str:
-    """Return a space as Gymnasium writes it, on one line."""
+    """Return Gymnasium's text of a space, on one line."""
     return " ".join(str(space).split())
 
 
 def _numbers(values: np.ndarray) -> str:
-    """Return least, mean and greatest value, and standard deviation."""
     least, mean, greatest, std = values.min(), values.mean(), values.max(), values.std()
     if least == greatest:
         return f"always {least:.4g}"
@@ -541,7 +535,6 @@ def _numbers(values: np.ndarray) -> str:
 
 
 def _named(env: VectorEnv) -> str:
-    """Return the class of an env, its id, and how many there are."""
     base = _base(env)
     id = getattr(base, "id", None)
     name = type(base).__name__ + (f" {id}" if id else "")
@@ -550,12 +543,11 @@ def _named(env: VectorEnv) -> str:
 
 
 def _base(env: VectorEnv) -> VectorEnv:
-    """Return the env whose actions are not chunks."""
     return env.env if isinstance(env, ActionChunk) else env
 
 
 def _copy(observation: Any) -> Outcome:
-    """Copy tensors [N, ...], which hold until the next step, to arrays."""
+    """Copy tensors [N, ...] to arrays: the env reuses them in the next step."""
     return {name: _array(tensor) for name, tensor in leaves(observation).items()}
 
 
@@ -572,7 +564,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
-    """Return what differs first between two plays, and when; None if nothing does."""
+    """Return name and step of the first difference of two plays; None if they are equal."""
     for step, (a, b) in enumerate(zip(one, other, strict=True)):
         for name, array in a.items():
             if not _equal(array, b[name]):
@@ -581,7 +573,7 @@ def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
 
 
 def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    """Write a state as a checkpoint does, and read it without unpickling."""
+    """Save a state as a checkpoint does, and load it without unpickling."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -590,7 +582,7 @@ def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_the_env(error: Exception) -> bool:
-    """Tell whether an env raised it, or what makes one: anything else is a fault of the check."""
+    """Return whether an env or its factory raised the error; other errors are bugs of the check."""
     if isinstance(error, ConfigurationError):
         return True
     kinds = (VectorEnv, gymnasium.Env, gymnasium.vector.VectorEnv)
@@ -602,7 +594,7 @@ def _is_of_the_env(error: Exception) -> bool:
 
 
 def _described(error: Exception) -> str:
-    """Return what an env raised, and where."""
+    """Return the text of an env's error, with its place."""
     if isinstance(error, ConfigurationError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Check a whole run before it is begun: its env, how it collects, what its update will do."""
+"""Check a whole run before it starts: its env, its collector, its update."""
 
 import os
 from collections.abc import Iterator
@@ -20,32 +20,32 @@ from lightning_rl.training.callbacks.video import VideoRecorder, draw_once
 from lightning_rl.training.data import RLDataModule
 
 SHARE_OF_THE_ENV = 0.7
-"""Of the time of a check; the rest is the policy's."""
+"""Share of the check's time for the env; the policy gets the rest."""
 
 MOST_STEPS = 500
-"""Of the untrained policy, in each env."""
+"""Maximum steps of the untrained policy in each env."""
 
 SLOW_STEP = 5e-3
-"""Seconds per step of all envs from which on acting is worth a thread of its own."""
+"""Seconds to choose the actions of all envs, above which a collector thread pays."""
 
 WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
-"""What a step in worker processes costs beside the env: for each of them, and for all."""
+"""Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
 
 
-class Checked(Exception):  # noqa: N818  # no error: it ends a run that was to be checked alone
-    """A run has been checked, and shall not begin."""
+class Checked(Exception):  # noqa: N818  # no error: it ends a run that is only checked
+    """The check is complete: end the run before training."""
 
 
 class RunCheck(Callback):
-    """Check a run at the point where it would begin, and end it there by raising `Checked`.
+    """Check a run in `on_fit_start`, and end it by raising `Checked`.
 
-    It stands behind the other callbacks, so that they have refused what they refuse.
+    It must be the last callback, so that the other callbacks raise their errors first.
 
     Args:
-        seconds: how long to play, about.
+        seconds: approximate time to play.
 
     Attributes:
-        findings: what was found, by topic.
+        findings: by topic.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -53,9 +53,8 @@ class RunCheck(Callback):
         self.findings: list[Finding] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Play the env, then the policy in it, and look at the settings."""
         algorithm, data = algorithm_of(pl_module), data_of(trainer)
-        data.close()  # one set of envs at a time
+        data.close()  # so that only one set of envs exists
         env_check = EnvCheck(
             data.new_env,
             data.calls.timeout_s,
@@ -82,12 +81,11 @@ class RunCheck(Callback):
         raise Checked
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
-        """Keep a finding."""
         self.findings.append(Finding(topic, level, text, cure))
 
     @contextmanager
     def _finding(self, topic: str) -> Iterator[None]:
-        """Make a finding of what would be refused, so that the others are told too."""
+        """Turn a `ConfigurationError` into a finding, so that the check continues."""
         try:
             yield
         except ConfigurationError as error:
@@ -96,7 +94,7 @@ class RunCheck(Callback):
     # --- collecting ---
 
     def _collect(self, data: RLDataModule) -> Play | None:
-        """Make the collector, and play its env by its policy; None if it steps no env."""
+        """Build the collector, and play its env by its policy; None if it steps no env."""
         data.train_dataloader()
         collector = data.collector
         assert collector is not None
@@ -147,7 +145,6 @@ class RunCheck(Callback):
             )
 
     def _advise_workers(self, num_envs: int, stepping: float, choosing: float) -> None:
-        """Say what worker processes would bring, where they would bring a lot."""
         cores = _cores()
         rounds = -(-num_envs // cores)
         other = rounds * stepping / num_envs + num_envs * WORKER_SECONDS + WORKERS_SECONDS
@@ -160,7 +157,7 @@ class RunCheck(Callback):
                 f"data.env.vectorization: async might collect {gain:.1f} times as fast.",
             )
 
-    # --- settings against what was seen ---
+    # --- settings ---
 
     def _look_at_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
         size = algorithm.plan.group_size
@@ -173,7 +170,6 @@ class RunCheck(Callback):
             )
 
     def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
-        """Compare rollout, episode and the horizon of gamma."""
         each = data.env_steps_per_iteration // data.num_envs
         lengths = play.statistics.lengths
         longest = play.max_episode_steps or max(lengths, default=0)
@@ -264,12 +260,11 @@ class RunCheck(Callback):
                     self.add("evaluation", "error", text, cure)
 
     def _film(self, trainer: Trainer, data: RLDataModule) -> None:
-        """Draw one picture: whether films can be made."""
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         wanted = any(isinstance(callback, VideoRecorder) for callback in callbacks)
         try:
             height, width, _ = draw_once(data).shape
-        except Exception as error:  # whatever a renderer may lack
+        except Exception as error:  # a renderer may raise any error
             told = str(error) if isinstance(error, ConfigurationError) else repr(error)
             text = f"it cannot be filmed: {told}"
             self.add("evaluation", "warning" if wanted else "note", text)
@@ -280,9 +275,8 @@ class RunCheck(Callback):
 
 
 def _scaling(algorithm: Algorithm) -> Scaling:
-    """Return what an algorithm and its policy scale, as far as they say so."""
     policy = _inner(algorithm)
-    # Nothing learns the scale of rewards where there is no critic: groups compare them.
+    # Without a critic the scale of rewards does not matter: groups compare them.
     on_policy = isinstance(algorithm, OnPolicyAlgorithm) and algorithm.policy.has_critic
     normalizer = getattr(algorithm, "reward_normalizer", None)
     return Scaling(
@@ -292,7 +286,7 @@ def _scaling(algorithm: Algorithm) -> Scaling:
 
 
 def _inner(algorithm: Algorithm) -> Any:
-    """Return the policy, without those that are around it."""
+    """Return the innermost policy, without its wrappers."""
     policy: Any = algorithm.policy
     while getattr(policy, "inner", None) is not None:
         policy = policy.inner
@@ -300,7 +294,6 @@ def _inner(algorithm: Algorithm) -> Any:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

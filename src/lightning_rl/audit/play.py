@@ -1,4 +1,4 @@
-"""Play an env for a while through a `SyncCollector`, and keep what the findings are made of."""
+"""Play an env for some seconds through a `SyncCollector`, and record data for the findings."""
 
 import time
 from collections import defaultdict
@@ -23,25 +23,20 @@ from lightning_rl.rollout.structured_actions import as_policy_counts, first_choi
 from lightning_rl.system.phases import PhaseTimer
 
 ROLLOUT_BYTES = 2**23
-"""Memory of a rollout at most: its steps are looked at together."""
+"""Maximum memory of a rollout, in bytes."""
 
 ROLLOUT_STEPS = 128
-"""Steps of a rollout at most."""
+"""Maximum steps of a rollout."""
 
 ROLLOUTS = 8
-"""Into how many rollouts the time is divided where steps are slow."""
+"""Number of rollouts in the given time if steps are slow."""
 
 SLACK = 1e-5
 """Tolerance for rounding beyond a bound, in units of 1 + |bound|."""
 
 
 class RandomPolicy(Policy):
-    """Draw actions from the action space as Gymnasium samples it, bounded or not.
-
-    Args:
-        env: whose spaces these are.
-        seed: of the actions.
-    """
+    """Draw random actions as Gymnasium samples the action space, bounded or not."""
 
     has_critic = False
 
@@ -66,31 +61,31 @@ class RandomPolicy(Policy):
 
 
 class Play:
-    """Play an env by a policy for some seconds.
+    """Play an env by a policy.
 
     Args:
-        env: is reset and stepped.
-        policy: acts.
+        env: env to reset and step.
+        policy: chooses the actions.
         seed: of the env and of the policy.
-        seconds: how long, about; two steps to measure and one rollout are played in any case.
-        most_steps: of each env, after which enough has been seen.
+        seconds: approximate time; at least two steps and one rollout are played.
+        most_steps: maximum steps of each env.
         calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
         arrays: of the observations, by name.
         statistics: of the collector: returns, lengths and successes of the last episodes.
-        reports_success: whether the env says which episodes succeeded.
+        reports_success: whether the env reports success.
         ways: names of the classes that act and step.
-        max_episode_steps: of the env.
         steps: actions of each env.
-        env_steps: of all N envs; an action may be a chunk of several.
+        env_steps: of all N envs; an action may be a chunk of several steps.
         seconds: per action of all N envs: `env`, resets included, and `inference`.
         rewards: [N, steps] float64.
-        terminated, truncated: how many episodes ended so; one that did both is terminated.
-        alike_ends: how many final observations equal the first one of the next episode.
+        terminated: number of terminated episodes.
+        truncated: number of episodes that were truncated and not terminated.
+        alike_ends: number of final observations equal to the next episode's first.
         reports: means of the rewards and metrics that the env reports, by name.
-        interventions: steps of single envs in which someone had taken over.
-        beyond: share of the numbers of actions outside of the bounds of their space.
+        interventions: steps of single envs with an intervention.
+        beyond: share of action values outside of the bounds of the space.
     """
 
     def __init__(
@@ -116,7 +111,7 @@ class Play:
         clock = Clock(policy.version.device)
         context = CollectorContext(env, policy, 1, seed, phase=clock, calls=calls)
         collector = SyncCollector(context)
-        collector.collect()  # sets things up
+        collector.collect()  # the first call includes setup
         clock.spent.clear()
         measured = collector.collect()
         length = int(seconds / ROLLOUTS / max(1e-9, sum(clock.spent.values())))
@@ -135,7 +130,6 @@ class Play:
         self.beyond = float(np.mean(self._beyond))
 
     def _look_at(self, rollout: TensorDict) -> None:
-        """Take in a rollout [N, T+1]."""
         observed = leaves(rollout["observation"])
         for name, array in self.arrays.items():
             array.add(observed[name].flatten(0, 1).cpu().numpy())
@@ -165,14 +159,14 @@ class Play:
 
 
 class ArraySeen:
-    """The values of one array of the observations.
+    """Range of the values of one array of the observations.
 
     Args:
-        name: `observation`, and the keys that lead to the array.
+        name: `observation`, and the keys of the array.
         space: of one env: Box, Discrete, MultiDiscrete or MultiBinary.
 
     Attributes:
-        least, greatest: of each element, finite values alone.
+        least, greatest: of each element, finite values only.
         not_finite: the first NaN or infinite value, with its place; or None.
     """
 
@@ -183,7 +177,7 @@ class ArraySeen:
         self.not_finite: str | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Take in values [M, *shape]."""
+        """Add values [M, *shape]."""
         if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
             if self.not_finite is None:
                 index = tuple(np.argwhere(~finite)[0])
@@ -212,7 +206,7 @@ class ArraySeen:
 
     @property
     def still(self) -> np.ndarray:
-        """Which elements never moved, bool [*shape]."""
+        """Elements that never changed, bool [*shape]."""
         still: np.ndarray = self.least >= self.greatest
         return still
 
@@ -223,19 +217,12 @@ class ArraySeen:
         return float(seen.max(where=np.isfinite(seen), initial=0))
 
     def place(self, index: tuple[Any, ...]) -> str:
-        """Name an element: `observation[3]`."""
+        """Return the name of an element: `observation[3]`."""
         return f"{self.name}{[int(i) for i in index]}" if index else self.name
 
 
 class Clock:
-    """A phase timer that adds up seconds, by phase, and waits for the device.
-
-    Args:
-        device: of the policy, on which the rollout lies.
-
-    Attributes:
-        spent: seconds by phase.
-    """
+    """Phase timer that synchronizes the device; `spent`: total seconds by phase."""
 
     def __init__(self, device: torch.device) -> None:
         self.spent: dict[str, float] = {}
@@ -243,7 +230,7 @@ class Clock:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time what runs inside the context."""
+        """Time the code inside the context."""
         began = time.perf_counter()
         yield
         if self._device.type == "cuda":
@@ -252,7 +239,7 @@ class Clock:
 
 
 def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Callable[[], Tensor]:
-    """Return a function that draws actions [N, *A], counted from 0 as a policy's are."""
+    """Return a function that draws actions [N, *A]; discrete actions count from 0."""
     batched = batch_space(space, num_envs)
     batched.seed(seed)
     start = first_choice(space)
@@ -260,7 +247,7 @@ def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Cal
 
 
 def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:
-    """Return the arrays, tensors or spaces of an observation by name: `observation.picture`."""
+    """Return the arrays, tensors or spaces of an observation by name, as `observation.picture`."""
     if not hasattr(tree, "items"):
         return {name: tree}
     children = [leaves(child, f"{name}.{key}") for key, child in tree.items()]

@@ -1,1 +1,1 @@
-"""How a run is described, saved, checked and built again."""
+"""Save runs, check checkpoints, and rebuild policies from them."""

@@ -29,21 +29,20 @@ from lightning_rl.system.plain_yaml import dump_yaml
 
 
 class SavedRun:
-    """Builds the policy, the algorithm or the env factory that a checkpoint describes.
+    """Builds the policy, the algorithm or the env factory of a checkpoint.
 
     Args:
-        path: of the checkpoint file.
-        content: of that file.
-        trust_code: import any class that the checkpoint names; false allows the table in `registry`
-            alone.
-        cure: what a refusal of code of others ends with.
+        path: path of the checkpoint.
+        content: content of the checkpoint.
+        trust_code: import any class that the checkpoint names; False: only those in `registry`.
+        cure: last sentence of a refusal.
 
     Attributes:
         path, content: as given.
-        settings: the configuration; empty where the checkpoint has none.
+        settings: the configuration; empty if the checkpoint has none.
 
     Raises:
-        ConfigurationError: where the configuration cannot be read.
+        ConfigurationError: if the configuration cannot be read.
     """
 
     def __init__(
@@ -57,10 +56,7 @@ class SavedRun:
         self._cure = cure
 
     def policy(self, kind: type) -> Any:
-        """Build the policy, without a look at the settings of the algorithm.
-
-        Args:
-            kind: base class that the policy must have.
+        """Build the policy; its base class must be `kind`.
 
         Raises:
             ConfigurationError: if the checkpoint does not describe the policy, or names a class
@@ -74,11 +70,7 @@ class SavedRun:
             return self._build(config, kind, "model.policy")
 
     def algorithm(self, cls: type, given: Mapping[str, Any]) -> Any:
-        """Build the algorithm.
-
-        Args:
-            cls: base class that the algorithm must have.
-            given: constructor arguments that replace those in the checkpoint.
+        """Build the algorithm; its base class must be `cls`. `given` replaces saved arguments.
 
         Raises:
             ConfigurationError: as for `policy`, and if the checkpoint holds another class.
@@ -96,10 +88,7 @@ class SavedRun:
             return kind(**self._arguments_of(kind, arguments, "model"), **given)
 
     def env_factory(self, kind: Any) -> Callable[[int], Any]:
-        """Return the env factory of the run.
-
-        Args:
-            kind: declared type of the factory.
+        """Return the env factory of the run; `kind` is its declared type.
 
         Raises:
             ConfigurationError: if the checkpoint has no env, or names a class that is not allowed.
@@ -112,20 +101,13 @@ class SavedRun:
             return cast(Callable[[int], Any], self._build(env, kind, "data.env"))
 
     def _model(self) -> dict[str, Any]:
-        """Return the configuration of the algorithm."""
         model = self.settings.get("model", {})
         is_one = isinstance(model, dict) and isinstance(model.get("init_args", {}), dict)
         require(is_one, f"The configuration in {self.path} says nothing of the model.")
         return cast(dict[str, Any], model)
 
     def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
-        """Refuse a configuration that names classes outside the table, or is incomplete.
-
-        Args:
-            call: name of the function that was called, for the message.
-            model: the part of the configuration that is needed.
-            given: arguments from the caller.
-        """
+        """Refuse forbidden classes, and arguments that are neither saved nor `given`."""
         self._refuse_code({"model": written(model)})
         lacks = lacks_of(model["init_args"])
         if "policy" not in {**model["init_args"], **given}:
@@ -146,11 +128,8 @@ class SavedRun:
             rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
 
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
-        """Return the class that the checkpoint names, after a check against `cls`.
-
-        A checkpoint of a class that no module has at its top names none: then `cls` is returned.
-        """
-        found = cls
+        """Return the class that the checkpoint names, or `cls` if it names none."""
+        found = cls  # the path of a class that is not at the top of a module is not saved
         if "class_path" in model and not lacks_of(model["class_path"]):
             with self.making():
                 found = self._named(model["class_path"], "model")
@@ -169,7 +148,7 @@ class SavedRun:
         return found
 
     def _with_spaces(self, policy: Any, call: str) -> Any:
-        """Return the configuration of the policy, with the spaces in the checkpoint added."""
+        """Return the policy's configuration with the spaces of the checkpoint."""
         spaces = self.content[STATE_KEY].get(SPACES_KEY)
         require(
             isinstance(policy, dict) and isinstance(spaces, dict) and None not in spaces.values(),
@@ -184,13 +163,11 @@ class SavedRun:
     def making(self) -> Iterator[None]:
         """Turn any exception of a constructor into one message, and keep torch's random stream.
 
-        The drawn weights are replaced by those of the checkpoint.
-
         Raises:
-            ConfigurationError: for any of them.
+            ConfigurationError: for any exception.
         """
         try:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]):  # the checkpoint replaces the drawn weights
                 yield
         except Exception as error:
             cause: BaseException | None = error
@@ -201,13 +178,7 @@ class SavedRun:
             ) from error
 
     def _build(self, value: Any, kind: Any, path: str) -> Any:
-        """Return the argument that a value in the configuration describes.
-
-        Args:
-            value: a tree of plain values.
-            kind: declared type of the argument.
-            path: of the argument, for messages.
-        """
+        """Build an argument of the declared type `kind` from a tree of plain values."""
         parts = parts_of(kind)
         kinds = [get_origin(one) or one for one in parts.plain]
         if isinstance(value, dict) and "class_path" in value and parts.families:
@@ -219,7 +190,7 @@ class SavedRun:
         if isinstance(value, list) and parts.entries is not None:
             return [self._build(one, parts.entries, f"{path}.{i}") for i, one in enumerate(value)]
         if isinstance(value, list) and np.ndarray in kinds:
-            return np.asarray(value, np.float32)  # as spaces are, which warn of float64
+            return np.asarray(value, np.float32)  # float32 as in the spaces, which warn otherwise
         if isinstance(value, list) and tuple in kinds:
             return tuple(value)
         makes = Callable in kinds or any(family.is_factory for family in parts.families)
@@ -251,7 +222,6 @@ class SavedRun:
         }
 
     def _named(self, name: Any, path: str) -> Any:
-        """Import a class or function by its path."""
         require(
             self._trust_code or str(name) in NAMES,
             f"'{name}' for {path} is code of others, and the configuration comes from a "

@@ -1,4 +1,4 @@
-"""Say what a checkpoint holds, and read one as data: nothing in it is ever run."""
+"""Define the content of a checkpoint, and read it as data, without running code."""
 
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,37 +13,33 @@ import torch
 from lightning_rl.system.errors import ConfigurationError
 
 SCHEMA = 5
-"""Grows when what a checkpoint holds changes so that another version could not read it."""
+"""Increases when other versions can no longer read the content of a checkpoint."""
 
 CONFIG_KEY = "rl_config"
-"""Where a checkpoint keeps the configuration of its run, as YAML."""
+"""Key of the run's configuration, as YAML."""
 
 SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
-"""The top-level keys of a configuration."""
+"""Top-level keys of a configuration."""
 
 STATE_KEY = "lightning_rl"
-"""Where a checkpoint keeps schema, kind, counters and random streams."""
+"""Key of schema, kind, counters and random streams."""
 
 DESCRIPTION_KEY = "policy"
-"""Where, within that, it keeps what the function of its policy depends on beside the weights.
-
-See `policies.description`."""
+"""Key in that state: what else the policy's function depends on, see `policies.description`."""
 
 SPACES_KEY = "spaces"
-"""Where, within that, it keeps the spaces of its policy, `observation_space` and `action_space`.
-
-See `policies.spaces`."""
+"""Key in that state: the policy's spaces, see `policies.spaces`."""
 
 CONTENTS_KEY = "contents"
-"""Where, within that, it keeps which keys it was written with."""
+"""Key in that state: the keys that the checkpoint was written with."""
 
 ANOTHER = "Give another one, such as best.ckpt or an iteration_*.ckpt of the same run."
 
 MOST_REPEATED = 2**20
-"""Bytes that a tensor may have without as many in the file: one number, expanded."""
+"""Bytes that a tensor may have even if its storage is smaller: one number, expanded."""
 
 FULL, WEIGHTS = "full", "weights"
-"""The kinds: what a run needs to go on bit for bit; what it takes to act."""
+"""The kinds: with a full one a run continues bit for bit; one of weights can only act."""
 
 KEPT_WITH_WEIGHTS = (
     "epoch",
@@ -57,7 +53,7 @@ KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 
 @cache
 def own_version() -> str:
-    """Return the version of this package; a checkout that was never installed has none."""
+    """Return the version of this package, which a checkout that is not installed lacks."""
     try:
         return version("lightning-rl")
     except PackageNotFoundError:
@@ -65,12 +61,12 @@ def own_version() -> str:
 
 
 def header() -> dict[str, Any]:
-    """Return what every full checkpoint says of itself."""
+    """Return the header of a full checkpoint."""
     return {"schema": SCHEMA, "kind": FULL, "version": own_version()}
 
 
 def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights-only kind of a full checkpoint."""
+    """Reduce a full checkpoint to the weights-only kind."""
     kept = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
     state = checkpoint[STATE_KEY]
     kept_state = {key: state[key] for key in KEPT_OF_THE_STATE if key in state}
@@ -80,21 +76,20 @@ def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def read_checkpoint(
     path: str | Path, map_location: Callable[..., Any] | str | None = "cpu", *, whole: bool = True
 ) -> dict[str, Any]:
-    """Read a checkpoint: numbers, texts and tensors, and refuse a file that holds more.
+    """Read a checkpoint of numbers, texts and tensors; refuse any other content.
 
     Args:
-        path: of the file.
+        path: path of the file.
         map_location: see `torch.load`.
-        whole: read all of it, and compare the sums that the file carries; where not, all but the
-            content of tensors.
+        whole: read everything, and verify all checksums; False skips the content of tensors.
 
     Raises:
-        ConfigurationError: where the file cannot be read, or is not a checkpoint of this version.
+        ConfigurationError: if the file cannot be read, or is not a checkpoint of this version.
     """
     try:
         _check_sums(path, whole)
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=not whole)
-    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
+    except Exception as error:  # a damaged file raises many types
         raise ConfigurationError(_unreadable(Path(path), error)) from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"The checkpoint {path} holds no checkpoint of rl-cli.")
@@ -104,13 +99,9 @@ def read_checkpoint(
 
 
 def check_tensors(content: Any, name: str) -> None:
-    """Refuse tensors that claim more than the file holds: to copy one would fill the memory.
+    """Refuse tensors that claim more memory than the file holds: a copy could fill the memory.
 
-    A stride of 0, or a sparse layout, makes terabytes of some bytes.
-
-    Args:
-        content: a tree.
-        name: begins the message.
+    A stride of 0, or a sparse layout, makes terabytes of a few bytes.
 
     Raises:
         ConfigurationError: naming the shape.
@@ -133,12 +124,9 @@ def check_tensors(content: Any, name: str) -> None:
 
 @contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """Say in one message that a part of a checkpoint is not what was saved.
+    """Turn the errors of restoring a part of a checkpoint into one message.
 
-    Types, names and shapes that no run wrote end in errors of many kinds.
-
-    Args:
-        part: for the message.
+    Types, names and shapes that no run wrote cause errors of many types.
 
     Raises:
         ConfigurationError: for any of them.
@@ -162,7 +150,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
     """Refuse a checkpoint of another version.
 
     Raises:
-        ConfigurationError: saying which version wrote it, and what to do.
+        ConfigurationError: naming the version that wrote it, and the cure.
     """
     state = checkpoint.get(STATE_KEY)
     if not isinstance(state, dict):
@@ -186,7 +174,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
 
 
 def with_contents(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint that also says which keys it has, two levels deep."""
+    """Return a checkpoint with the list of its keys, two levels deep."""
     state = dict(checkpoint[STATE_KEY])
     listed = {**checkpoint, STATE_KEY: state}
     state[CONTENTS_KEY] = {
@@ -197,7 +185,7 @@ def with_contents(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
-    """Refuse a checkpoint that lacks a key which it had when it was written."""
+    """Refuse a checkpoint that has lost a key since it was written."""
     contents = checkpoint[STATE_KEY].get(CONTENTS_KEY)
     for key, children in contents.items() if isinstance(contents, dict) else ():
         value = checkpoint.get(key)
@@ -211,11 +199,7 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
 
 
 def _check_sums(path: str | Path, whole: bool) -> None:
-    """Compare the sums in the file: of all of it, or of all but the content of tensors.
-
-    Raises:
-        zipfile.BadZipFile: where one is wrong.
-    """
+    """Verify the checksums of the file; raise `BadZipFile` if one is wrong."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if whole or "/data/" not in name:

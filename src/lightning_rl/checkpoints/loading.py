@@ -1,6 +1,6 @@
-"""Make the policy of a checkpoint again: `load_policy(path)`.
+"""Load the policy of a checkpoint: `load_policy(path)`.
 
-The checkpoint is data here as on the command line, and passes the same checks.
+The checkpoint passes the same checks as on the command line.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from lightning_rl.system.runs import find_checkpoint
 
 
 class Trained(NamedTuple):
-    """A policy with its weights, in eval mode, and what else its checkpoint says."""
+    """A policy with its weights, in eval mode, and its saved run."""
 
     policy: Policy
     run: SavedRun
@@ -36,20 +36,19 @@ def load_policy(
     output_dir: str | Path = "outputs",
     policy: Policy | None = None,
 ) -> TrainedPolicy:
-    """Make the policy of a checkpoint again, ready to act, without env, trainer or algorithm.
+    """Load the policy of a checkpoint, ready to act, without env, trainer or algorithm.
 
     Args:
-        path: a checkpoint, a run directory (then its last one), `last` or `best` of the newest run,
-            or a `.safetensors` file that `rl-cli export` wrote.
-        device: where it computes.
-        trust_code: import whatever class the file names as the policy's, or in it. Without it only
-            those of this package count.
-        output_dir: where runs are looked for, for `last` and `best`.
-        policy: takes up the weights, where the file cannot say how it is made.
+        path: a checkpoint, a run directory (its last checkpoint), `last` or `best` of the newest
+            run, or a `.safetensors` file of `rl-cli export`.
+        device: device of the policy.
+        trust_code: import any class that the file names; False: only classes of this package.
+        output_dir: directory of runs, for `last` and `best`.
+        policy: receives the weights, if the file does not describe its policy.
 
     Raises:
-        ConfigurationError: for a file that cannot be read, one that names other classes, one that
-            could not say how its policy is made, and weights of another policy than that given.
+        ConfigurationError: if the file cannot be read, names other classes, does not describe its
+            policy, or holds the weights of another policy than the given one.
     """
     found = load_trained(path, trust_code=trust_code, output_dir=output_dir, policy=policy)
     return TrainedPolicy(found.policy.to(device))
@@ -63,10 +62,7 @@ def load_trained(
     policy: Policy | None = None,
     cure: str = CURE_IN_PYTHON,
 ) -> Trained:
-    """Make the policy of a checkpoint, and return what else the file says; see `load_policy`.
-
-    `cure` is what a refusal of code of others ends with.
-    """
+    """Load a policy and its run; see `load_policy`. `cure` is the last sentence of a refusal."""
     path = find_checkpoint(str(checkpoint), output_dir)
     content = read_exported(path) if is_exported(path) else read_checkpoint(path)
     run = SavedRun(path, content, trust_code, cure)
@@ -86,11 +82,11 @@ def load_trained(
 
 
 def env_of(run: SavedRun) -> VectorEnv:
-    """Make one env of those that a policy was trained in.
+    """Build one of the envs that a policy was trained in.
 
     Raises:
-        ConfigurationError: where the checkpoint names none, or one that cannot be made here, or
-            that is code of others.
+        ConfigurationError: if the checkpoint names no env, or an env that cannot be built here, or
+            third-party code.
     """
     factory = run.env_factory(EnvFactory)
     with run.making():

@@ -18,12 +18,7 @@ ENV_PACKAGES = (OURS, "gymnasium", "gym_hil")
 
 
 class Allowed(NamedTuple):
-    """The classes that a key takes.
-
-    Attributes:
-        kind: name of their base class, for messages.
-        names: import paths, in the shortest form, which runs write.
-    """
+    """The classes for a key: name of the base class, for messages, and shortest import paths."""
 
     kind: str
     names: frozenset[str]
@@ -97,8 +92,7 @@ CLASSES = {
 }
 """Classes that a checkpoint may name, by the key of the setting; other keys take no class.
 
-No class here writes files at a path from its arguments: a test forges each argument.
-"""
+No class here writes files to a path from its arguments: a test forges each argument."""
 
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 
@@ -110,14 +104,14 @@ REFUSED = {
 """Gymnasium wrappers that are not allowed, and why."""
 
 GRANTS = ("trust_code", "trust_remote_code", "allow_download", "model_class", "auto_map")
-"""Arguments of these classes, or of the models that they load, that allow code or downloads."""
+"""Arguments that allow code or downloads, of these classes or of the models that they load."""
 
 FROM_A_HUB = ("attn_implementation", "experts_implementation")
-"""Arguments of models that download code if their value is a repository: `owner/kernel`."""
+"""Arguments of models that download code if the value is a repository: `owner/kernel`."""
 
 
 def makers_of(id: str) -> set[str]:
-    """Return the packages that implement a Gymnasium id; empty if the id is not registered."""
+    """Return the packages that implement a Gymnasium id; empty for an unregistered id."""
     makers = []
     for spec in gymnasium.registry.values():
         # A name without a version means its latest.
@@ -129,10 +123,6 @@ def makers_of(id: str) -> set[str]:
 
 
 def imported(name: str) -> Any:
-    """Import an object by its path, `package.module.name`.
-
-    Raises:
-        ImportError, AttributeError, ValueError: if there is no such object.
-    """
+    """Import an object by its path, `package.module.name`."""
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module), attribute)

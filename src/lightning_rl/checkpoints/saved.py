@@ -1,4 +1,4 @@
-"""Read the configuration in a checkpoint, and what a run in Python had that it could not hold."""
+"""Read the configuration in a checkpoint, and list the settings that it could not hold."""
 
 import re
 import sys
@@ -12,18 +12,14 @@ from lightning_rl.system.errors import require
 from lightning_rl.system.plain_yaml import read_yaml
 
 SCRIPT = "__main__."
-"""How the paths of what the script that was run defines begin: elsewhere it is another script."""
+"""Prefix of the classes of a training script: elsewhere, `__main__` is another script."""
 
 
 def settings_of(config: str, path: Path) -> dict[str, Any]:
-    """Return the settings in the configuration that a checkpoint holds.
-
-    Args:
-        config: YAML.
-        path: of the checkpoint, for the messages.
+    """Return the settings in the configuration of a checkpoint.
 
     Raises:
-        ConfigurationError: if it is not valid YAML, is too large, or is not a mapping.
+        ConfigurationError: if the configuration is not valid YAML, too large, or not a mapping.
     """
     settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
     require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
@@ -59,20 +55,20 @@ def written(settings: Any) -> Any:
 
 
 def in_words(lacks: Mapping[str, str]) -> str:
-    """Return one line of all of them: `model.policy (an object of Mine)`."""
+    """Return the missing settings in one line: `model.policy (an object of Mine)`."""
     words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
-    return re.sub("[^ -~]", "?", words)  # without what would steer a terminal
+    return re.sub("[^ -~]", "?", words)  # no control characters of a terminal
 
 
 def _name(path: str) -> str:
-    """Return how a user calls a setting: by its path, without what is always the same."""
+    """Return the path of a setting without `init_args`, `class_path` and indices."""
     left_out = ("init_args", "class_path")
     names = [name for name in path.split(".") if name not in left_out and not name.isdecimal()]
     return re.sub("[^ -~]", "?", ".".join(names))
 
 
 def _texts(tree: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each text in a tree."""
+    """Yield all texts of a tree with their paths."""
     if isinstance(tree, str):
         yield path, tree
     elif isinstance(tree, dict | list):

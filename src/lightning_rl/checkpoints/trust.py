@@ -1,7 +1,7 @@
 """Check the configuration in a checkpoint before anything is imported or built.
 
-A checkpoint is data. It may name the classes in the table of `registry`; of the trainer's settings
-it may set numbers, flags and some texts.
+A checkpoint is data. It may name the classes in the table of `registry`, and set numbers, flags
+and some texts of the trainer.
 """
 
 import os
@@ -31,7 +31,7 @@ CURE = "Add --trust_code true if you know where it comes from, or give your own 
 CURE_IN_PYTHON = (
     "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
 )
-"""What to do where something is refused: on the command line, and from `load_policy`."""
+"""Cures for a refusal on the command line, and in `load_policy`."""
 
 TRAINER_TEXTS = {
     "accelerator": "auto|cpu|gpu|cuda|mps",
@@ -45,12 +45,12 @@ TRAINER_TEXTS = {
     "max_time": r"[\d:]+",
     "val_check_interval": r"[\d:]+",
 }
-"""Which texts a checkpoint may say to the trainer; numbers and flags it may say under any key."""
+"""Texts that a checkpoint may set for the trainer; numbers and flags may have any key."""
 
 OF_THAT_RUN = (
     *("exp_name", "output_dir", "run_dir", "default_root_dir", "init_from", "restore_replay"),
 )
-"""Settings of the trainer that mean nothing to a run that goes on: left out without a word."""
+"""Settings of the trainer that a resumed run does not need; they are dropped silently."""
 
 PATH_KEYS = (
     "xml_file",
@@ -63,19 +63,19 @@ PATH_KEYS = (
     "checkpoint",
     "teacher",
 )
-"""Keys of plain texts, which may look like import paths, as `model.xml` does."""
+"""Keys of plain texts that may look like import paths, such as `model.xml`."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")
 """`package.name`, or `module:name`."""
 
 
 class Checked(NamedTuple):
-    """What is taken from the configuration of a checkpoint.
+    """The accepted part of a checkpoint's configuration.
 
     Attributes:
         config: as YAML.
-        left_out: settings of the trainer that are not taken, and their values.
-        reads: paths that what it names will read, by setting.
+        left_out: refused settings of the trainer, and their values.
+        reads: paths of files that the named classes will read, by setting.
     """
 
     config: str
@@ -83,7 +83,6 @@ class Checked(NamedTuple):
     reads: dict[str, str]
 
     def __str__(self) -> str:
-        """Return a line for each of both; nothing where there is nothing to say."""
         lines = []
         if self.left_out:
             names = ", ".join(f"{key} ({_brief(value)})" for key, value in self.left_out.items())
@@ -96,22 +95,15 @@ class Checked(NamedTuple):
         if self.reads:
             names = ", ".join(f"{path} ({key})" for key, path in self.reads.items())
             lines.append(f"The checkpoint's configuration reads, as data: {names}.")
-        # Without what would steer a terminal.
+        # Without control characters of a terminal.
         return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
 
 
 def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
-    """Return what may be taken of the configuration of a checkpoint, if it names no code of others.
-
-    Nothing is imported to find out.
-
-    Args:
-        text: YAML.
-        checkpoint: for the messages.
-        cure: what to do where it is refused, for the messages.
+    """Return the accepted part of a checkpoint's configuration, without any import.
 
     Raises:
-        ConfigurationError: naming the key, what stands there, and the cure.
+        ConfigurationError: naming the refused key, its value, and the cure.
     """
     config = settings_of(text, checkpoint)
     address = _without_address(config)
@@ -123,7 +115,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
             inspection.refuse(section, value, "is no mapping of settings")
         if section not in ("trainer", "output_dir"):
             inspection.at(section, section, value)
-    # Where a run writes is for who resumes it to say.
+    # The user of a resumed run decides on the directory of its files.
     config.pop("output_dir", None)
     settings = config.pop("trainer", {})
     config["trainer"] = {
@@ -142,10 +134,8 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
 
 
 def _without_address(config: dict[str, Any]) -> Any:
-    """Take out the address of the cluster that a run was part of, and return it.
-
-    Whoever answers there could run code in this process: that is for the user to say.
-    """
+    """Remove and return the address of the cluster of the run."""
+    # A host at that address could run code in this process, so only the user may set it.
     place: Any = config
     for key in ("data", "collector", "init_args"):
         place = place.get(key) if isinstance(place, dict) else None
@@ -153,9 +143,9 @@ def _without_address(config: dict[str, Any]) -> Any:
 
 
 def _is_plain(key: Any, value: Any) -> bool:
-    """Tell whether a setting of the trainer is a number, a flag or a known text, and is bounded."""
+    """Return whether a setting of the trainer is a number, a flag or a known text, in bounds."""
     if key == "num_nodes":
-        return bool(value == 1)  # or the run would wait for machines that do not come
+        return bool(value == 1)  # more nodes would make the run wait for missing machines
     if key == "devices" and _number_of_devices(value) > max(os.cpu_count() or 1, device_count()):
         return False
     if isinstance(value, dict):
@@ -176,10 +166,10 @@ def _number_of_devices(value: Any) -> int:
 
 
 def _brief(value: Any) -> str:
-    """Return the classes that a value names, or the value, in a few words."""
+    """Return the names of the classes in a value, or the value, shortened."""
     values = value if isinstance(value, list) else [value]
     names = [one.get("class_path", one) if isinstance(one, dict) else one for one in values]
-    # An address is no path of a class.
+    # An address is not the path of a class.
     short = (str(name) if ":" in str(name) else str(name).rpartition(".")[2] for name in names)
     return textwrap.shorten(", ".join(short), 80)
 
@@ -193,12 +183,10 @@ class Inspection:
         self.reads: dict[str, str] = {}
 
     def at(self, path: str, key: str, value: Any) -> None:
-        """Look at a value, at all that it holds, and at the texts that name code.
+        """Check a value, all values below it, and the texts that name code.
 
-        Args:
-            path: of all keys down to the value, for the message.
-            key: the last of them; of the settings of a class its name.
-            value: a tree of plain values.
+        `path` has all keys down to the value. `key` is the last one, or the name of a class if the
+        value holds its settings.
         """
         if isinstance(value, dict):
             if "class_path" in value:
@@ -221,7 +209,7 @@ class Inspection:
             self._text(path, key, value)
 
     def refuse(self, path: str, value: Any, why: str) -> NoReturn:
-        """Say what was found, where, and what to do."""
+        """Raise an error with the value, its place and the cure."""
         raise ConfigurationError(
             f"The configuration in {self.checkpoint} names '{value}' as {path}, which {why}. "
             "Nothing was imported. A checkpoint is data, and code that it names is not run. "
@@ -254,7 +242,7 @@ class Inspection:
             self.refuse(path, text, "looks like the path of a Python object")
         elif key in PATH_KEYS or (os.sep in text and os.path.exists(text)):
             self.reads[path] = text
-        # The parser of the command line reads texts again, as YAML: quotes or a mapping within.
+        # The command line parses texts again as YAML, so check quoted texts and mappings in them.
         again: Any = text
         with suppress(ConfigurationError):
             again = read_yaml(text, path)
@@ -262,7 +250,7 @@ class Inspection:
             self.at(path, key, again)
 
     def _env_id(self, path: str, name: str) -> None:
-        """Refuse an id that imports a module, and envs of other packages than the table's."""
+        """Refuse ids that import a module, and envs of packages outside the table."""
         if ":" in name:
             self.refuse(path, name, f"would import {name.partition(':')[0]}")
         makers = makers_of(name)
@@ -273,7 +261,7 @@ class Inspection:
 
 
 def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
-    """Return the key by which to look at what stands under a name: settings of a class hide it."""
+    """Return the key by which to check the value of `name`: for settings, their class."""
     if key in CLASSES and name in ("init_args", "dict_kwargs"):
         return str(value.get("class_path"))
     # `encoders` maps keys of the observation to encoders.

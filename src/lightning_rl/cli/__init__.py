@@ -1,1 +1,1 @@
-"""The command line: what is typed, what is read, what is trusted, what is said."""
+"""The command line: parse options, check settings and checkpoints, print help and reports."""

@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; the others have files of their own."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; the others have their own files."""
 
 import re
 import sys
@@ -54,18 +54,17 @@ from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer, quieten_framework
 
 MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
-"""How the parser passes on that a class lacks a package."""
+"""Message of jsonargparse for a class that needs a missing package."""
 
 
 class RLArgumentParser(OptionParser):
-    """A parser whose errors are one readable message, and whose help stands in sections."""
+    """Parser with one-message errors and help pages in sections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         own = {"prog": "rl-cli", "formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
         super().__init__(*args, **{**own, **kwargs})
 
     def format_help(self, formatter: Any = None) -> str:
-        """Return the page of a subcommand, or of a class."""
         if hasattr(self, "subcommand"):
             if not self.usage:
                 arrange(self, self.subcommand)
@@ -75,17 +74,16 @@ class RLArgumentParser(OptionParser):
 
 
 MOST_SEED = 2**32 - 1
-"""NumPy takes no larger one."""
+"""Largest seed that NumPy accepts."""
 
 
 class RunConfig(SaveConfigCallback, SettingsWriter):
-    """Write the configuration of a training run: `config.yaml`, its checkpoints, its loggers."""
+    """Write the run's configuration to `config.yaml`, its checkpoints and its loggers."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet: a checkpoint may be refused, and an evaluation writes no config."""
+        """Write nothing here: a fit may still be refused, and evaluations write no config."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write it before anything else of the run."""
         if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
             content = self._text.encode()
@@ -95,11 +93,10 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
         SettingsWriter.on_fit_start(self, trainer, pl_module)
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return the configuration."""
         return cast(dict[str, Any], load_yaml(self._text))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say where the output goes, once nothing that is asked before a run has refused it."""
+        """Print the run directory after all checks before training have passed."""
         if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
             print(f"Run directory: {shown(trainer.run_dir)}", flush=True)
@@ -107,13 +104,12 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Let the checkpoint say how to rebuild its policy."""
         checkpoint[CONFIG_KEY] = self._text
 
     @cached_property
     def _text(self) -> str:
-        """The configuration as YAML, which the parser takes a sixth of a second to write."""
-        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # it was parsed
+        """The configuration as YAML; cached, because dumping takes a sixth of a second."""
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # parsed before
         config = load_yaml(text)
         return dump_yaml({key: config[key] for key in SECTIONS if key in config})
 
@@ -123,7 +119,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         self._asked = args[0]
-        self._began_in = Path.cwd()  # a module that the configuration names may change it
+        self._began_in = Path.cwd()  # the user's modules may change the working directory
         super().__init__(
             model_class=Algorithm,
             datamodule_class=RLDataModule,
@@ -137,21 +133,19 @@ class RLCLI(CommandLineAlone, LightningCLI):
             args=list(args),
         )
 
-    def subcommands(  # type: ignore[override]  # static there, but asked of the object
+    def subcommands(  # type: ignore[override]  # static in Lightning, but called on the object
         self,
     ) -> dict[str, set[str]]:
-        """Offer the one that was asked for: to build the parsers of all takes 0.25 s more."""
+        """Return the requested subcommand only: building all parsers takes 0.25 s more."""
         own = {name: {"model", "datamodule"} for name in ("check", "play")}
         known = LightningCLI.subcommands() | own
         return {self._asked: known[self._asked]}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Make a parser that takes no abbreviated options: a misspelt one is an error."""
         take_numpy_numbers()
         return super().init_parser(**kwargs, allow_abbrev=False)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Name the run, and let the spaces flow from the env to the policy."""
         parser.add_argument(
             "--exp_name", type=str, default="run", help="First part of the run directory's name."
         )
@@ -179,7 +173,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             parser.link_arguments(f"data.{key}", target, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments given, without a warning that `sys.argv` holds others."""
+        """Parse `args` without Lightning's warning about `sys.argv`."""
         subcommand, settings = args[0], check_run(args)
         if asks_for_help(args):
             parser.parse_args(args)
@@ -189,7 +183,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
         except ValueError as error:
             if isinstance(error, ConfigurationError):
                 raise
-            # So ends a class that the parser cannot place, as an argument without a type does.
+            # Example: a class for an argument without a type annotation.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{in_short(str(error))} {hint}") from error
         if any(option.startswith("--print_config") for option in args):
@@ -200,12 +194,11 @@ class RLCLI(CommandLineAlone, LightningCLI):
         self._find_checkpoint()
 
     def settings(self) -> dict[str, Any]:
-        """Return the options of the run, as a config file has them."""
+        """Return the options of the run in the form of a config file."""
         text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
         return cast(dict[str, Any], load_yaml(text)[self.config.subcommand])
 
     def _find_checkpoint(self) -> None:
-        """Replace the checkpoint that was named by its path."""
         config = self.config[self.config.subcommand]
         if config.ckpt_path:
             config.ckpt_path = str(
@@ -215,7 +208,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
                 refuse_live_run(_continued_run(config))  # before envs are made
 
     def instantiate_classes(self) -> None:
-        """Make everything, and say what to install where a class of Lightning's wants more."""
+        """Build all objects; name the pip package that a Lightning class lacks."""
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -228,10 +221,10 @@ class RLCLI(CommandLineAlone, LightningCLI):
             ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Go on in the directory of the run that a checkpoint belongs to; report there too."""
+        """Use the run directory of the checkpoint, if there is one."""
         config = self.config[self.subcommand]
         if self.subcommand == "check":
-            self._scratch = TemporaryDirectory()  # a run directory that nobody takes for a run
+            self._scratch = TemporaryDirectory()  # no lasting run directory
             alone = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
             kwargs |= {"logger": False, "run_dir": self._scratch.name, **alone}
             return super().instantiate_trainer(**kwargs)
@@ -246,7 +239,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def check(self, **kwargs: Any) -> None:
-        """Check the run, print the findings, and leave with status 1 where one is an error."""
         config = self.config[self.subcommand]
         with self._scratch:
             findings = cast(RLTrainer, self.trainer).check(**kwargs)
@@ -256,22 +248,21 @@ class RLCLI(CommandLineAlone, LightningCLI):
             sys.exit(1)
 
     def after_play(self) -> None:
-        """Say where the film is, if that was asked for."""
         trainer = cast(RLTrainer, self.trainer)
         film = shown(trainer.run_dir) / "videos" / f"play_{self.model.env_steps}.mp4"
         if self.config[self.subcommand].trainer.video and trainer.is_global_zero:
             print(f"Film: {film}", flush=True)
 
     def before_fit(self) -> None:
-        """Check that output can go where it should: the loggers would not say it readably."""
+        """Check that the run directory is writable; loggers report that badly."""
         if self.trainer.is_global_zero:
             check_writable(cast(RLTrainer, self.trainer).run_dir)
 
     def after_fit(self) -> None:
-        """Say where everything is; if a signal ended the run, leave with its status."""
+        """Print the paths of all outputs; after a stop signal, exit with its status."""
         trainer = cast(RLTrainer, self.trainer)
         if not trainer.is_global_zero:
-            return  # a status other than 0 would have its launcher kill rank 0
+            return  # with another status, the launcher would kill rank 0
         run_dir, signal = shown(trainer.run_dir), trainer.stop_signal
         print(f"Run directory: {run_dir}")
         trust = _trust_needed(trainer.run_dir)
@@ -286,22 +277,18 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
 
 def _trust_needed(run_dir: Path) -> str:
-    """Return the option without which the checkpoints of a run would be refused, if there is one.
-
-    Asks whoever would refuse them: its configuration is that in the checkpoints.
-    """
-    path = run_dir / "config.yaml"
+    """Return ` --trust_code true` if the run's checkpoints are refused without it."""
+    path = run_dir / "config.yaml"  # equal to the configuration in the checkpoints
     try:
         checked_config(read_text(path), path)
     except ConfigurationError:
         return " --trust_code true"
     except OSError:
-        pass  # `fast_dev_run` writes neither
+        pass  # `fast_dev_run` writes neither this file nor checkpoints
     return ""
 
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
-    """Say what a finished run left, and what to do with it."""
     run_dir = shown(trainer.run_dir)
     best = run_dir / "checkpoints" / "best.ckpt"
     lines = []
@@ -324,7 +311,7 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
 
 
 class _ParsedError(Exception):
-    """The options have been parsed; the argument is what they say."""
+    """Carries the parsed settings out of the constructor of `RLCLI`."""
 
 
 class _Options(RLCLI):
@@ -334,7 +321,7 @@ class _Options(RLCLI):
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Check options of `fit`, alone and with each of several others; return the configuration."""
+    """Check options of `fit`, alone and with each of `others`; return the config as YAML."""
     arguments = complete(["fit", *options]).arguments
     for other in others:
         check_run([*arguments, *other])
@@ -347,7 +334,6 @@ def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
 
 
 def _sweep(options: Sequence[str]) -> None:
-    """Run `rl-cli sweep`, which needs Optuna."""
     require(
         find_spec("optuna") is not None,
         "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'",
@@ -365,11 +351,11 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
     "sweep": _sweep,
     "report": report,
 }
-"""Subcommands that train nothing themselves."""
+"""Subcommands that `RLCLI` does not run."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command line; an error that a user can cure is one message and status 1."""
+    """Run the command line; print a user's error as one message, and exit with status 1 or 2."""
     quieten_framework()
     try:
         if arguments[0] in APART:
@@ -394,23 +380,20 @@ def run(arguments: Sequence[str]) -> None:
 
 
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."
-"""Where to go with a faulty env."""
+"""Advice after an error of the env."""
 
 CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, ranks.LostRankError)
-"""The errors whose message says all there is to know."""
+"""Errors whose message is enough without a traceback."""
 
 
 def _curable(error: BaseException) -> BaseException | None:
-    """Return the error in a chain of causes that its user can cure.
-
-    The parser wraps what constructors raise.
-    """
+    """Return the user's error in a chain of causes, or None; jsonargparse wraps such errors."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, CURABLE):
             return chain
         if isinstance(chain, WriterError) and not isinstance(chain.__cause__, ConfigurationError):
-            return None  # it was raised in the env or the policy: where, its own traceback tells
+            return None  # raised in the env or the policy: the traceback shows where
         chain = chain.__cause__ or chain.__context__
     return None
 
@@ -422,7 +405,7 @@ NAMES_THE_RUN = (
 
 
 def _continued_run(config: Namespace) -> Path | None:
-    """Return the run directory of a checkpoint, unless another exp_name was asked for."""
+    """Return the run directory of the checkpoint; None if `exp_name` is another one."""
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None

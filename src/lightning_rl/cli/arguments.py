@@ -1,4 +1,4 @@
-"""Complete the arguments of `rl-cli` before they are parsed: find configs and checkpoints."""
+"""Complete the arguments of `rl-cli` before parsing: find configs and checkpoints."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,21 @@ OUTER = {
     "--data.collector": "lightning_rl.Collector",
     "--data.replay": "lightning_rl.Replay",
 }
-"""Options that take a class, and the class whose help leads to what is below where none is given.
+"""Options that take a class, and the class to show help on if the command names none.
 
-The parser has help on an inner class once it has given that on the outer one.
-"""
+The help on an inner class needs the help on its outer class first."""
 
 TRAINS = ("fit", "check")
-"""Subcommands that take the settings of a run, the second to look at it alone."""
+"""Subcommands that take the settings of a training run."""
 
 
 class Completed(NamedTuple):
-    """Arguments that the parser can take.
+    """Arguments for the parser.
 
     Attributes:
-        arguments: with names resolved, and the configuration as text where a checkpoint gave it.
-        trusted: whether all of them came from the user, or the user trusts the checkpoint.
-        typed: what the user gave.
+        arguments: with resolved names, and the checkpoint's configuration as text if it is used.
+        trusted: whether all arguments came from the user, or the user trusts the checkpoint.
+        typed: the user's options.
     """
 
     arguments: list[str]
@@ -50,10 +49,10 @@ class Completed(NamedTuple):
 
 
 def complete(arguments: list[str]) -> Completed:
-    """Resolve bare config names.
+    """Resolve config names and checkpoint paths.
 
-    Where there is a checkpoint and no config, take the one inside the checkpoint: unless the user
-    trusts it, only after a look at what it names.
+    With a checkpoint and no config, use the checkpoint's configuration. The names in it are checked
+    unless the user trusts the checkpoint.
     """
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
@@ -73,12 +72,12 @@ def complete(arguments: list[str]) -> Completed:
         return _with_config_of(checkpoint, subcommand, options)
     if config is not None and value_of("--exp_name", options) is None:
         first = next(option for option in options if option.startswith("--config="))
-        options.insert(0, f"--exp_name={Path(first).stem}")
+        options.insert(0, f"--exp_name={Path(first.partition('=')[2]).stem}")
     return Completed([subcommand, *options], True, options)
 
 
 def _resolved(option: str) -> str:
-    """Return an option with its whole name, and the path of a config for its name."""
+    """Return an option with its full name, and the path of a config for its name."""
     flag, _, value = option.partition("=")
     if flag in ("-c", "--config"):
         return f"--config={find_config(value)}"
@@ -88,16 +87,16 @@ def _resolved(option: str) -> str:
 
 
 def is_trusted(options: Sequence[str]) -> bool:
-    """Return whether a command reads no checkpoint, or one that the user trusts."""
+    """Return whether a command reads no checkpoint, or a trusted one."""
     trust_code = (value_of("--trust_code", options) or "false").lower() == "true"
     return trust_code or value_of("--ckpt_path", options) is None
 
 
 def _help_options(options: list[str]) -> list[str]:
-    """Return what asks for help: the rest of a command says nothing about it.
+    """Return the options that ask for help, without the others.
 
-    `--model.policy.help` becomes `--model.help --model.policy.help`: that is how the parser takes
-    it, and names the settings of the policy by their whole paths.
+    `--model.policy.help` becomes `--model.help --model.policy.help`: jsonargparse needs both, and
+    then prints full paths of the policy's settings.
     """
     if {"-h", "--help"} & set(options):
         return ["--help"]
@@ -110,7 +109,7 @@ def _help_options(options: list[str]) -> list[str]:
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
-    """Take the configuration inside a checkpoint, and what the user gave on top of it."""
+    """Use the configuration in a checkpoint, with the user's options on top."""
     path = find_checkpoint(
         checkpoint,
         value_of("--output_dir", options) or "outputs",
@@ -131,7 +130,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         checked = checked_config(config, path)
         config = checked.config
         _say(str(checked))
-    # The run that was found is meant from here on, not the newest of its name.
+    # The path, because a newer run could be `last` later.
     rest = without("--ckpt_path", options)
     arguments = [subcommand, f"--config={config}", *rest, f"--ckpt_path={path.absolute()}"]
     return Completed(arguments, trusted, rest)
@@ -140,9 +139,9 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
 def _refuse_lacking(
     path: Path, lacks: Mapping[str, str], subcommand: str, options: Sequence[str]
 ) -> None:
-    """Refuse a checkpoint of a run from Python whose configuration could not hold all of it.
+    """Refuse a checkpoint of a Python run if its configuration is incomplete.
 
-    Unless the user gives what it lacks; what only trains is not asked of an evaluation.
+    The user's options may complete it. An evaluation needs no settings of the trainer.
     """
     lacking = {
         name: what
@@ -159,7 +158,7 @@ def _refuse_lacking(
 
 
 def _is_given(name: str, options: Sequence[str]) -> bool:
-    """Tell whether an option sets what has this name, or what it is a part of."""
+    """Return whether an option sets this name or a parent of it."""
     flags = {option.partition("=")[0].replace(".init_args", "") for option in options}
     parts = name.split(".")
     return any(f"--{'.'.join(parts[:end])}" in flags for end in range(1, len(parts) + 1))
@@ -171,7 +170,7 @@ def _say(text: str) -> None:
 
 
 def value_of(flag: str, options: Sequence[str]) -> str | None:
-    """Return the last value given to a flag, as `--flag value` or `--flag=value`."""
+    """Return the last value of a flag, given as `--flag value` or `--flag=value`."""
     value = None
     for option, following in zip(options, [*options, None][1:], strict=True):
         if option == flag:
@@ -182,5 +181,5 @@ def value_of(flag: str, options: Sequence[str]) -> str | None:
 
 
 def without(flag: str, options: Sequence[str]) -> list[str]:
-    """Return options, as `normal` has them, without those of a flag."""
+    """Return options (in the form of `normal`) without a flag."""
     return [option for option in options if option.partition("=")[0] != flag]

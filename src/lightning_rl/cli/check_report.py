@@ -1,4 +1,4 @@
-"""Print what a check has found: a table in a terminal, lines of plain text elsewhere."""
+"""Print the findings of a check: a table in a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from rich.text import Text
 from lightning_rl.audit.check_env import LEVELS, Finding
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
-"""How a level is written in a terminal that has colours."""
+"""Terminal style of each level."""
 
 
 def processes_not_checked(trainer: Any) -> list[Finding]:
-    """Say so where training would have several processes, and the check had one."""
+    """Return a note if training would use several processes: a check uses one."""
     asked = {name: trainer.get(name) for name in ("devices", "num_nodes")}
     several = {name: value for name, value in asked.items() if value not in (None, "auto", 1, "1")}
     if not several:
@@ -25,12 +25,7 @@ def processes_not_checked(trainer: Any) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """Print the findings, and how many there are of each level.
-
-    Args:
-        findings: by topic.
-        console: where to; standard output where not given.
-    """
+    """Print findings, sorted by topic, and the number of findings per level."""
     console = console or Console(highlight=False)
     if console.is_terminal:
         console.print(_table(findings))
@@ -44,7 +39,6 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    """Return a table without lines, each topic named once."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -1,6 +1,6 @@
-"""Check what a user has set, before the parser sees it: names, classes and values.
+"""Check the user's settings before jsonargparse parses them: names, classes and values.
 
-The parser of jsonargparse makes objects of settings; its own messages speak of its inner workings.
+The messages of jsonargparse describe its internals.
 """
 
 import inspect
@@ -50,14 +50,14 @@ from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
 
 FAMILIES = (Algorithm, Policy, Encoder, Memory, Optimizer, VectorEnv, Collector, Replay)
-"""The classes whose subclasses a config names."""
+"""Base classes whose subclasses a config names."""
 
 TOPICS = (
     *("model", "model.policy", "model.policy.encoder", "model.policy.memory", "model.optimizer"),
     *("data.env", "data.eval_env", "data.collector", "data.replay"),
     *("trainer.callbacks", "trainer.logger", "data", "trainer"),
 )
-"""What there is help on, for messages."""
+"""Help topics, for messages."""
 
 OF_OTHERS = {
     **dict.fromkeys(("n_steps", "num_steps"), "data.buffer_size"),
@@ -78,7 +78,7 @@ OF_OTHERS = {
     "tensorboard_log": "output_dir",
     "env_name": "data.env.id",
 }
-"""How Stable-Baselines3, CleanRL and others call a setting, and what it is here."""
+"""Names of settings in Stable-Baselines3, CleanRL and others, and their names here."""
 
 POLICIES_OF_OTHERS = {
     "MlpPolicy": "ActorCritic for PPO, ActorOnly for GRPO, SquashedActorCritic for SAC, "
@@ -86,7 +86,7 @@ POLICIES_OF_OTHERS = {
     "MultiInputPolicy": "ActorCritic, with --model.policy.encoder DictEncoder for pictures",
     "CnnPolicy": "ActorCritic, with --model.policy.encoder NatureCNN",
 }
-"""How Stable-Baselines3 calls a policy, and what it is here."""
+"""Names of policies in Stable-Baselines3, and the policies here."""
 
 ELSEWHERE = {
     "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
@@ -94,38 +94,38 @@ ELSEWHERE = {
     "restore_replay": "add --restore_replay false to the command",
     "default_root_dir": "set --output_dir or trainer.run_dir",
 }
-"""Settings of the trainer that the command line sets itself, and what to do instead."""
+"""Trainer settings that the command line sets itself, and what to do instead."""
 
 TEXTS = {
     "trainer.strategy": ("auto", *StrategyRegistry.available_strategies()),
     "trainer.profiler": ("simple", "advanced", "pytorch", "xla"),
 }
-"""Texts that stand for an instance of a class of Lightning's."""
+"""Texts that stand for an instance of a Lightning class."""
 
 ALLOWED = {
     "trainer.precision": " or ".join(PRECISIONS),
     "trainer.strategy": "auto or ddp",
     "trainer.profiler": "simple, advanced, pytorch or null",
 }
-"""What a setting may be, where its type says more."""
+"""Allowed values of settings whose type accepts more."""
 
 FILLED_IN = ("observation_space", "action_space")
 """Parameters that the env sets."""
 
 EXAMPLES = {"monitor": "eval/avg_reward", "id": "CartPole-v1"}
-"""Values that a message shows."""
+"""Example values for messages."""
 
 OF_THE_CLASS = ("class_path", "dict_kwargs", BEFORE)
-"""Keys beside the settings of a class."""
+"""Keys next to the settings of a class."""
 
 EMPTY = inspect.Parameter.empty
 
 MOST_NAMES = 20
-"""Classes that a message lists; it names no more than the closest ones of a larger family."""
+"""Most classes that a message lists; for larger families it names close matches only."""
 
 
 class Section(NamedTuple):
-    """The settings of one class, which no user names."""
+    """A section of the config, whose class is fixed."""
 
     cls: type
 
@@ -134,16 +134,12 @@ SECTIONS = {"data": Section(RLDataModule), "trainer": Section(RLTrainer)}
 
 
 def check_run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that a subcommand that makes a run was given, as the parser takes them.
-
-    Raises:
-        ConfigurationError: naming the setting, the value, what is allowed, and the cure.
-    """
+    """Check the arguments of a subcommand that makes a run; return settings for the parser."""
     return check_options(arguments[1:], kinds_of(arguments[0]))
 
 
 def kinds_of(subcommand: str) -> dict[str, Any]:
-    """Return the types of the options of a subcommand that makes a run, by their names."""
+    """Return the types of the options of a subcommand that makes a run, by name."""
     method = inspect.signature(getattr(RLTrainer, subcommand)).parameters
     kinds = {name: one.annotation for name, one in method.items() if "data" not in name}
     kinds |= {"config": str, "exp_name": str, "output_dir": str, "print_config": bool}
@@ -152,7 +148,7 @@ def kinds_of(subcommand: str) -> dict[str, Any]:
 
 
 def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in options; `kinds` are their types by name: `model`, `data.env`."""
+    """Check options against `kinds`, types by name (`data.env`); return the settings."""
     walk, tree = _Walk(asks_for_help(options)), merged(options)
     checked: dict[str, Any] = {}
     for name, kind in kinds.items():
@@ -171,14 +167,14 @@ def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str,
 
 
 class _Walk:
-    """A walk through settings, along what constructors declare."""
+    """Checks a tree of settings against the signatures of constructors."""
 
     def __init__(self, helps: bool = False) -> None:
-        self.helps = helps  # classes may be abstract then, and settings missing
-        self.missing: list[UsageError] = []  # what is wrong with other settings is told first
+        self.helps = helps  # then classes may be abstract, and settings missing
+        self.missing: list[UsageError] = []  # raised after all other errors
 
     def at(self, kind: Any, value: Any, path: str, default: Any = EMPTY) -> Any:
-        """Return a setting as the parser takes it; check all below it."""
+        """Check a setting and all settings below it; return it in the parser's form."""
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
@@ -227,7 +223,6 @@ class _Walk:
         )
 
     def _class(self, kind: Any, parts: Parts, value: Any, path: str) -> Any:
-        """Check the name of a class, and its settings."""
         named = _content(value, path)
         named = named if isinstance(named, dict) else {"class_path": str(value)}
         family, name, is_text = parts.families[0], named.get("class_path"), isinstance(value, str)
@@ -263,7 +258,7 @@ class _Walk:
         return True
 
     def _group(self, cls: type, value: Any, path: str) -> dict[str, Any]:
-        """Check the settings of a class that is not named: of a section, or of a dataclass."""
+        """Check the settings of a section or a dataclass, whose class is fixed."""
         content = _content(value, path)
         if not isinstance(content, dict):
             raise UsageError(
@@ -283,7 +278,7 @@ class _Walk:
         path: str,
         before: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Check the settings of a class; `before` are those of the class in whose place it is."""
+        """Check the settings of a class; `before` are the settings of the class it replaces."""
         checked = {}
         for name, value in given.items():
             if name not in settable:
@@ -296,7 +291,7 @@ class _Walk:
         return checked
 
     def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:
-        """Return what has a name: a class, or a function that makes one."""
+        """Return the class, or the factory function, of a name."""
         family, kinds = parts.families[0], tuple(one.cls for one in parts.families)
         if "." in name:
             found = _imported(name, family.cls, path)
@@ -326,13 +321,13 @@ def _names_class(text: str, parts: Parts) -> bool:
 
 
 def _content(value: Any, path: str) -> Any:
-    """Return the settings in the YAML file that a value names; other values unchanged."""
+    """Read the YAML file that a value names; return other values unchanged."""
     is_file = isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value)
     return read_settings(str(value), path) if is_file else value
 
 
 def _read(value: Any) -> Any:
-    """Return a value that was typed as YAML has it, where it is valid YAML."""
+    """Parse a typed value as YAML; return it unchanged if it is not valid YAML."""
     if isinstance(value, Typed) and value.strip():
         with suppress(yaml.YAMLError, ValueError, LookupError, AttributeError):
             return load_yaml(str(value))
@@ -340,7 +335,7 @@ def _read(value: Any) -> Any:
 
 
 def _converted(kind: Any, value: Any, path: str) -> Any:
-    """Return a plain value as a type has it, 1e6 as a whole number; `EMPTY` if it cannot be."""
+    """Convert a plain value to a type, 1e6 to an int; return `EMPTY` if that fails."""
     read = _as_text(_read(value), path)
     is_whole = isinstance(read, float) and read.is_integer()
     for one in (read, int(read) if is_whole else read, value):
@@ -351,7 +346,7 @@ def _converted(kind: Any, value: Any, path: str) -> Any:
 
 
 def _as_text(value: Any, path: str) -> Any:
-    """Return a tree of any type, in which the parser reads no text as YAML."""
+    """Quote the texts in a tree, so that jsonargparse does not parse them as YAML."""
     if isinstance(value, list):
         return [_as_text(one, path) for one in value]
     if isinstance(value, dict):
@@ -365,12 +360,11 @@ def _as_text(value: Any, path: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as one that the parser does not read as YAML."""
+    """Quote a text, so that jsonargparse does not parse it as YAML."""
     return str(text) if _read(Typed(text)) == text else QuotedText(text)
 
 
 def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
-    """Return the message for a value that a setting cannot have."""
     allowed, cure, parts = ALLOWED.get(path, in_words(kind)), "", parts_of(kind)
     value = _read(value)
     if parts.families and not parts.plain and not isinstance(value, list):
@@ -394,7 +388,6 @@ def _shown(value: Any) -> str:
 
 
 def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageError:
-    """Return the error for a setting without a value."""
     whole, families = f"{path}.{name}", parts_of(kind).families
     if before is not None and families:
         given = before.get("class_path") if isinstance(before, dict) else before
@@ -412,7 +405,6 @@ def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageEr
 
 
 def _imported(name: str, family: type, path: str) -> Any:
-    """Return what has an import path."""
     module, _, wanted = name.rpartition(".")
     what = f"'{name}' for {path}"
     try:
@@ -439,12 +431,11 @@ def _imported(name: str, family: type, path: str) -> Any:
             f"{what} cannot be found: module '{module}' has no '{wanted}'{others}"
             f"{closest(wanted, names)}{_known(family)}."
         ) from error
-    except ValueError:  # no import path: `a..b`
+    except ValueError:  # not an import path: `a..b`
         raise UsageError(_unknown_class(name, family, path)) from None
 
 
 def _unknown_class(name: str, family: type, path: str) -> str:
-    """Return the message for a name that no class of a family has."""
     what = f"'{name}' for {path}"
     if name in POLICIES_OF_OTHERS and issubclass(family, Policy):
         return f"{what} is of Stable-Baselines3; here it is {POLICIES_OF_OTHERS[name]}."
@@ -470,7 +461,7 @@ def _of_another_kind(name: str, family: type, path: str) -> str:
 
 
 def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
-    """Say how an env of Gymnasium is given, whose class stands for a VectorEnv."""
+    """Return the cure if a Gymnasium env is given instead of a VectorEnv."""
     if not isinstance(cls, type) or not issubclass(cls, gymnasium.Env):
         return None
     module = name.rpartition(".")[0]
@@ -486,7 +477,7 @@ def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
 
 
 def _matches(name: str, classes: Iterable[type]) -> str:
-    """Return close matches among the settings of classes, each with the class that has it."""
+    """Return close matches among the settings of classes, with their classes."""
     owners: dict[str, list[str]] = {}
     for cls in classes:
         for parameter in parameters_of(cls):
@@ -513,7 +504,7 @@ def _known(family: type) -> str:
 
 
 def _names(family: type) -> list[str]:
-    """Return the names of the classes of a family that a user may want."""
+    """Return the names of a family's classes that users may want."""
     of_lightning = family.__module__.startswith("lightning.pytorch.")
     return sorted(
         {
@@ -528,7 +519,6 @@ def _names(family: type) -> list[str]:
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    """Yield a class and all that derive from it."""
     yield cls
     children: list[type[Any]] = cls.__subclasses__()
     for child in children:

@@ -1,4 +1,4 @@
-"""Run `rl-cli collect`: have this machine, where an env lives, collect for a learner elsewhere."""
+"""Run `rl-cli collect`: this machine has the env, and collects for a learner elsewhere."""
 
 import json
 import os
@@ -27,16 +27,13 @@ OPTIONS = {
 DESCRIPTION = "Join this machine to a Ray cluster, to collect for runs of a name."
 
 STARTED = "Ray runtime started."
-"""What `ray start` prints once the machine has joined."""
+"""Line of `ray start` after the machine has joined."""
 
 
 def collect(options: Sequence[str]) -> None:
-    """Join a cluster, and stay until a signal comes or the cluster ends.
+    """Join a Ray cluster, and stay until a signal arrives or the cluster ends.
 
-    Ray starts the collector here, one at a time, whenever a run of that name wants one.
-
-    Raises:
-        ConfigurationError: where Ray is not installed, or the cluster cannot be joined, or it ends.
+    Ray starts the collectors of runs with the given name here, one at a time.
     """
     settings = parse_options("collect", DESCRIPTION, OPTIONS, options)
     refuse_without_ray("rl-cli collect")
@@ -45,14 +42,13 @@ def collect(options: Sequence[str]) -> None:
 
 
 def _stay(address: str, run: str, num_gpus: float) -> None:
-    """Run `ray start` until it ends; a signal goes on to it."""
     prepare_environment()
     hide_token()
-    # No CPUs: other collectors of the cluster are not to be placed here.
+    # No CPUs, so that Ray places no other collectors here.
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}"]
     command += ["--num-cpus=0", f"--num-gpus={num_gpus:g}", "--block", "--disable-usage-stats"]
     command += [f"--resources={json.dumps({resource_of(run): 1})}"]
-    # The env's module is looked for where one started this, as `rl-cli fit` does.
+    # Like `rl-cli fit`, import the env's module from the working directory.
     places = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         command,

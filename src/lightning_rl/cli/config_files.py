@@ -1,4 +1,4 @@
-"""Find the configs that travel with the package."""
+"""Find the shipped configs."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from lightning_rl.system.files import expanded
 
 
 def find_config(name: str) -> Path:
-    """Return the file that a name means: one that exists, or a shipped one.
+    """Return the file with this path, or the shipped config with this name.
 
     Raises:
-        UsageError: where there is neither.
+        UsageError: if there is neither.
     """
     path = expanded(name)
     if path.is_file():
@@ -26,12 +26,12 @@ def find_config(name: str) -> Path:
 
 
 def shipped_parts() -> dict[str, Path]:
-    """Return what is shipped to be added to a config, by name, such as `trainer/ddp.yaml`."""
+    """Return the shipped additions to a config by name, such as `trainer/ddp.yaml`."""
     return _named("trainer/*.yaml")
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the shipped configs by name, each of which is a run: `ppo.yaml`, `tuned/...`."""
+    """Return the shipped configs of whole runs by name: `ppo.yaml`, `tuned/...`."""
     return _named("*.yaml") | _named("tuned/*.yaml")
 
 
@@ -41,7 +41,7 @@ def _named(pattern: str) -> dict[str, Path]:
 
 
 def _folder() -> Path:
-    """Return where they lie: inside the installed package, or beside `src` in a checkout."""
+    """Return the folder of configs: in the installed package, or next to `src` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parents[1] / "configs"

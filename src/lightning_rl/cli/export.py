@@ -1,4 +1,4 @@
-"""Run `rl-cli export`: write the policy of a checkpoint for where this package is not."""
+"""Run `rl-cli export`: write a checkpoint's policy for machines without this package."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,16 +25,11 @@ OPTIONS = {
 DESCRIPTION = "Write the policy of a checkpoint for where this package is not."
 
 CURE = "Add --trust_code true if you know where it comes from."
-"""What to do where a checkpoint names code of others."""
+"""Cure if a checkpoint names third-party code."""
 
 
 def export(options: Sequence[str]) -> None:
-    """Export a policy, as options of the command line say, and print what was written.
-
-    Raises:
-        ConfigurationError: for a checkpoint that `load_policy` refuses, and a policy that the
-            format cannot hold.
-    """
+    """Export a policy, and print the paths of the files."""
     settings = parse_options("export", DESCRIPTION, OPTIONS, options)
     trained = load_trained(
         settings.ckpt_path,
@@ -49,7 +44,7 @@ def export(options: Sequence[str]) -> None:
 
 def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
     run = trained.run
-    if kind != "safetensors":  # before an env is made
+    if kind != "safetensors":  # checked before an env is built
         why = why_not_traced(trained.policy)
         require(why is None, str(why))
     ports = ports_of(trained.policy)
@@ -76,7 +71,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
 
 
 def _env_for(run: SavedRun) -> tuple[VectorEnv | None, str | None]:
-    """Return an env that says more of the policy; or None, and why there is none here."""
+    """Build the run's env for its metadata; return None and the reason if that fails."""
     try:
         return env_of(run), None
     except ConfigurationError as error:
@@ -84,7 +79,6 @@ def _env_for(run: SavedRun) -> tuple[VectorEnv | None, str | None]:
 
 
 def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
-    """Return where the policy goes."""
     suffix = SUFFIXES[kind]
     if given is None:
         checkpoint = trained.run.path
@@ -98,7 +92,6 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
 
 
 def _told(done: Exported) -> list[str]:
-    """Say what was written, and how near it is."""
     report = done.report
     assert report is not None
     parts = [

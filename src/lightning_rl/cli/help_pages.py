@@ -1,7 +1,7 @@
-"""Lay out what `rl-cli fit --help` and `--model.help PPO` print.
+"""Lay out the pages of `rl-cli fit --help` and `--model.help PPO`.
 
-The parser knows every option and its documentation; here is in which order they stand, which are
-not listed, and how types and classes are written.
+jsonargparse provides the options and their documentation. This file sorts them, hides some, and
+shortens types and class names.
 """
 
 import inspect
@@ -21,7 +21,7 @@ RUN = (
     *("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "restore_replay"),
     "seed_everything",
 )
-"""Options of the run, in their order; those that no other section takes follow."""
+"""Options of the run, in order; options without a section follow."""
 
 TITLES = {
     "run": "The run",
@@ -30,16 +30,16 @@ TITLES = {
     "trainer": "The trainer: checkpoints, films, logs",
     "lightning": "The trainer: Lightning's own settings",
 }
-"""The sections, in their order."""
+"""Sections, in order."""
 
 TITLES_OF = {"--data.help": ("data",), "--trainer.help": ("trainer", "lightning")}
-"""Which of them one option shows."""
+"""Sections that an option shows."""
 
 NOT_LISTED = (
     *(f"trainer.{name}" for name in REFUSED),
     *("trainer.accelerator.help", "trainer.strategy.help", "weights_only"),
 )
-"""Options that would be refused, or that only a program has a use for."""
+"""Options that the command line refuses, or that only programs use."""
 
 DOES = {
     "fit": "Train, from a config or going on from a checkpoint.",
@@ -62,7 +62,7 @@ SUPPORTED = {
     "trainer.precision": "32-true, or bf16-mixed: networks in bfloat16 (default: 32-true)",
     "trainer.plugins": "of Lightning: a class, or a list of them (default: null)",
 }
-"""Help on options of which less is supported than their own documentation says."""
+"""Help on options whose own documentation lists more than is supported."""
 
 DESCRIBED = {
     "config": "a YAML file, or the name of a shipped one; may be given several times",
@@ -73,13 +73,13 @@ DESCRIBED = {
     "model": "the algorithm; its settings are --model.NAME VALUE",
     "print_config": "print the whole configuration, and exit",
 }
-"""Help on options that the parser and Lightning describe for those who program them."""
+"""Help on options whose own documentation is for programmers."""
 
 FILLED_IN = ("observation_space", "action_space", "params")
-"""Arguments of classes that the package gives itself."""
+"""Arguments of classes that the package fills in."""
 
 FILLED_IN_OF_A_REPLAY = ("num_envs", "device", "seed", "directory")
-"""Likewise of a replay; the parser leaves them out itself, but not where null is allowed."""
+"""The same for a replay; jsonargparse hides them itself unless null is allowed."""
 
 BUILDING_BLOCKS = (
     *("Algorithm", "Policy", "Optimizer", "Callback", "Env", "Wrapper", "DummyLogger"),
@@ -88,16 +88,16 @@ BUILDING_BLOCKS = (
     *("GradientAccumulationScheduler", "StochasticWeightAveraging", "ChunkWrapper"),
     *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy"),
 )
-"""Classes that are subclassed or made by others, and those that the update does not follow."""
+"""Base classes, classes that other classes create, and classes that the update ignores."""
 
 PROBES = [
     name for name, one in vars(probes).items() if getattr(one, "__module__", "") == probes.__name__
 ]
-"""Envs that test an algorithm, and are not offered to train in."""
+"""Envs that test algorithms; they are not offered for training."""
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Writes each option with its type, default and classes, in short."""
+    """Formats each option in short: type, default and class names."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_help_position": 28, **kwargs})
@@ -109,12 +109,12 @@ class HelpFormatter(DefaultHelpFormatter):
         return _plain(re.sub(r", known subclasses: (.+?)\)\Z", _names, text))
 
     def _format_action_invocation(self, action: Action) -> str:
-        # `--x+ ITEM`, which adds to a list, is the same option.
+        # `--x+ ITEM` adds to a list; it is the same option.
         return re.sub(r", --\S+\+ .*\Z", "", super()._format_action_invocation(action))
 
 
 def _names(found: re.Match[str]) -> str:
-    """Write classes as they may be given: by their names."""
+    """Shorten import paths to class names."""
     names = [path.rpartition(".")[2] for path in found[1].split(", ") if _is_offered(path)]
     return f"; one of: {', '.join(sorted(names))})" if names else ")"
 
@@ -126,19 +126,16 @@ def _is_offered(path: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Remove what a documentation tool would read: ``:class:`x.Y` `` becomes `Y`."""
+    """Remove Sphinx markup: ``:class:`x.Y` `` becomes `Y`."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
     text = re.sub(r"\s*Default: ``[^`]*``\.?", "", text)
     return text.replace("``", "`")
 
 
 def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = TITLES) -> None:
-    """Sort the options of a subcommand into sections, and drop those that are not listed.
+    """Sort the options of a subcommand into the given sections, and hide unlisted options.
 
-    Args:
-        parser: of the subcommand; from then on it is good for its help only.
-        subcommand: `fit`, `validate`, `test` or `check`.
-        sections: of `TITLES`, those that are printed.
+    Afterwards the parser only prints help.
     """
     listed: dict[str, list[Action]] = {name: [] for name in TITLES}
     for action in _actions(parser):
@@ -157,11 +154,7 @@ def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = T
 
 
 def describe_class(parser: ArgumentParser) -> None:
-    """Leave out of the help on a class what nobody can set.
-
-    Args:
-        parser: made for that help.
-    """
+    """Hide options that users cannot set from the help on a class."""
     parser.usage = SUPPRESS
     parser.description = (parser.description or "").partition("=")[2]
     for group in parser._action_groups:
@@ -178,16 +171,15 @@ def _is_filled_in(path: str) -> bool:
 
 
 class SectionHelp(_HelpAction):
-    """`--data.help`: the options of one section, or of several."""
+    """`--data.help`: show the options of some sections only."""
 
     def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> None:
-        """Print them, and leave."""
         arrange(parser, parser.subcommand, TITLES_OF[self.option_strings[0]])
         super().__call__(parser, *args, **kwargs)
 
 
 def _actions(parser: ArgumentParser) -> Iterator[Action]:
-    """Yield what a user can give: no links between settings, and no values without a name."""
+    """Yield the options that users can give, without links and unnamed values."""
     for group in parser._action_groups:
         for action in group._group_actions:
             if action.help != SUPPRESS and any(map(_is_option, action.option_strings)):

@@ -1,4 +1,4 @@
-"""Restrict the parser's imports to names that a checkpoint may use, and names that were typed."""
+"""Restrict the parser's imports to names allowed in checkpoints and names that the user typed."""
 
 import re
 import sys
@@ -15,14 +15,13 @@ from lightning_rl.system.jsonargparse_private import parsing_settings_kept
 FOR_THE_TYPIST = tuple(
     f"lightning.pytorch.{part}" for part in ("callbacks", "loggers", "profilers")
 )
-"""Packages whose classes only the user may name, in short too: `--trainer.logger CSVLogger`."""
+"""Packages whose classes only the user may name, also in short: `--trainer.logger CSVLogger`."""
 
 
 def find_code_here() -> None:
-    """Add the working directory to the places of modules: `class_path: my_module.MyAlgorithm`.
+    """Add the working directory to `sys.path`, for `class_path: my_module.MyAlgorithm`.
 
-    Every subcommand does so if it reads no checkpoint, or a trusted one, or if the user has typed
-    the name of a module.
+    With an untrusted checkpoint, this is called only if the user typed the name of a module.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -31,10 +30,9 @@ def find_code_here() -> None:
 
 @contextmanager
 def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
-    """Restrict the parser to packages that a checkpoint may name, and to modules that were typed.
+    """Restrict the parser to packages allowed in checkpoints and modules that the user typed.
 
-    This is a second check after `checked_config`, by a setting of jsonargparse. The working
-    directory is searched for modules only if the user has typed the name of one.
+    This is a second check after `checked_config`, through a setting of jsonargparse.
     """
     packages = {*PACKAGES, *FOR_THE_TYPIST}
     libraries = {package.split(".")[0] for package in packages}
@@ -57,7 +55,7 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
 
 
 def _import_paths(typed: Sequence[str]) -> Iterator[str]:
-    """Yield the import paths in what the user typed: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
+    """Yield the import paths in typed options: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
     for option in typed:
         value = option.partition("=")[2] if option.startswith("--") else option
         for word in re.split(r"[\s,\[\]{}'\"]+", value):

@@ -1,4 +1,4 @@
-"""Run `rl-cli label`: say of each step of a dataset how good it was."""
+"""Run `rl-cli label`: write rewards, returns, values and advantages into a dataset."""
 
 from collections.abc import Sequence
 
@@ -34,11 +34,6 @@ DESCRIPTION = "Write rewards, returns, values and advantages of each step into a
 
 
 def label(options: Sequence[str]) -> None:
-    """Label a dataset, as options of the command line say.
-
-    Raises:
-        ConfigurationError: for episodes that are no numbers, and what the labelling itself refuses.
-    """
     settings = parse_options("label", DESCRIPTION, OPTIONS, options).as_dict()
     path = settings.pop("path")
     success, failure = (_chosen(name, settings.pop(name)) for name in ("success", "failure"))
@@ -48,7 +43,6 @@ def label(options: Sequence[str]) -> None:
 
 
 def _chosen(name: str, given: Sequence[str]) -> Chosen:
-    """Return the episodes that an option names."""
     if list(given) == ["all"]:
         return "all"
     require(
@@ -59,7 +53,6 @@ def _chosen(name: str, given: Sequence[str]) -> Chosen:
 
 
 def _told(labelled: Labelled) -> str:
-    """Say what was written."""
     unknown = labelled.episodes - labelled.successes - labelled.failures
     ends = {"success": labelled.successes, "failure": labelled.failures, "unknown": unknown}
     shown = ", ".join(f"{name} {count}" for name, count in ends.items() if count)

@@ -14,16 +14,16 @@ from lightning_rl.system.errors import closest
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 
 NEEDED: Any = object()
-"""Default of an option that must be given."""
+"""Default of a required option."""
 
 
 class Option(NamedTuple):
     """An option of a subcommand.
 
     Attributes:
-        kind: type of its value.
-        default: `NEEDED` where it must be given; None where it may be left out.
-        help: what it is.
+        kind: type of the value.
+        default: `NEEDED` if the option is required; None if it may be left out.
+        help: help text.
         several: whether it takes several values, `--success 0 3 7`.
     """
 
@@ -41,15 +41,14 @@ FOR_CHECKPOINTS = {
 
 
 class OptionParser(LightningArgumentParser):
-    """The options of a subcommand; an error is a `Refusal`."""
+    """Parser of a subcommand; an error raises `Refusal`."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the parsing: `explained_refusals` writes the message."""
         raise Refusal(message) from ex
 
 
 def option_parser(subcommand: str, description: str, options: Mapping[str, Option]) -> OptionParser:
-    """Return the parser of a subcommand; a name in `<>` is an argument without a flag."""
+    """Build the parser of a subcommand; a name in `<>` is a positional argument."""
     parser = OptionParser(
         prog=f"rl-cli {subcommand}",
         parser_mode=PARSER_MODE,
@@ -73,10 +72,10 @@ def option_parser(subcommand: str, description: str, options: Mapping[str, Optio
 def parse_options(
     subcommand: str, description: str, options: Mapping[str, Option], typed: Sequence[str]
 ) -> Namespace:
-    """Return the options of a subcommand by their names.
+    """Parse the options of a subcommand.
 
     Raises:
-        UsageError: for a name that there is not, and a value of another type.
+        UsageError: for an unknown name, and for a value of another type.
     """
     check_names(subcommand, typed, options)
     with explained_refusals():
@@ -85,7 +84,7 @@ def parse_options(
 
 @contextmanager
 def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
-    """Raise a refusal of the parser as an error that says what is wrong."""
+    """Raise a parser's `Refusal` again as a `UsageError` with a short message."""
     try:
         yield
     except Refusal as refusal:
@@ -93,10 +92,10 @@ def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
 
 
 def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:
-    """Refuse an option that there is not.
+    """Refuse unknown options.
 
     Raises:
-        UsageError: naming it, and the closest ones.
+        UsageError: naming the option and close matches.
     """
     for option in options:
         name = option.partition("=")[0][2:].rstrip("+")

@@ -1,4 +1,4 @@
-"""Merge what a user has set, in files and on the command line, into one tree of plain values."""
+"""Merge the user's settings, from files and the command line, into one tree of plain values."""
 
 import builtins
 import os
@@ -17,32 +17,32 @@ from lightning_rl.system.jsonargparse_private import import_object
 from lightning_rl.system.plain_yaml import read_yaml
 
 SUFFIXES = (".yaml", ".yml")
-"""Of the files that a config may name: `model: ppo_model.yaml`."""
+"""Suffixes of files that a config may name: `model: ppo_model.yaml`."""
 
 FREE = ("env_kwargs", "model_config", "config", "lora")
-"""Mappings that are handed on as they are: a class that they name is none of ours."""
+"""Mappings that are passed on unchanged: classes in them are not looked up."""
 
 BEFORE = "settings before"
-"""Key of the settings of a class whose place another class has taken."""
+"""Key of the settings of a class that another class has replaced."""
 
 ALONE = ("--help", "-h", "--print_config", "--video")
-"""Options that need no value; those that end with `.help` need none, either."""
+"""Options without a value; options that end with `.help` may lack one, too."""
 
 
 class Refusal(SystemExit):
-    """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
+    """The parser refuses an option. Outer parsers do not catch a `SystemExit`."""
 
 
 class UsageError(ConfigurationError):
-    """What was typed has a name that there is not, or lacks something: exit code 2."""
+    """The command has an unknown name, or something is missing: exit code 2."""
 
 
 class Typed(str):
-    """A value of the command line: the type of the setting decides how it is read."""
+    """A value from the command line; the setting's type decides how it is parsed."""
 
 
 def asks_for_help(options: Sequence[str]) -> bool:
-    """Tell whether options of a subcommand ask for help: `--help`, `--model.help [NAME]`."""
+    """Return whether options ask for help: `--help`, `--model.help [NAME]`."""
     flags = [option.partition("=")[0] for option in options]
     return any(
         flag in ("-h", "--help") or (flag.startswith("--") and flag.endswith(".help"))
@@ -51,17 +51,14 @@ def asks_for_help(options: Sequence[str]) -> bool:
 
 
 def merged(options: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in options, and in the files that `--config` names; later ones count.
+    """Merge options, and the files of `--config`, into one tree; later settings count.
 
-    The settings of a class stand beside its `class_path`. Where another class takes its place,
-    its settings move to `BEFORE`: those that the other class has too still count.
-
-    Args:
-        options: of the command line, `--flag value` and `--flag=value`.
+    The settings of a class stand next to its `class_path`. If another class replaces it, the old
+    settings move to `BEFORE`; those that the new class also has still count.
 
     Raises:
         UsageError: for words that belong to no option, and options without a value.
-        ConfigurationError: for YAML that cannot be read, or has a key twice.
+        ConfigurationError: for YAML that cannot be read or has a key twice.
     """
     tree: dict[str, Any] = {}
     for option in normal(options):
@@ -82,10 +79,10 @@ def merged(options: Sequence[str]) -> dict[str, Any]:
 
 
 def settings_in(content: Any, path: str, name: str = "", folder: Path | None = None) -> Any:
-    """Return the content of YAML, settings of classes beside their names, paths of files absolute.
+    """Normalise YAML: class settings next to their `class_path`, absolute paths of files.
 
     Raises:
-        UsageError: where keys are no texts, or settings of a class do not stand in its init_args.
+        UsageError: for keys that are not texts, and class settings outside `init_args`.
     """
     within = f" in {name}" if name else ""
     if isinstance(content, list):
@@ -128,13 +125,13 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
 
 
 def read_settings(file: str, path: str = "") -> Any:
-    """Return the settings in a YAML file, as `settings_in` has them."""
+    """Read settings from a YAML file; see `settings_in`."""
     content = read_yaml(read_text(file), file)
     return settings_in(content, path, file, Path(file).parent)
 
 
 def _of_config(value: str) -> dict[str, Any]:
-    """Return the sections of a config: of a file, or in a text where a checkpoint had it."""
+    """Return the sections of a config: a file, or the YAML text of a checkpoint."""
     is_file = os.path.isfile(value)
     name = value if is_file else "The value of --config"
     found = read_settings(value) if is_file else settings_in(read_yaml(value, name), "")
@@ -146,7 +143,7 @@ def _of_config(value: str) -> dict[str, Any]:
 
 
 def normal(options: Sequence[str]) -> list[str]:
-    """Return each option as `--flag=value`, and those without a value as they are.
+    """Return each option as `--flag=value`; options without a value stay unchanged.
 
     Raises:
         UsageError: for words that belong to no option, and options without a value.
@@ -176,7 +173,7 @@ def normal(options: Sequence[str]) -> list[str]:
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a value at a path, below the last entry of a list."""
+    """Set a value at a path; a path through a list leads to its last entry."""
     parts = [part for part in path if part != "init_args"]
     if not parts:
         for name, one in value.items():
@@ -193,7 +190,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     else:
         holder = tree.get(name)
         if isinstance(holder, list) and holder:
-            tree, name, holder = holder, -1, holder[-1]  # type: ignore[assignment]  # a list has places, too
+            tree, name, holder = holder, -1, holder[-1]  # type: ignore[assignment]  # an index of a list
         if isinstance(holder, str) and holder:
             holder = {"class_path": str(holder)}
         tree[name] = holder if isinstance(holder, dict) else {}
@@ -201,7 +198,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def over(before: Any, value: Any) -> Any:
-    """Return what counts where a value comes after another one."""
+    """Return the result of setting `value` after `before`."""
     if isinstance(before, str) and before and isinstance(value, dict):
         before = {"class_path": str(before)}
     if not isinstance(before, dict):
@@ -221,7 +218,7 @@ def over(before: Any, value: Any) -> Any:
 
 
 def check_class(name: str, path: str) -> None:
-    """Refuse a function in the place of a class, if it does not say which class it returns.
+    """Refuse a function in the place of a class, unless its annotation names a class.
 
     Raises:
         ConfigurationError: naming the setting and the function.
@@ -229,7 +226,7 @@ def check_class(name: str, path: str) -> None:
     try:
         found = import_object(name)
     except (ImportError, AttributeError, ValueError):
-        return  # which its reader says
+        return  # the later import reports it
     returns = getattr(found, "__annotations__", {}).get("return")
     returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
     if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
@@ -241,13 +238,13 @@ def check_class(name: str, path: str) -> None:
 
 
 def take_numpy_numbers() -> None:
-    """Let the parser take plain numbers, and lists of them, where a constructor wants NumPy's.
+    """Let the parser accept plain numbers and lists for arguments with NumPy types.
 
-    As Gymnasium's `RescaleAction` does: its arguments are annotated as `np.floating`, `np.integer`
-    or `np.ndarray`, which the parser takes for classes that the config has to name. It changes
-    jsonargparse for the whole process, which knows nothing of these types otherwise.
+    Gymnasium's `RescaleAction` has arguments of the types `np.floating`, `np.integer` and
+    `np.ndarray`, for which jsonargparse expects the name of a class. The change holds for the whole
+    process.
     """
-    # float32, as spaces are, which warn of float64
+    # float32 like the spaces, which warn about float64
     for kind, dtype, plain in (
         (np.floating, np.float32, (int, float)),
         (np.integer, np.int64, (int,)),
@@ -258,7 +255,6 @@ def take_numpy_numbers() -> None:
 
 
 def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
-    """Return a number of NumPy's, or an array."""
     is_number = np.asarray(value).dtype.kind in "iuf"
     if type(value) not in plain or not is_number:
         raise TypeError(f"Expected a {plain[-1]}. Got value: {value!r}")
@@ -267,7 +263,7 @@ def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy's, or an array, as its shortest digits: 0.1, not 0.10000000149."""
+    """Convert NumPy numbers to plain ones with the fewest digits: 0.1, not 0.10000000149."""
     if isinstance(value, np.integer):
         return int(value)
     return [_plain(one) for one in value] if np.ndim(value) else float(str(value))

@@ -1,4 +1,4 @@
-"""Run `rl-cli record`: episodes of a person, a script or a checkpoint, into a dataset."""
+"""Run `rl-cli record`: write episodes of a person, a script or a checkpoint into a dataset."""
 
 import json
 import os
@@ -67,13 +67,9 @@ DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a data
 
 
 def record(options: Sequence[str]) -> None:
-    """Record episodes, as options of the command line say.
+    """Record episodes.
 
-    Each is safe once its line is printed. Ctrl+C ends the recording, without the episode under way.
-
-    Raises:
-        ConfigurationError: for options that do not fit together, and what env, policy, source and
-            dataset refuse.
+    An episode is safe once its line is printed. Ctrl+C drops the current episode, and ends.
     """
     interrupt = _Interrupt()
     try:
@@ -119,7 +115,7 @@ def _record(settings: Namespace, interrupt: "_Interrupt") -> None:
             fps=fps if paced else None,
             max_steps=settings.max_steps,
         )
-        with closing(played):  # nothing is written any more when the dataset is finalised
+        with closing(played):  # ends all writes before the dataset is finalised
             for result in played:
                 kept += result.kept
                 print(_line(result, kept, settings.episodes), flush=True)
@@ -133,7 +129,7 @@ def _record(settings: Namespace, interrupt: "_Interrupt") -> None:
 
 
 class _Interrupt:
-    """Notes Ctrl+C: Arrow swallows the exception while it looks for pandas."""
+    """Remembers Ctrl+C, because Arrow swallows the exception while it looks for pandas."""
 
     def __init__(self) -> None:
         self._came = self._holds = False
@@ -147,11 +143,11 @@ class _Interrupt:
         raise KeyboardInterrupt
 
     def hold(self) -> None:
-        """Interrupt no more: the dataset is being finished."""
+        """Ignore Ctrl+C from now on: the dataset is being finished."""
         self._holds = True
 
     def asked_before(self, choose_for: Callable[[int], Chooser]) -> Callable[[int], Chooser]:
-        """Return the same, but end the recording at its next step once the signal has come."""
+        """Wrap choosers: the first step after Ctrl+C ends the recording."""
 
         def choose_unless(choose: Chooser, *step: Any) -> Any:
             if self._came:
@@ -161,12 +157,10 @@ class _Interrupt:
         return lambda number: partial(choose_unless, choose_for(number))
 
     def close(self) -> None:
-        """Restore the handler of the signal."""
         signal.signal(signal.SIGINT, self._before)
 
 
 def _line(result: Recorded, kept: int, episodes: int) -> str:
-    """Return the line about an episode."""
     words = [f"{result.steps} steps", f"return {result.total:.4g}"]
     if result.success is not None:
         words.append("success" if result.success else "failure")
@@ -179,7 +173,7 @@ def _line(result: Recorded, kept: int, episodes: int) -> str:
 
 
 def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser]:
-    """Return what chooses the actions of an episode, by its number."""
+    """Return a function that maps the number of an episode to its chooser of actions."""
     space = env.single_action_space
     require(
         settings.ckpt_path is None or settings.script is None,
@@ -206,7 +200,6 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    """Check the options, and make what they say."""
     take_numpy_numbers()
     check_names("record", arguments, OPTIONS)
     kinds = {name: option.kind for name, option in OPTIONS.items()}
@@ -237,7 +230,7 @@ def _env_in(settings: Any, name: str) -> list[str]:
 
 
 def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> list[str]:
-    """Return the env of the run that a checkpoint is of, as an option, if none is given."""
+    """Return the env of the checkpoint's run as an option, unless the options name an env."""
     given = any(option.partition("=")[0] == "--data.env" for option in options)
     if checkpoint is None or given:
         return []

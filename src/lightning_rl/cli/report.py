@@ -1,4 +1,4 @@
-"""Run `rl-cli report`: one page on runs, their curves, scores, settings, costs and films."""
+"""Run `rl-cli report`: compare runs on one page with curves, scores, settings, costs and films."""
 
 import json
 import sys
@@ -33,11 +33,7 @@ DEFAULT = "report.html"
 
 
 def report(options: Sequence[str]) -> None:
-    """Report on runs, as options of the command line say.
-
-    Raises:
-        ConfigurationError: where there is no run that can be shown, or runs cannot be compared.
-    """
+    """Write or print a report on runs."""
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], least=0)
     wanted, output = _where(settings["format"], settings["output"])
@@ -47,7 +43,7 @@ def report(options: Sequence[str]) -> None:
     for note in compared.notes:
         sys.stderr.write(f"Note: {note}\n")
     text = _rendered(compared, wanted, output, settings["films_mib"])
-    # Names of files, and texts of YAML and JSON, may hold what UTF-8 does not.
+    # File names and texts from YAML or JSON may hold characters that UTF-8 cannot encode.
     content = text.encode(errors="backslashreplace")
     if output is None:
         print(content.decode())
@@ -57,7 +53,7 @@ def report(options: Sequence[str]) -> None:
 
 
 def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:
-    """Return the format, and the file; None to print it."""
+    """Return the format and the output file, which is None for printing."""
     known: dict[str, Format] = {".html": "html", ".md": "md", ".json": "json"}
     if wanted is None:
         suffix = Path(output or DEFAULT).suffix

@@ -1,1 +1,1 @@
-"""The same steps by compiled graphs: all that is about a machine."""
+"""Compiled versions of the update and of env steps."""

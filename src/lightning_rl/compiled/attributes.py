@@ -1,8 +1,8 @@
-"""Look at what a graph was made with, and notice where it has changed since.
+"""Record the attributes that a graph was compiled with, and notice changes.
 
-A trace keeps every number, string and flag that it meets as a constant, and every tensor as the one
-that it was. So the attributes of one object, such as the algorithm whose loss is traced, and of all
-objects that it holds are looked at: once when a graph is made, and again before each iteration.
+A trace stores every number, string and flag as a constant, and every tensor by identity. So the
+attributes of an object, such as the algorithm, and of all objects that it holds are recorded when a
+graph is made, and compared before each iteration.
 """
 
 from collections import deque
@@ -27,10 +27,10 @@ Place = tuple[int, str]
 """The identity of an object, and the name of one of its attributes."""
 
 PLAIN = (int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype, torch.device)
-"""Types whose values are compared."""
+"""Types that are compared by value."""
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
-"""Types that are copied, and compared with all that they hold."""
+"""Types that are copied, and compared with their contents."""
 
 LIBRARIES = {"builtins", "collections", "functools", "gymnasium", "lightning", "numpy"} | {
     "tensordict",
@@ -38,23 +38,19 @@ LIBRARIES = {"builtins", "collections", "functools", "gymnasium", "lightning", "
     "_thread",
     "torch",
 }
-"""Packages whose objects are compared by identity, modules apart."""
+"""Packages whose objects are compared by identity, except modules."""
 
 STEPPING = ("lightning_rl.compiled", "lightning_rl.optim")
-"""Modules of what steps down a loss, and is not read by it."""
+"""Packages of the update itself, which no loss reads."""
 
 MISSING = object()
-"""Stands for what is not there."""
+"""Placeholder of a missing attribute."""
 
 
 class Attribute(NamedTuple):
-    """An attribute of an object.
+    """An attribute: its name in messages, the mapping that stores it, its key there, its value.
 
-    Attributes:
-        label: how a message calls it.
-        holder: the mapping in which its value lies.
-        name: its key there.
-        value: a copy, where it is a container.
+    The value of a container is a copy.
     """
 
     label: str
@@ -63,23 +59,23 @@ class Attribute(NamedTuple):
     value: Any
 
     def is_number(self) -> bool:
-        """Tell whether a tensor may stand in its place."""
+        """Return whether a tensor can replace the value."""
         number = isinstance(self.value, int | float | np.number) and type(self.value) is not bool
         return number and isinstance(self.holder, MutableMapping)
 
 
 class Snapshot:
-    """All attributes of an object, and of the objects that it holds, as they are now.
+    """The current attributes of an object, and of the objects that it holds.
 
-    Objects of `LIBRARIES` are compared by identity; so are those that are reached without the
-    object, such as the global variables of a module, not at all.
+    Objects of `LIBRARIES` are compared by identity. Global variables and other objects that the
+    root does not hold are not compared.
 
     Args:
         root: the object.
         left_out: attributes that no traced function reads.
 
     Attributes:
-        found: the attributes, by their path from the object.
+        found: the attributes, by their path from the root.
     """
 
     def __init__(self, root: Any, left_out: Collection[Place] = ()) -> None:
@@ -95,20 +91,19 @@ class Snapshot:
         self._values = tuple(one.value for one in own)
 
     def is_current(self) -> bool:
-        """Tell whether all is as it was."""
+        """Return whether no attribute has changed."""
         return all(len(holder) == size for holder, size in self._sizes) and all(
             same(one.value, one.holder.get(one.name, MISSING)) for one in self.found.values()
         )
 
     def root_is_current(self) -> bool:
-        """Tell whether the plain attributes of the object itself are as they were, in 1 µs."""
+        """Return whether the root's own plain attributes are unchanged; takes 1 µs."""
         try:
             return tuple(map(self._own.get, self._names)) == self._values
-        except (RuntimeError, ValueError):  # one of them is a tensor or an array by now
+        except (RuntimeError, ValueError):  # an attribute has become a tensor or an array
             return False
 
     def _visit(self, owner: Any, path: str) -> None:
-        """Add the attributes of an object."""
         if id(owner) in self._visited:
             return
         self._visited.add(id(owner))
@@ -125,7 +120,6 @@ class Snapshot:
                     self._descend(value, place)
 
     def _descend(self, value: Any, path: str) -> None:
-        """Add what an object or a container holds."""
         if isinstance(value, list | tuple | set | frozenset | deque):
             value = dict(enumerate(value))
         if isinstance(value, dict):
@@ -142,7 +136,7 @@ class Snapshot:
 
 @contextmanager
 def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Replace attributes, given as (holder, name, value), meanwhile; `MISSING` takes them away."""
+    """Replace attributes (holder, name, value) within a context; `MISSING` removes one."""
     kept = []
     try:
         for holder, name, value in values:
@@ -158,9 +152,9 @@ def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class NotesTensorReads(TorchDispatchMode):
-    """Notice where Python gets the value of a tensor that a traced function holds.
+    """Record the tensors whose value Python reads while a function is traced.
 
-    That of an input, or of what is computed in the trace, is refused by the trace itself.
+    Only tensors that the function holds: the trace itself refuses to read inputs and results.
 
     Attributes:
         found: the tensors, their versions and their values.
@@ -180,7 +174,7 @@ class NotesTensorReads(TorchDispatchMode):
 
 
 class _Slots(MutableMapping[str, Any]):
-    """The attributes of an object that lie in slots."""
+    """The slots of an object, as a mapping."""
 
     def __init__(self, owner: Any, names: list[str]) -> None:
         self._owner, self._names = owner, names
@@ -192,7 +186,7 @@ class _Slots(MutableMapping[str, Any]):
             raise KeyError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        object.__setattr__(self._owner, name, value)  # also of a frozen dataclass
+        object.__setattr__(self._owner, name, value)  # works for a frozen dataclass too
 
     def __delitem__(self, name: str) -> None:
         object.__delattr__(self._owner, name)
@@ -205,9 +199,9 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
-    """Yield the mappings in which attributes of an object and of its classes lie, and their names.
+    """Yield the mappings that store attributes of an object and its classes, and the names.
 
-    An object's own come first, since they hide those of its classes.
+    The object's own attributes come first: they hide attributes of its classes.
     """
     attributes = getattr(owner, "__dict__", {})
     yield attributes, list(attributes)
@@ -232,21 +226,21 @@ def _is_of_a_library(cls: type) -> bool:
 
 
 def frozen(value: Any) -> Any:
-    """Copy containers, with what they hold; anything else is returned as it is."""
+    """Copy a container with its contents; return any other value unchanged."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
         return {key: frozen(child) for key, child in value.items()}
     if isinstance(value, list | deque):
         return [frozen(child) for child in value]
-    if isinstance(value, tuple):  # a named one has a constructor of its own
+    if isinstance(value, tuple):  # a named tuple has another constructor
         children = [frozen(child) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
     return set(value) if isinstance(value, set) else value
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether a graph made with one value is right for another."""
+    """Return whether a graph made with one value is valid for another."""
     if a is b:
         return True
     if isinstance(a, PLAIN):

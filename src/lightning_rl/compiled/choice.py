@@ -1,4 +1,4 @@
-"""Choose whether the update of a run is compiled, by its config alone, and say so."""
+"""Decide whether to compile the update or the env steps of a run, and report the decision."""
 
 import platform
 from typing import Any, Literal
@@ -7,43 +7,41 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 Setting = bool | Literal["auto"]
-"""Of `compile`."""
+"""The setting `compile`."""
 
 PAYS_FROM = 20_000
-"""Minibatches of a run from which on `auto` compiles.
+"""Fewest minibatches of a run for which `auto` compiles the update.
 
-On two cores of an AMD EPYC a compiled update of small networks saves some 1 ms per minibatch of 64
-to 256 samples, and more of larger ones; its graphs take 10 to 20 s the first time, and 2 to 3 s
-where Inductor finds them in its cache. So a run of 20,000 minibatches gains even the first time,
-whichever of these it is. A shorter one would gain seconds at most, and begin later.
+On two cores of an AMD EPYC compiling saves about 1 ms per minibatch of 64 to 256 samples, and takes
+10 to 20 s the first time, 2 to 3 s with Inductor's cache. So 20,000 minibatches gain even the first
+time.
 """
 
 STEPS_PAY_FROM = 20_000
-"""Steps of all envs of a process from which on `auto` compiles them.
+"""Fewest steps of all envs of a process for which `auto` compiles them.
 
-A step of a batched torch env and of a small policy takes .3 to .6 ms less compiled, on a core of an
-AMD EPYC; its graph takes 5 to 10 s the first time, and 2 to 3 s where Inductor finds it.
+On a core of an AMD EPYC compiling saves 0.3 to 0.6 ms per step of a batched torch env with a small
+policy, and takes 5 to 10 s the first time, 2 to 3 s with Inductor's cache.
 """
 
 DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
-"""How messages say what another machine, or another way of computing, comes to."""
+"""The effect of another machine or of a changed decision, for messages."""
 
 
 class Choice:
-    """Whether the update of a run is compiled, and why; a run that is resumed keeps to it.
+    """Whether to compile the update of a run, and why; a resumed run keeps its decision.
 
-    What it says depends on the config and the checkpoint alone: no clock decides, and the same run
-    is the same to the last bit each time.
+    The decision depends only on the config and the checkpoint, not on timings, so that runs are
+    reproducible to the bit.
 
     Args:
         setting: `compile` of the algorithm.
-        count: of minibatches in the whole budget, all ranks taken together as one; None where
-            unknown.
-        before: what `Algorithm` has saved of the run that is resumed; None for a new run.
+        count: minibatches in the whole budget (shared by all ranks); None if unknown.
+        before: the state saved by the resumed run; None for a new run.
 
     Attributes:
-        compiled: whether it is.
-        why: in words.
+        compiled: the decision.
+        why: its reason, in words.
     """
 
     subject = "the update runs"
@@ -69,14 +67,10 @@ class Choice:
         self._compare_machines()
 
     def give_up(self, why: str, warning: str) -> None:
-        """Run uncompiled from here on.
+        """Run uncompiled from now on, for the reason `why`.
 
-        That is worth a warning where compiling was asked for, or has made the checkpoint; `auto`
-        just says so.
-
-        Args:
-            why: in words.
-            warning: for `compile: true`.
+        Warn if `compile: true` is set (with `warning`), or the resumed run was compiled; `auto`
+        only prints.
         """
         self.compiled, self.why = False, why
         if self._setting is True:
@@ -89,11 +83,11 @@ class Choice:
         self.say()
 
     def does_not_apply(self, why: str) -> None:
-        """Take note, without a word, that there is nothing to compile."""
+        """Record silently that there is nothing to compile."""
         self.compiled, self.why, self._said = False, why, True
 
     def say(self) -> None:
-        """Print, once, what `auto` came to."""
+        """Print the decision of `auto`, once."""
         if self._setting == "auto" and not self._said:
             self._said = True
             rank_zero_only(print)(f"{self._now} (compile: auto): {self.why}.", flush=True)
@@ -103,11 +97,11 @@ class Choice:
         return f"The update {'is compiled' if self.compiled else 'runs uncompiled'}"
 
     def state(self) -> dict[str, Any]:
-        """Return what a run that is resumed keeps to, and compares."""
+        """Return the state for the checkpoint."""
         return {"compiled": self.compiled, "cpu": cpu()}
 
     def _compare_machines(self) -> None:
-        """Say what is not as it was up to the checkpoint."""
+        """Warn if the decision or the CPU differs from the checkpoint."""
         if self._before is None:
             return
         was, now = self._before["compiled"], self.compiled
@@ -126,9 +120,9 @@ class Choice:
 
 
 class StepsChoice(Choice):
-    """Whether the steps of a batched torch env are compiled, with the policy that acts.
+    """Whether to compile the steps of a batched torch env, with the acting policy.
 
-    Counted are the steps of all envs of a process in the whole budget.
+    It counts the steps of all envs of a process in the whole budget.
     """
 
     subject = "the env is stepped"
@@ -140,10 +134,10 @@ class StepsChoice(Choice):
         return f"The env is stepped {'compiled' if self.compiled else 'uncompiled'}"
 
     def _compare_machines(self) -> None:
-        """Leave it to the choice for the update."""
+        """Do nothing: the choice for the update warns already."""
 
 
 def cpu() -> str:
-    """Return what the last digits of float32 results depend on of the CPU."""
+    """Return the CPU's name and capability, on which the last digits of float32 results depend."""
     name = torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"

@@ -1,4 +1,4 @@
-"""Replay a compiled graph on a GPU as a CUDA graph: one launch in place of one per kernel."""
+"""Replay a compiled graph on a GPU as a CUDA graph: one launch instead of one per kernel."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -9,12 +9,13 @@ from torch import Tensor
 from lightning_rl.system.machine import settings
 
 LARGEST = 2**26
-"""Bytes of inputs; a larger graph is not captured: launching takes nothing of its time, and what
-its activations take would be kept for it alone."""
+"""Most bytes of inputs of a captured graph. A larger graph gains nothing from fewer launches, and
+its activations would keep memory reserved.
+"""
 
 
 def is_worth_capturing(tensors: Iterable[Tensor]) -> bool:
-    """Tell whether it pays to capture a graph of these inputs."""
+    """Return whether a graph of these inputs should be captured."""
     tensors = list(tensors)
     return (
         settings().cuda_graphs
@@ -24,18 +25,14 @@ def is_worth_capturing(tensors: Iterable[Tensor]) -> bool:
 
 
 class CapturedGraph:
-    """A graph that a GPU replays as it was captured.
+    """A graph that a GPU replays; it may write into its inputs, except the slice `moving`.
 
-    The first call runs it as it is, since what its kernels set up when they are first used must not
-    be captured. The second captures it. From then on inputs that lie elsewhere each time are copied
-    to where they lay then. Where another input has moved, such as the state of an optimizer that
-    has loaded another, all this begins anew.
+    The first call runs the graph, because the setup of kernels at first use must not be captured.
+    The second call captures the graph. Later calls copy the `moving` inputs, whose addresses
+    change, to their captured addresses. If another input has moved, such as a reloaded optimizer
+    state, the graph is captured again.
 
     Source: the PyTorch documentation, "CUDA semantics", section "CUDA Graphs".
-
-    Args:
-        graph: takes tensors on one GPU, may write into them, and returns tensors.
-        moving: which of its inputs, only read, lie elsewhere at each call.
     """
 
     def __init__(self, graph: Callable[..., Sequence[Tensor]], moving: slice) -> None:
@@ -48,10 +45,10 @@ class CapturedGraph:
         self._fails = False
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Return what the graph returns, in tensors of its own."""
+        """Return the graph's results in new tensors."""
         if self._fails:
             return self._graph(*inputs)
-        # A captured graph reads and writes addresses, whatever lies there by then.
+        # A captured graph reads and writes fixed addresses.
         addresses = [tensor.data_ptr() for tensor in inputs]
         del addresses[self._moving]
         if addresses != self._addresses:
@@ -64,11 +61,11 @@ class CapturedGraph:
         for place, value in zip(self._places, inputs[self._moving], strict=True):
             place.copy_(value)
         self._replay()
-        # The next replay writes over them, and statistics keep scalars until the iteration is over.
+        # The next replay overwrites the outputs, but statistics keep them until the iteration ends.
         return [output.clone() for output in self._outputs]
 
     def _capture(self, inputs: list[Tensor]) -> None:
-        """Record the graph without running it; where that fails, warn and never try again."""
+        """Record the graph without running it; after an error warn, and never try again."""
         self._places = [tensor.clone() for tensor in inputs[self._moving]]
         inputs[self._moving] = self._places
         try:
@@ -83,7 +80,7 @@ class CapturedGraph:
 
 
 def run_on_side_stream(function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-    """Call a function on a stream of its own, as what is to be captured has to be warmed up."""
+    """Call a function on a side stream, the warm-up that a capture needs."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -95,9 +92,9 @@ def run_on_side_stream(function: Callable[[], Sequence[Tensor]]) -> Sequence[Ten
 def capture(
     function: Callable[[], Sequence[Tensor]],
 ) -> tuple[Callable[[], None], Sequence[Tensor]]:
-    """Record what a function has a GPU do; return what does it again, and where the results lie."""
+    """Capture a function's GPU work; return a function that replays it, and the outputs."""
     graph = torch.cuda.CUDAGraph()
-    # A collector's thread may use the GPU meanwhile.
+    # A collector's thread may use the GPU during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         outputs = function()
     return graph.replay, outputs

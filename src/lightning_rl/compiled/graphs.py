@@ -1,4 +1,4 @@
-"""Compile functions of tensors to graphs, and call them with as little Python as that takes."""
+"""Compile functions of tensors to graphs, and call the graphs with little Python overhead."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
@@ -25,41 +25,40 @@ T = TypeVar("T")
 Graph = Callable[..., Sequence[Tensor]]
 
 Function = Callable[..., list[Tensor]]
-"""What a graph is made of."""
+"""The function that a graph computes."""
 
 Make = Callable[[], tuple[Function, dict[str, None]]]
-"""Gives the function of a graph, and a dict in which it notes names when it is traced."""
+"""Returns the function of a graph, and a dict of names that the function fills when traced."""
 
 MOST_GRAPHS = 8
-"""Of the same inputs: where one more would be needed, what the function reads never settles."""
+"""Most graphs per input layout. If one more is needed, an attribute changes at each call."""
 
 CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-"""Inductor's, where everything lies on the CPU: kernels that take microseconds are called from C++,
-and tanh is made of an exponential, which is three times as fast and exact to float32's last place
-around 1."""
+"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds, and tanh uses an
+exponential, which is three times as fast and exact to float32's last digit around 1.
+"""
 
 
 class Graphs:
-    """The graphs of an algorithm, by what they compute and the layout of what they get.
+    """The compiled graphs of an algorithm, by function and input layout.
 
-    The attributes of the algorithm, and of all that it holds, may change: they are compared once an
-    iteration, the algorithm's own before each call. What is no longer right is compiled again. A
-    number that changes, such as an annealed coefficient, becomes an input of its graph, so that
-    this happens once. An attribute without which a function can be traced is not looked at again.
+    A trace stores attributes as constants, so all attributes of the algorithm and its objects are
+    compared once per iteration, the algorithm's own before each call. A changed attribute leads to
+    a new graph. A number that changes, such as an annealed coefficient, becomes an input of its
+    graph. An attribute that tracing does not need is no longer compared.
 
     Args:
         root: the algorithm.
-        device: where it computes.
-        choice: of the run, which hears where graphs are not to be had.
-        left_out: attributes that are not compared: constant, or set by the functions themselves.
-        hidden: attributes of the algorithm that are not compared, and may not be read.
-        cure_of_draws: how a function comes by random numbers instead, which it then may not draw.
+        device: the device of the graphs.
+        choice: records why graphs are unavailable.
+        left_out: attributes that are not compared: constants, or written by the functions.
+        hidden: attributes of the algorithm that are not compared, and must not be read.
+        cure_of_draws: advice for random numbers; if set, a graph must not draw them.
 
     Attributes:
-        available: whether graphs can be had; where not, `choice` says why.
-        captured: whether one of them is replayed as a CUDA graph.
-        have_served: whether a loss has been differentiated, so that a later failure is not one of
-            compiling.
+        available: whether graphs can be compiled.
+        captured: whether a graph is replayed as a CUDA graph.
+        have_served: a loss has been differentiated, so later errors are not compile errors.
     """
 
     def __init__(
@@ -82,20 +81,17 @@ class Graphs:
         self._device = device
         self._compiled: dict[tuple[Any, ...], list[_Compiled]] = {}
         self._snapshot: Snapshot | None = None
-        self._is_fresh = False  # whether it is of this iteration
-        self._varying: set[str] = set()  # numbers that are inputs
-        self._constant: set[str] = set()  # attributes that no input can stand for
+        self._is_fresh = False  # whether it belongs to this iteration
+        self._varying: set[str] = set()  # numbers that are graph inputs
+        self._constant: set[str] = set()  # attributes that must be compiled in
 
     def attempt(
         self, call: Callable[[], T], place_of: Callable[[Exception], str] | None = None
     ) -> T | None:
-        """Return what a call of graphs gives, or None where they are not to be had.
+        """Return the result of a call of graphs; None if graphs are unavailable.
 
-        In that case `choice` hears why, and it is not tried again.
-
-        Args:
-            call: calls graphs.
-            place_of: says of an exception where in a user's code it comes from.
+        After an error no later call is attempted. `place_of` returns the place in user code that an
+        exception comes from.
         """
         if not self.available:
             return None
@@ -120,7 +116,7 @@ class Graphs:
         return None
 
     def give_up(self, why: str) -> None:
-        """Have no more graphs, and say why, once."""
+        """Stop using graphs, and report the reason once."""
         if self.available:
             self._choice.give_up(
                 why, f"From here on {self._choice.subject} uncompiled, since {why}."
@@ -130,17 +126,14 @@ class Graphs:
     def call(
         self, key: tuple[Any, ...], make: Make, inputs: list[Tensor], moving: slice
     ) -> tuple[Tensor, dict[str, None]]:
-        """Call the graph `key`; return its result, and the names that its function has noted.
+        """Call the graph `key`; return its result, and the names that its function has recorded.
 
-        Args:
-            key: says which graph. One that is new is compiled.
-            make: gives its function.
-            inputs: what the graph takes.
-            moving: those of them that lie elsewhere at each call.
+        A new graph is compiled from `make`. `moving` are the inputs whose address changes between
+        calls.
 
         Raises:
-            Exception: of whatever kind, where tracing or compiling fails.
-            NoGraphError: where it would compile without end, or draws random numbers.
+            NoGraphError: if an attribute changes at each call, or the function draws random
+                numbers.
         """
         compiled = self.prepare(key, make, inputs, moving)
         return compiled.graph(*inputs)[0], compiled.noted
@@ -148,7 +141,7 @@ class Graphs:
     def prepare(
         self, key: tuple[Any, ...], make: Make, inputs: list[Tensor], moving: slice
     ) -> "_Compiled":
-        """Return the graph that is right for what its function would read now; see `call`."""
+        """Return the graph for the current attributes; see `call`."""
         found = self._look()
         known = self._compiled.setdefault(key, [])
         for compiled in known:
@@ -157,7 +150,7 @@ class Graphs:
         changed = set(known[0].changes(found)) if known else set()
         loose, trace = self._loosen(make, inputs, changed - self._constant)
         if changed and changed <= loose and not trace.uses_numbers(loose):
-            known[0].ignore(loose)  # it reads none of what has changed
+            known[0].ignore(loose)  # the graph does not read the changed attributes
             return self.prepare(key, make, inputs, moving)
         if len(known) >= MOST_GRAPHS:
             names = sorted({one.label for path, one in found.items() if path in changed})
@@ -169,16 +162,16 @@ class Graphs:
         self._varying |= loose & trace.numbers.keys()
         graph = compile_graph(trace.traced, trace.held, inputs, moving)
         self.captured |= is_worth_capturing(inputs)
-        # First, as the next call most likely wants this one again.
+        # At the front, because the next call most likely needs this graph.
         known.insert(0, _Compiled(graph, trace, found, loose))
         return known[0]
 
     def look_again(self) -> None:
-        """Compare all attributes before the next call, since a new iteration begins."""
+        """Compare all attributes before the next call, because a new iteration starts."""
         self._is_fresh = False
 
     def _look(self) -> dict[str, Attribute]:
-        """Return the attributes as they are; the same dict where nothing has changed."""
+        """Return the current attributes; the same dict if nothing has changed."""
         last = self._snapshot
         if last is None or not (last.root_is_current() if self._is_fresh else last.is_current()):
             last = self._snapshot = Snapshot(self._root, self._left_out)
@@ -188,10 +181,11 @@ class Graphs:
     def _loosen(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
-        """Trace without what has changed; return what the trace does without, and the trace.
+        """Trace without constants for changed attributes; return those not needed, and the trace.
 
-        A number becomes a tensor, anything else is taken away. Where the trace then fails, an
-        attribute is a constant: a loss decides by it, say, and each value has its own graph.
+        A changed number becomes a tensor; any other changed attribute is removed while tracing. If
+        tracing then fails, the attribute stays a constant, and each of its values has its own
+        graph.
         """
         try:
             return loose, self._trace(make, inputs, loose)
@@ -203,7 +197,7 @@ class Graphs:
             return self._loosen(make, inputs, set())
         for path in loose:
             self._loosen(make, inputs, {path})
-        if not loose & self._constant:  # each can be missing, but not all of them together
+        if not loose & self._constant:  # each may be missing alone, but not all together
             self._constant |= loose
         return self._loosen(make, inputs, loose - self._constant)
 
@@ -211,7 +205,7 @@ class Graphs:
         found = self._look()
         here = {path: found[path] for path in (*self._varying, *loose) if path in found}
         numbers = {
-            # Of float32, since a plain number widens no tensor either.
+            # float32, because a plain number does not promote a tensor's dtype either.
             path: torch.tensor(float(one.value), dtype=torch.float32, device=self._device)
             for path, one in here.items()
             if one.is_number()
@@ -224,7 +218,7 @@ class Graphs:
         values = [(found[p].holder, found[p].name, v) for p, v in (numbers | absent).items()]
         values += [(own, name, _Hidden(name)) for name in self._hidden if name in own]
         function, noted = make()
-        # Tracing runs the function, which may move running statistics: the graph is to move them.
+        # Tracing runs the function and may change buffers: only the graph should do so.
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
         copies = [tensor.detach().clone() for tensor in inputs]
         try:
@@ -245,11 +239,11 @@ class Graphs:
 
 
 class NoGraphError(RuntimeError):
-    """There can be no graph; the message says why."""
+    """A function cannot become a graph; the message gives the reason."""
 
 
 class _Hidden:
-    """Stands for an attribute of which a graph could not tell that it changes."""
+    """Replaces a hidden attribute while tracing, and refuses to be read."""
 
     name: str
 
@@ -267,13 +261,7 @@ class _Hidden:
 
 
 class _Trace(NamedTuple):
-    """What tracing a function gave: operations, and the tensors that they hold.
-
-    Attributes:
-        numbers: the tensors that stand for attributes, by path.
-        reads: tensors whose value was read, with their version and value.
-        noted: the names that the function has noted.
-    """
+    """Traced operations, the tensors that they hold, and the tensors that replace numbers."""
 
     traced: GraphModule
     held: list[Tensor]
@@ -282,20 +270,12 @@ class _Trace(NamedTuple):
     noted: dict[str, None]
 
     def uses_numbers(self, paths: set[str]) -> bool:
-        """Tell whether an operation takes one of these numbers."""
         held = {id(tensor) for tensor in self.held}
         return any(id(self.numbers[path]) in held for path in paths & self.numbers.keys())
 
 
 class _Compiled:
-    """A graph, and the attributes that it is right for.
-
-    Args:
-        graph: takes what it holds from `trace.held`.
-        trace: what it was made of.
-        found: the attributes that it was made with.
-        unread: those of them that it does not read.
-    """
+    """A graph, the attributes `found` at compile time, and those that it does not read."""
 
     def __init__(
         self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]
@@ -310,7 +290,7 @@ class _Compiled:
         self._places = {p: index[id(a.value)] for p, a in found.items() if id(a.value) in index}
 
     def holds(self, found: dict[str, Attribute]) -> bool:
-        """Tell whether the graph is right for these attributes; take up tensors and numbers."""
+        """Return whether the graph is valid for these attributes; update its tensors."""
         for tensor, version, value in self._reads:
             if version_of(tensor) != version and tensor.item() != value:
                 return False
@@ -328,7 +308,7 @@ class _Compiled:
         return True
 
     def changes(self, found: dict[str, Attribute]) -> Iterator[str]:
-        """Yield the paths of attributes that are another value than the graph was made with."""
+        """Yield the paths of attributes that differ from compile time."""
         for path in {**self._found, **found}:
             if path in self._unread:
                 continue
@@ -337,7 +317,7 @@ class _Compiled:
             both = self._found.get(path), found.get(path)
             old, new = (MISSING if one is None else one.value for one in both)
             if isinstance(old, Tensor) and isinstance(new, Tensor):
-                # Where another tensor of the same layout lies, a graph that holds it takes that.
+                # A tensor that the graph holds may be replaced by another one of the same layout.
                 i = self._places.get(path)
                 fits = i is None or (i >= 0 and _layout(old) == _layout(new))
                 if not fits and old is not new:
@@ -346,7 +326,6 @@ class _Compiled:
                 yield path
 
     def ignore(self, paths: set[str]) -> None:
-        """Never look at these attributes again."""
         self._unread |= paths
 
 
@@ -356,44 +335,36 @@ def compile_graph(
     inputs: Sequence[Tensor],
     moving: slice = slice(0),
 ) -> Graph:
-    """Compile what was traced of a function that takes tensors and returns a list of tensors.
+    """Compile a traced function that takes tensors and returns a list of tensors.
 
-    The graph takes inputs of the same layout (`layout`), in the same order; nothing checks that,
-    since Inductor's asserts take a sixth of a small graph's time.
-
-    `torch.compile` would do, but looks at every input before each call: 30 to 50 µs for a graph
-    that itself takes 100. On a GPU small graphs are replayed as CUDA graphs.
-
-    Args:
-        traced: tensor operations.
-        held: what the graph takes behind its inputs, see `lift_tensors`; it may be replaced.
-        inputs: to compile it with.
-        moving: which of them, only read, lie elsewhere at each call.
-
-    Raises:
-        Exception: of whatever kind, where compiling fails.
+    The graph reads the tensors in `held` (see `lift_tensors`) at each call, after its inputs. The
+    caller must pass inputs of the same layout (`layout`) in the same order: nothing checks it. On a
+    GPU small graphs are replayed as CUDA graphs; `moving` are read-only inputs whose address
+    changes.
     """
-    # `layout` is in the key of each graph: Inductor's asserts would ask the same again.
+    # `torch.compile` checks every input before each call: 30 to 50 µs, for a graph of 100 µs.
+    # Inductor's asserts take a sixth of a small graph's time, and check what `layout` in the key of
+    # each graph already ensures.
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-    # mypy sometimes takes it for the module of that name.
+    # mypy sometimes resolves the name to the module of that name.
     compiled: Graph = cast(Any, standalone_compile)(
         traced,
         [*inputs, *held],
-        dynamic_shapes="from_example_inputs",  # their sizes are constants of the code
+        dynamic_shapes="from_example_inputs",  # sizes are constants
         options={"config_patches": options},
     )
 
     graph = compiled
     if is_worth_capturing((*inputs, *held)):
-        # What is held is among its inputs: it begins again where another tensor takes its place.
+        # Held tensors are inputs too: a replaced tensor leads to a new capture.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
     return lambda *tensors: graph(*tensors, *held)
 
 
 def layout(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
-    """Return what a graph depends on of its inputs."""
+    """Return the part of a graph's inputs that the graph depends on."""
     return tuple((tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors)
 
 
@@ -402,18 +373,16 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def computed_once(tensor: Tensor) -> Tensor:
-    """Return a small tensor as it is; in a graph it is computed once and not once for each use.
-
-    Inductor would compute it anew for every 16 elements of what it is combined with.
-    """
+    """Return a small tensor; a graph computes it once, not once per use."""
+    # Otherwise Inductor recomputes it for every 16 elements of the tensor that it multiplies.
     return tensor.as_strided(tensor.shape, tensor.stride())
 
 
 def lift_tensors(traced: GraphModule) -> list[Tensor]:
-    """Make inputs of the tensors that a traced function took from elsewhere; return them.
+    """Turn the tensors that a traced function has captured into inputs; return them.
 
-    As constants they would be compiled in with the values that they have now, and a buffer such as
-    the mean of a normaliser moves.
+    As constants they would keep their current values, but buffers such as a normalizer's mean
+    change.
     """
     held = []
     first = next(node for node in traced.graph.nodes if node.op != "placeholder")

@@ -1,8 +1,8 @@
-"""Step a batched torch env by a graph: acting, the env, its new starts, and what a rollout keeps.
+"""Compile the steps of a batched torch env: policy, env, resets, and writing to the rollout.
 
-One step of a few envs takes torch half a millisecond, most of it to enter some two hundred
-operations. Here a step is traced, as the env and the policy are written, and Inductor makes a few
-kernels of it. What cannot be traced is stepped as ever, and a message says why.
+A step of a few envs takes torch half a millisecond, mostly the overhead of about two hundred
+operations. The step of env and policy is traced, and Inductor makes a few kernels of it. A step
+that cannot be traced runs uncompiled, and a message gives the reason.
 """
 
 import copy
@@ -39,48 +39,44 @@ from lightning_rl.system.machine import settings
 from lightning_rl.system.torch_private import copy_all, make_fx, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
-"""Steps that are taken before anybody looks at them, and bytes of their final observations, which
-are kept until then."""
+"""Most steps that run before the results are read, and most bytes of the final observations that
+are stored until then.
+"""
 
 LARGEST_START = 64
-"""Numbers per env in the largest tensor from which a start is made. Up to it, each step makes a
-start for every env, and takes those that are needed; beyond, starts are made outside the graph, of
-the envs alone that need one."""
+"""Largest tensor of a reset, in numbers per env, for which each step computes a reset of every env
+and uses the needed ones. Beyond it, resets run outside the graph, for the envs that need one.
+"""
 
 DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "restarts")
-"""What a step writes of a `TorchEnv`: inputs and results of the graph."""
+"""The attributes of a `TorchEnv` that a step writes: inputs and outputs of the graph."""
 
 COUNTERS = ("episode", "elapsed", "stream_key")
-"""Of a `TorchEnv`, carried from step to step."""
+"""The counters of a `TorchEnv` that are carried from step to step."""
 
 Keys = tuple[str, ...]
-"""The keys under which a tensor lies in trees."""
+"""The path of a tensor in a tree."""
 
 SEEN, FINAL = "observation", "final"
-"""The first key of what is observed, and of the true final observations."""
+"""The first keys of the paths of observations, and of true final observations."""
 
 MEMORY, SUCCESS = ("memory",), ("success",)
-"""Where a policy's state and the env's successes are found."""
+"""The paths of the policy's state and of the env's successes."""
 
 TOTAL, COUNT = SUMS = ("total",), ("count",)
-"""Where what the env says is summed up, and how many numbers that are."""
+"""The paths of the sums of the env's reported numbers, and of their counts."""
 
 CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise of its draw_noise"
-"""Of random numbers that a graph would draw."""
+"""Advice for env or policy code that draws random numbers in a graph."""
 
 
 class CompiledSteps:
-    """The steps of a policy in a torch env, as graphs; of all segments that they are written to.
+    """The compiled steps of a policy in a torch env, for rollout buffers like `rollout` [N, T+1].
 
-    Args:
-        env: is stepped.
-        policy: acts.
-        rollout: [N, T+1], one of those that are written.
-        choice: of the run: hears where there is no graph.
-        ahead: whether steps may be taken before what came of the last one has been looked at.
+    With `ahead`, several steps may run before their results are read.
 
     Raises:
-        NoGraphError: where there can be no graph.
+        NoGraphError: if the steps cannot become a graph.
     """
 
     def __init__(
@@ -117,10 +113,10 @@ class CompiledSteps:
         }
 
     def _look_at(self, env: TorchEnv) -> None:
-        """Take a step in a copy of the env, and see what it takes and what it leaves.
+        """Take a step in a copy of the env, and record the inputs and outputs of a step.
 
         Raises:
-            NoGraphError: where a step changes what is not the env's state.
+            NoGraphError: if a step changes anything but the env's state.
         """
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
@@ -133,7 +129,7 @@ class CompiledSteps:
             trial = copy.deepcopy(env)
         except Exception as error:
             raise NoGraphError(f"{type(env).__name__} cannot be copied ({error})") from error
-        TorchEnv.reset(trial, seed=0)  # by the class, as below
+        TorchEnv.reset(trial, seed=0)  # by the class, as in `_played`
         everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
         self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
         carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
@@ -141,7 +137,7 @@ class CompiledSteps:
         if "state" in self.policy.extra_fields:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
-        trial.restarts = Restarts.LATER  # so that its state is what the transition has made
+        trial.restarts = Restarts.LATER  # its state must come from the transition
         trial_root = _Root(self.policy, trial)
         held = _Held(trial_root)
         try:
@@ -160,10 +156,10 @@ class CompiledSteps:
         for key in SUMS:
             self.carry[key] = torch.zeros(len(self.names), device=self._device)
 
-    # --- what is traced ---
+    # --- traced code ---
 
     def _played(self, root: "_Root", carry: dict[Keys, Tensor], noise: Tensor) -> "_Played":
-        """Act, and step the env; return what came of it."""
+        """Act, and step the env; return the results."""
         env, observation = root.env, self._tree(carry, SEEN)
         fields = {key: torch.zeros_like(self._step_of[key]) for key in self._fields}
         versions = {key: version_of(value) for key, value in fields.items()}
@@ -184,7 +180,7 @@ class CompiledSteps:
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
-        # By the class: who watches over an env has put something before its own `step`.
+        # By the class: a wrapper may have replaced the instance's `step`.
         played = TorchEnv.step(env, result["action"])
         following, reward, terminated, truncated, info = played
         results = (reward, terminated, truncated)
@@ -205,12 +201,10 @@ class CompiledSteps:
         )
 
     def _tree(self, carry: dict[Keys, Tensor], name: str) -> Any:
-        """Return what is carried under a name: a tensor, or a TensorDict [N]."""
         tree = _nested({key[1:]: leaf for key, leaf in carry.items() if key[0] == name})
         return tree if isinstance(tree, Tensor) else TensorDict(tree, [self._num_envs])
 
     def _function(self) -> tuple[Function, dict[str, None]]:
-        """Return the function of a step's graph."""
         keys = list(self.carry)
 
         def step(noise: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -239,7 +233,7 @@ class CompiledSteps:
 
     @contextmanager
     def _driven(self) -> Iterator[None]:
-        """Have the env step by what is traced, and be as it was afterwards."""
+        """Let the env step in a trace, and restore its attributes afterwards."""
         kept = {name: vars(self.env)[name] for name in DRIVEN}
         self.env.restarts = self.restarts
         try:
@@ -249,17 +243,17 @@ class CompiledSteps:
 
     @property
     def slot_names(self) -> list[Keys]:
-        """What of a step is written into the rollout, in the order in which the graph takes it."""
+        """The paths that a step writes into the rollout, in the order of the graph's inputs."""
         names: list[Keys] = [(key,) for key in (*self._fields, *RESULTS)]
         names += [key for key in self.carry if key[0] == SEEN]
         names += [(FINAL, *path) for path in self.finals]
         names += [SUCCESS] if self.reports_success else []
         return [*names, MEMORY] if MEMORY in self.carry else names
 
-    # --- what runs ---
+    # --- running code ---
 
     def slots_of(self, rollout: TensorDict) -> list[list[Tensor]]:
-        """Return, for each of the T steps of a rollout [N, T+1], where its graph is to write."""
+        """Return the tensors that the graph writes, for each step of a rollout [N, T+1]."""
         storage = time_major(rollout.exclude("final_observation"))
         observation, names = _leaves(storage["observation"], SEEN), self.slot_names
         columns: dict[Keys, Sequence[Tensor]] = {
@@ -273,11 +267,7 @@ class CompiledSteps:
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
-        """Return the graph that is right for what env and policy are now; None where none is.
-
-        Args:
-            slots: that it writes, or others in the same layout.
-        """
+        """Return the graph for the current env and policy, and slots of this layout, or None."""
         self._graphs.look_again()
         inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
@@ -288,7 +278,7 @@ class CompiledSteps:
         return None if made is None else made.graph
 
     def load(self, first: TensorDict) -> None:
-        """Carry on from where the env is, and what the first slot [N] of a rollout holds."""
+        """Continue from the env's state and the first slot [N] of a rollout."""
         env, carry = self.env, self.carry
         for key, leaf in (
             _leaves(env.state, "state") | _leaves(first["observation"], SEEN)
@@ -302,11 +292,12 @@ class CompiledSteps:
             carry[key].zero_()
 
     def restart(self, done: Tensor, observation: Any) -> None:
-        """Begin the next episode of the rows that finished, where the graph has not.
+        """Reset finished envs, if the graph does not.
 
         Args:
-            done: [N] bool, which they are.
-            observation: [N, ...], in the rollout, of which their rows are written.
+            done: [N] bool, the finished envs.
+            observation: [N, ...], the rollout's observation slot; the rows of reset envs are
+                written.
         """
         rows = done.nonzero().squeeze(1)
         if not len(rows):
@@ -322,15 +313,13 @@ class CompiledSteps:
             places[key].index_copy_(0, rows, leaf)
 
     def store(self) -> None:
-        """Leave the env as it is after the last step."""
+        """Write the state after the last step back to the env."""
         env, carry = self.env, self.carry
         env.state = env.final_state = self._tree(carry, "state").clone()
         env.episode, env.elapsed = carry["episode",].clone(), carry["elapsed",].clone()
 
 
 class _Played(NamedTuple):
-    """What came of a step."""
-
     fields: dict[str, Tensor]
     results: dict[str, Tensor]
     carry: dict[Keys, Tensor]
@@ -340,7 +329,7 @@ class _Played(NamedTuple):
 
 
 class _Root(nn.Module):
-    """Policy and env as one object, of which it is noticed what a trace reads."""
+    """Policy and env as one object, so that a trace notices the attributes it reads."""
 
     def __init__(self, policy: Policy, env: TorchEnv) -> None:
         super().__init__()
@@ -348,12 +337,9 @@ class _Root(nn.Module):
 
 
 class StepWriter:
-    """Takes compiled steps on the storage of a rollout, some at once where that may be.
+    """Runs compiled steps on a rollout buffer [N, T+1], several in a batch if possible.
 
-    Args:
-        steps: of the env and the policy.
-        rollout: batch shape [N, T+1], written in place.
-        actor, stepper: what acts and steps where there is no graph any more.
+    Without a graph `actor` and `stepper` run the steps.
     """
 
     def __init__(
@@ -370,17 +356,17 @@ class StepWriter:
             step["observation"] for step in time_major(rollout.select("observation")).unbind(0)
         ]
         self._writer = FinalObservationWriter(rollout)
-        # NumPy acts by noise that is drawn for a whole rollout: the graph is to find the same.
+        # NumPy acting draws the noise of a whole rollout in one call: use the same numbers.
         self._at_once = isinstance(actor, NumpyActor)
         self._staged: list[Tensor] | None = None
         if self._first.device is not None and self._first.device.type != "cpu":
-            # A CUDA graph writes to the same place each time.
+            # A CUDA graph always writes to the same address.
             self._staged = [torch.empty_like(slot) for slot in self._slots[0]]
         self.places = self._staged or self._slots[0]
         self.graph: Callable[..., Any] | None = None
 
     def begin(self, generator: torch.Generator, start: int) -> None:
-        """Take up weights and noise, for slot `start` and those that follow."""
+        """Load weights and noise for slot `start` and the following slots."""
         steps = self.steps
         self._generator = generator
         if start == 0:
@@ -397,18 +383,17 @@ class StepWriter:
             self._noise = dict(enumerate(noise.unbind(0), start))
 
     def act(self, t: int) -> None:
-        """Take the steps from t on, as many as may be taken at once; see `step`."""
+        """Run the steps from t on, as many as may run before their results are read; see `step`."""
         if self.graph is None:
             self.actor.act(t)
         elif t == self._taken:
             self._take_from(t, self.graph)
 
     def step(self, t: int) -> dict[str, Any]:
-        """Return the info of step t, which has been taken."""
+        """Return the info of step t, which `act` has run."""
         return self.stepper.step(t) if self.graph is None else {}
 
     def _take_from(self, t: int, graph: Callable[..., Any]) -> None:
-        """Take steps."""
         steps = self.steps
         later = steps.restarts is Restarts.LATER
         carry = list(steps.carry.values())
@@ -426,12 +411,12 @@ class StepWriter:
         self._taken = t + steps.ahead
 
     def finish_acting(self, start: int, stop: int) -> None:
-        """Write what plain acting leaves for the end."""
+        """Write the fields that an uncompiled actor writes at the end."""
         if self.graph is None:
             self.actor.finish(start, stop)
 
     def finish(self) -> StepReports | None:
-        """Leave the env where the rollout ends; return what it said of its steps."""
+        """Write the state back to the env; return the env's reports of its steps."""
         if self.graph is None:
             return self.stepper.finish()
         self.steps.store()
@@ -450,17 +435,10 @@ def compile_steps(
     choice: StepsChoice,
     ahead: bool,
 ) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
-    """Return what acts and steps by graphs, one for each rollout [N, T+1]; else what does plainly.
+    """Return compiled actors and steppers, one pair per rollout [N, T+1], or the `plain` ones.
 
-    Graphs are made now, before any thread runs; `choice` hears where there are none.
-
-    Args:
-        env: is stepped.
-        policy: acts.
-        rollouts: that are written.
-        plain: acts and steps where there is no graph.
-        choice: of the run.
-        ahead: see `CompiledSteps`.
+    Graphs are compiled here, before any thread starts. `choice` records why graphs are unavailable.
+    `ahead` is described in `CompiledSteps`.
     """
     if not isinstance(env, TorchEnv):
         choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
@@ -469,7 +447,7 @@ def compile_steps(
     if not choice.compiled or not isinstance(env, TorchEnv):
         return plain
     device = policy.version.device
-    # What draws by torch's global generator is refused, and is not to have drawn.
+    # Code that draws from torch's global generator is refused: undo its draws.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             steps = CompiledSteps(env, policy, rollouts[0], choice, ahead)
@@ -487,7 +465,7 @@ def compile_steps(
 
 
 class CompiledActor(RolloutActor):
-    """Acts by a graph that steps the env as well; see `StepWriter`."""
+    """Acts with a graph that also steps the env; see `StepWriter`."""
 
     def __init__(self, writer: StepWriter) -> None:
         self._writer = writer
@@ -503,7 +481,7 @@ class CompiledActor(RolloutActor):
 
 
 class CompiledStepper(RolloutStepper):
-    """Hands out the steps that a `CompiledActor` has taken."""
+    """Returns the results of the steps that a `CompiledActor` has run."""
 
     def __init__(self, writer: StepWriter) -> None:
         self._writer = writer
@@ -519,7 +497,7 @@ class CompiledStepper(RolloutStepper):
 
 
 def _leaves(tree: Any, *above: str) -> dict[Keys, Tensor]:
-    """Return the tensors of a tree by their paths, which begin with `above`."""
+    """Return the tensors of a tree by their paths, which start with `above`."""
     if isinstance(tree, Tensor):
         return {above: tree}
     leaves: dict[Keys, Tensor] = {}
@@ -529,7 +507,7 @@ def _leaves(tree: Any, *above: str) -> dict[Keys, Tensor]:
 
 
 def _nested(leaves: dict[Keys, Tensor]) -> Any:
-    """Make a tree of tensors by their paths, or the tensor whose path is empty."""
+    """Build a tree of tensors from their paths, or return the tensor with the empty path."""
     if () in leaves:
         return leaves[()]
     tree: dict[str, Any] = {}
@@ -542,14 +520,14 @@ def _nested(leaves: dict[Keys, Tensor]) -> Any:
 
 
 def _numbers_of_a_start(env: TorchEnv) -> int:
-    """Return how many numbers per env the largest tensor has from which a start is made."""
+    """Return the size of the largest tensor in a reset, in numbers per env."""
 
     def start(key: Tensor, episode: Tensor) -> list[Tensor]:
         return list(_leaves(env.observed(env.starts_of(key, episode))).values())
 
     try:
         traced = make_fx(start)(env.stream_key, env.episode)
-    except Exception:  # what cannot be traced is made outside of the graph
+    except Exception:  # a reset that cannot be traced runs outside the graph
         return sys.maxsize
     made = [node.meta.get("val") for node in traced.graph.nodes]
     return max(x.numel() for x in made if isinstance(x, Tensor)) // env.num_envs
@@ -560,14 +538,11 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
 
 
 class _Held:
-    """What an env and a policy hold beside what a step writes, before one is taken.
-
-    Args:
-        root: an env that is a copy, which is left as the step leaves it; and a policy itself, since
-            a copy of a large one would take as much memory.
-    """
+    """The attributes of an env and a policy before a step, except those that a step may write."""
 
     def __init__(self, root: "_Root") -> None:
+        # The root holds a copy of the env, but the policy itself: a copy of a large policy needs
+        # too much memory.
         self._root = root
         self._before = self._look()
         self._tensors = {
@@ -580,7 +555,7 @@ class _Held:
         return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
 
     def changed(self) -> str | None:
-        """Return what a step has changed that it must not, and where that belongs; None if none."""
+        """Describe an attribute that the step must not change but did; None if there is none."""
         for path, one in sorted(self._look().items()):
             tensor, version, _ = self._tensors.get(path, (None, 0, None))
             written = tensor is one.value and tensor is not None and version_of(tensor) != version
@@ -597,7 +572,7 @@ class _Held:
         return None
 
     def put_back(self) -> None:
-        """Have the policy hold what it held before."""
+        """Restore the policy."""
         for path, now in self._look().items():
             if not path.startswith(".env"):
                 before, holder = self._before.get(path), cast(Any, now.holder)
@@ -611,7 +586,7 @@ class _Held:
 
 
 def _line_behind(error: BaseException, name: str) -> str:
-    """Return which line of a user's file an error comes from, or that of the env."""
+    """Return the line of user code that an error comes from, or the name of the env."""
     own = Path(__file__).parents[1]
     libraries = Path(torch.__file__).parents[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -23,17 +23,12 @@ from lightning_rl.system.torch_private import flatten
 
 
 class CompiledUpdate(Update):
-    """What `Update` does, by graphs that Inductor has compiled.
+    """An `Update` by graphs that Inductor has compiled; uncompiled if graphs are unavailable.
 
-    Where the optimizer is Adam, a minibatch is one graph, its step included; in micro-batches, or
-    over ranks, it is one graph for each of them and one for clipping and stepping. With another
-    optimizer the gradients are set, and it steps by them. The loss is traced to tensor operations
-    once per minibatch size, so any Python may stand in it as long as it does not depend on the
-    values of tensors.
-
-    Args:
-        objective, optimizer, phase: see `Update`.
-        graphs: of the algorithm; where one cannot be made, the update runs uncompiled.
+    With Adam, a minibatch is one graph, including the optimizer step; with micro-batches or several
+    ranks, it is one graph per micro-batch, and one for clipping and stepping. With another
+    optimizer, graphs compute the gradients, and the optimizer steps. The loss is traced once per
+    minibatch size: no Python decision may depend on the values of tensors.
     """
 
     def __init__(
@@ -46,7 +41,7 @@ class CompiledUpdate(Update):
         super().__init__(objective, optimizer, phase=phase)
         self.graphs = graphs
         self._module = _LossModule(objective)
-        # By identity, as `objective.parameters` are the owner's: a parameter may have two names.
+        # By identity: a parameter may have several names.
         names = {id(p): n for n, p in self._module.named_parameters()}
         self.names_of_parameters = [names[id(parameter)] for parameter in self.parameters]
         self.adam = None
@@ -54,10 +49,9 @@ class CompiledUpdate(Update):
             self.adam = TracedAdam(optimizer, self.parameters)
         self._sizes: set[int] = set()
         self._sizes_known = False
-        self._all_ranks_step_by_graph: bool | None = None  # asked of them at the first step
+        self._all_ranks_step_by_graph: bool | None = None  # set at the first step
 
     def step(self, minibatch: TensorDict) -> None:
-        """Step down the loss of a minibatch [B]."""
         scalars = None
         if self.has_graph_for(minibatch):
             with self.phase("minibatch, compiled"):
@@ -66,12 +60,12 @@ class CompiledUpdate(Update):
             super().step(minibatch)
         else:
             self.note(scalars)
-            if self.adam is None:  # else the graph has stepped
+            if self.adam is None:  # otherwise the graph has stepped
                 self.optimizer_step()
 
     @torch.no_grad()
     def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
-        """Step, or set the gradients where Adam is not in the graph; return the scalars."""
+        """Take a step, or only set the gradients if Adam is not in the graph; return scalars."""
         if self.adam is not None and len(self._micro_batches(minibatch)) == 1:
             return self._run(minibatch, self.adam)
         sums = self._add_up(self.objective.prepare(minibatch.copy()))
@@ -80,19 +74,15 @@ class CompiledUpdate(Update):
         return self.graphs.call(*self._stepping(sums, self.adam))[0]
 
     def local_sums(self, minibatch: TensorDict) -> Tensor:
-        """Return scalars and gradients of this rank's part [B], as `flattened` does."""
         sums = None
         if self.has_graph_for(minibatch):
             sums = self.graphs.attempt(lambda: self._add_up(minibatch))
         return super().local_sums(minibatch) if sums is None else sums
 
     def step_by(self, total: Tensor) -> None:
-        """Clip and step by the sum of what `local_sums` has returned on all ranks.
-
-        By a graph where all ranks have one, so that all step in the same way, to the same bits.
-        """
         if self._all_ranks_step_by_graph is None:
-            # By compiling it: a rank may have had no sample yet, and not know what it can do.
+            # All ranks must step in the same way, to the same bits. Compile now: a rank may have
+            # had no sample yet, and cannot know otherwise whether it has a graph.
             able = self.graphs.attempt(lambda: self._can_step(total))
             self._all_ranks_step_by_graph = not ranks.agree(not able)
         if not self._all_ranks_step_by_graph or self.adam is None:
@@ -102,18 +92,18 @@ class CompiledUpdate(Update):
             self.note(self.graphs.call(*self._stepping(total, self.adam))[0])
 
     def first_iteration_done(self) -> None:
-        """Compile for no other sizes of minibatches than have come so far.
+        """Compile no further sizes of minibatches.
 
-        Where samples are left out, the last minibatch of a pass has another size each time, and
-        each graph takes seconds.
+        Each graph takes seconds, and if samples are left out, the last minibatch of each pass has
+        another size.
         """
-        self._sizes_known = bool(self._sizes)  # none yet where learning starts later
+        self._sizes_known = bool(self._sizes)  # empty before learning starts
 
     def has_graph_for(self, minibatch: TensorDict) -> bool:
-        """Tell whether there is a graph for a minibatch of this size, or may still be one."""
+        """Return whether a minibatch of this size has a graph, or may get one."""
         sequences = sequences_of(minibatch)
         if sequences is not None and sequences.counted is not None:
-            # Another number of samples each time, and a graph is one for one number.
+            # The number of samples varies, but a graph has a fixed number.
             self.graphs.give_up(
                 "some steps of its sequences count in no loss, and how many changes from minibatch "
                 "to minibatch (a step that somebody took over, one after the first episode, or a "
@@ -124,7 +114,7 @@ class CompiledUpdate(Update):
         return self.graphs.available and len(minibatch) in self._sizes
 
     def takes_whole(self, minibatch: TensorDict) -> bool:
-        """Tell whether there may be one graph for a minibatch, which has to go through whole."""
+        """Return whether one graph can process the whole minibatch."""
         return self.has_graph_for(minibatch) and len(self._micro_batches(minibatch)) == 1
 
     def _micro_batches(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
@@ -140,9 +130,9 @@ class CompiledUpdate(Update):
         return total
 
     def _run(self, samples: TensorDict, adam: TracedAdam | None = None) -> Tensor:
-        """Return the scalars of a minibatch that `adam` steps by.
+        """Take a step with `adam`, and return the scalars of the minibatch.
 
-        Without it, return scalars and gradients of samples that are prepared, as `flattened` does.
+        Without `adam`, return scalars and gradients of prepared samples, as `flattened` does.
         """
         fields = tensors_of(samples)
         key = (self.objective.name, "loss", layout(fields), adam and adam.settings)
@@ -158,18 +148,18 @@ class CompiledUpdate(Update):
         return result
 
     def note_names(self, reported: Iterable[str]) -> None:
-        """Take up the names of the scalars that the loss reports."""
+        """Store the names of the scalars that the loss returns."""
         self.names = [*self._labels[:1], *reported, *self._labels[1:]]
 
     def _can_step(self, total: Tensor) -> bool:
-        """Compile the graph that steps by what `local_sums` returns; tell whether there is one."""
+        """Compile the graph of `_stepping`; return whether it exists."""
         if self.adam is None:
             return False
         self.graphs.prepare(*self._stepping(total, self.adam))
         return True
 
     def _stepping(self, total: Tensor, adam: TracedAdam) -> tuple[Any, ...]:
-        """Return what `Graphs.call` takes for the graph that clips and steps."""
+        """Return the arguments of `Graphs.call` for the graph that clips and steps."""
         first = len(self.parameters)
         return (
             (self.objective.name, "step", len(total), adam.settings),
@@ -178,12 +168,12 @@ class CompiledUpdate(Update):
             slice(first, first + 1),
         )
 
-    # --- what is traced ---
+    # --- traced code ---
 
     def _loss_function(
         self, samples: TensorDict, adam: TracedAdam | None
     ) -> tuple[Function, dict[str, None]]:
-        """Return the function of a graph, and where it notes what the loss reports."""
+        """Return the function of a graph, and the dict in which it records the names of scalars."""
         first = len(self.parameters)
         last = first + len(tensors_of(samples))
         reported: dict[str, None] = {}
@@ -206,15 +196,10 @@ class CompiledUpdate(Update):
         adam_tensors: Sequence[Tensor],
         reported: dict[str, None],
     ) -> Tensor:
-        """Step down the loss of a minibatch [B] in place; return its scalars. To be traced.
+        """Take an optimizer step for a minibatch [B] in place; return its scalars. To be traced.
 
-        Args:
-            state: parameters and buffers of the owner, by name, that the loss is to read in place
-                of its own; those of the objective are stepped.
-            minibatch: [B].
-            adam: steps.
-            adam_tensors: what `TracedAdam.tensors` returned.
-            reported: in which it notes what the loss reports.
+        `state` has the parameters and buffers that replace the owner's; `reported` records the
+        names of the loss's scalars.
         """
         row, gradients, reached = self._differentiated(state, minibatch, False, reported)
         mask = None if all(reached) else torch.tensor(reached, device=row.device)
@@ -229,7 +214,7 @@ class CompiledUpdate(Update):
         prepared: bool,
         reported: dict[str, None],
     ) -> tuple[Tensor, list[Tensor], list[bool]]:
-        """Return scalars [L], the gradient of each parameter, and which the loss reaches."""
+        """Return scalars [L], the gradient of each parameter, and whether the loss reaches it."""
         leaves = [state[name].detach().requires_grad_() for name in self.names_of_parameters]
         with torch.enable_grad():
             own = dict(zip(self.names_of_parameters, leaves, strict=True))
@@ -268,7 +253,7 @@ class CompiledUpdate(Update):
         state: Sequence[Tensor],
         reached: Tensor | None,
     ) -> Tensor:
-        """Clip and step, unless something is not finite; return the scalars, the norm as well."""
+        """Clip and step, unless a scalar is not finite; return scalars and gradient norm."""
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
         clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
@@ -278,16 +263,10 @@ class CompiledUpdate(Update):
 
 
 class CompiledSequence(UpdateSequence):
-    """What `UpdateSequence` does, as one graph: all losses, their optimizers, and what follows.
+    """An `UpdateSequence` as one graph: all losses, their optimizers, and the follow-up.
 
-    Where that cannot be (an optimizer other than Adam, several processes, a minibatch so large that
-    it goes through in parts), the updates are called one by one, each with graphs of its own.
-
-    Args:
-        name: of the graph.
-        updates, follow_up, written: see `UpdateSequence`.
-        graphs: of the algorithm.
-        phase: times the graph.
+    If one graph is impossible (an optimizer other than Adam, several processes, micro-batches), the
+    updates run one by one, each with its own graphs.
     """
 
     def __init__(
@@ -317,7 +296,6 @@ class CompiledSequence(UpdateSequence):
         self._fits = alone and all(update.adam is not None for update in updates)
 
     def __call__(self, minibatch: TensorDict) -> None:
-        """Step down each of the losses of a minibatch [B]; see `UpdateSequence`."""
         self.check_fields(minibatch)
         rows = None
         if self._fits and all(u.takes_whole(minibatch) for u in self._compiled):
@@ -333,7 +311,7 @@ class CompiledSequence(UpdateSequence):
 
     @torch.no_grad()
     def _run(self, minibatch: TensorDict) -> Tensor:
-        """Return the scalars of all objectives, one after the other."""
+        """Return the concatenated scalars of all objectives."""
         fields = tensors_of(minibatch)
         adams = [cast(TracedAdam, update.adam) for update in self._compiled]
         key = (self._name, "sequence", layout(fields), *(adam.settings for adam in adams))
@@ -350,7 +328,7 @@ class CompiledSequence(UpdateSequence):
         return rows
 
     def _function(self, minibatch: TensorDict) -> tuple[Function, dict[str, None]]:
-        """Return the function of the graph, and where it notes `index:name` of each scalar."""
+        """Return the graph's function, and the dict that records `index:name` of each scalar."""
         first = len(self._tensors)
         last = first + len(tensors_of(minibatch))
         reported: dict[str, None] = {}
@@ -379,7 +357,7 @@ class CompiledSequence(UpdateSequence):
 
 
 class _CallModule(nn.Module):
-    """A function as a module, so that it can be given other tensors than its owner's."""
+    """A function as a module, so that it can be called with other tensors than the owner's."""
 
     def __init__(self, owner: nn.Module, function: Callable[[], None]) -> None:
         super().__init__()
@@ -391,7 +369,7 @@ class _CallModule(nn.Module):
 
 
 class _LossModule(nn.Module):
-    """A loss as a module, so that it can be called with other parameters than its owner's."""
+    """A loss as a module, so that it can be called with other parameters than the owner's."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -404,12 +382,7 @@ class _LossModule(nn.Module):
 
 
 class CompiledValues:
-    """Value observations by a graph, where there is one.
-
-    Args:
-        policy: has a critic.
-        graphs: of the algorithm.
-    """
+    """Compute values of observations with a graph, if available."""
 
     def __init__(self, policy: Policy, graphs: Graphs) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Learning from what others did: recording it, and handing it out as rollouts."""
+"""Record demonstrations, read and write datasets, and train on them."""
 
 from lightning_rl.datasets.demonstrations import Demonstrations as Demonstrations
 from lightning_rl.datasets.episode import Episode as Episode

@@ -1,4 +1,4 @@
-"""Hand demonstrations out as rollouts to learn from: of a dataset, or of the expert of the env."""
+"""Collect rollouts of demonstrations: from a dataset, or from the env's expert."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -28,31 +28,28 @@ from lightning_rl.system.phases import PhaseTimer, no_phases
 
 
 class Demonstrations(Collector):
-    """Hand out demonstrations with every rollout, for `BehaviorCloning`.
+    """Return demonstrations as rollouts, for `BehaviorCloning`.
 
-    The episodes are as long as the longest of them, whatever `data.buffer_size` says. Where the env
-    takes chunks of actions, those of a dataset are cut into chunks, one behind the other; the last
-    action stands for what is behind the end of an episode, and does not count.
+    A rollout is as long as its longest episode; `data.buffer_size` does not apply. If the env takes
+    chunks of actions, episodes are cut into consecutive chunks. The last action pads the last
+    chunk, and padded actions do not count.
 
     Args:
         context: see `Collector`.
-        path: of a dataset, see `read_episodes`; where not given, the env's own expert is recorded.
-        episodes: how many are learnt from, the first ones; those of the dataset, or 100, where not
-            given.
-        keys: what a column of the dataset is here, see `read_episodes`.
-        fps: steps per second of the env, which have to be those of the dataset; where not given,
-            what the env says itself.
-        condition: an extra of the dataset, such as `advantage_positive` of `rl-cli label`, that is
-            learnt beside each observation: as the number that `Conditioned`, the last wrapper of
-            the env, adds to it.
-        episodes_per_rollout: read so many for each rollout, in an order that is drawn anew for each
-            pass, and keep no others in memory; all of them, once, where not given.
-        ends: how episodes ended where the dataset does not say it, see `read_episodes`.
-        actions_outside: what becomes of actions outside of the env's bounds, see `read_episodes`.
+        path: dataset, see `read_episodes`. Default: record the env's own expert.
+        episodes: use the first `episodes` episodes. Default: all of the dataset, 100 of an expert.
+        keys: rename columns of the dataset, see `read_episodes`.
+        fps: steps per second of the env, which must equal the dataset's. Default: the env's own.
+        condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`, that is
+            appended to each observation; the env's last wrapper must be `Conditioned`.
+        episodes_per_rollout: number of episodes that each rollout reads and keeps in memory; each
+            pass over the dataset shuffles them. Default: read all episodes once.
+        ends: how episodes ended if the dataset does not record it, see `read_episodes`.
+        actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
 
     Raises:
-        ConfigurationError: where there is no dataset and no expert, or the dataset is of another
-            env, or does not have the condition for all steps.
+        ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, or
+            if a step has no condition.
     """
 
     acted_by_policy = False
@@ -111,7 +108,6 @@ class Demonstrations(Collector):
             self._fill(self._dataset.each(range(self._count)))
 
     def collect(self) -> TensorDict:
-        """Return a rollout of demonstrations [M, T+1], filled up with padding."""
         if self._dataset is not None and self._rows < self._count:
             self._fill(self._dataset.each(self._drawn(self._rollouts)))
         self._rollouts += 1
@@ -119,7 +115,6 @@ class Demonstrations(Collector):
         return self._rollout.copy()
 
     def metrics(self) -> dict[str, float]:
-        """Return nothing: nothing was played."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,21 +136,20 @@ class Demonstrations(Collector):
         return rollout.to(self.policy.version.device)
 
     def _fill(self, episodes: Iterable[Episode]) -> None:
-        """Write an episode into each row of the rollout, and what follows from them."""
         rollout = self._rollout
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         clear_final_observations(rollout)
         chunk = getattr(self.env, "chunk_size", 1)
         for row, episode in enumerate(episodes):
             self._conditioned(episode).write_into(rollout, row, chunk, self.env.steps_per_action)
-        rollout["padding"].fill_(True)  # the last slot too, which is no step
+        rollout["padding"].fill_(True)  # also the last slot, which is no step
         rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
         for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
             rollout[key] = value.unflatten(0, rollout.batch_size)
 
     def _drawn(self, number: int) -> list[int]:
-        """Return the episodes of a rollout, by its number: each pass has an order of its own."""
+        """Return the episodes of rollout `number`; each pass has its own order."""
         chosen = []
         for place in range(number * self._rows, (number + 1) * self._rows):
             turn, at = divmod(place, self._count)
@@ -164,7 +158,7 @@ class Demonstrations(Collector):
         return chosen
 
     def _conditioned(self, episode: Episode) -> Episode:
-        """Return an episode with the condition of each step in its observations [L+1, ...]."""
+        """Return an episode with the condition appended to its observations [L+1, ...]."""
         if self._condition is None:
             return episode
         assert self._dataset is not None
@@ -177,13 +171,13 @@ class Demonstrations(Collector):
             f"{self._dataset.path}",
         )
         assert labels is not None
-        asked_for = labels.new_ones(1)  # what is acted with, where the episode went on
+        asked_for = labels.new_ones(1)  # final observation: the condition of a policy that acts
         conditions = torch.cat((labels, asked_for))
         return replace(episode, observation=with_condition(episode.observation, conditions))
 
 
 def _fps_of(env: VectorEnv) -> float | None:
-    """Return the steps per second of an env; None where nobody has said."""
+    """Return the steps per second of an env; None if the env does not set `render_fps`."""
     inner = env.env if isinstance(env, ActionChunk) else env
     return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
 
@@ -192,12 +186,12 @@ def _fps_of(env: VectorEnv) -> float | None:
 def expert_episodes(
     env: VectorEnv, episodes: int, seed: int, calls: PhaseTimer = no_phases
 ) -> Iterator[Episode]:
-    """Play episodes by the env's own expert, of single actions.
+    """Play episodes of single actions by the env's own expert, N in parallel.
 
     Args:
-        env: a task that has `expert(state)`; it is reset, and its N rows play side by side.
-        episodes: how many.
-        seed: of the first episode, the next ones follow.
+        env: task with `expert(state)`; it is reset.
+        episodes: number of episodes.
+        seed: of the first episode; episode i has seed + i.
         calls: times the calls into the env; see `EnvWatch`.
 
     Raises:
@@ -220,7 +214,7 @@ def _side_by_side(
     seeds: list[int],
     calls: PhaseTimer,
 ) -> Iterator[Episode]:
-    """Play one episode per seed, and yield them in that order."""
+    """Play one episode per seed in parallel, and yield them in the order of `seeds`."""
     seen: list[Any] = []
 
     def choose(observation: Observation, running: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Own the directory of a dataset: who writes into it, and which of its files count.
+"""Own a dataset's directory: its lock, and safe replacement of its folders.
 
-All is written next to what is there, and takes its place at the end: a folder at a time, for which
-`part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
+New content is written to another folder, then replaces the old content one folder at a time.
+`part_of` returns the valid version of each file, so a SIGKILL at any moment loses nothing.
 """
 
 import os
@@ -15,33 +15,27 @@ from lightning_rl.system.errors import require
 from lightning_rl.system.files import TEMPORARY, lock_file, move, writing
 
 TOPS = ("data", "videos", "meta")
-"""The folders of a dataset."""
 
 UNDER_WAY = ".recording"
-"""The folder of an episode that is not finished."""
+"""Folder of the unfinished episode."""
 
 UNFINISHED, FINISHED = ".joining", ".finalised"
-"""The folders of what is being written again, and of what is whole and about to take its place."""
+"""Folders of a rewrite: in progress, and complete but not yet moved to its place."""
 
 LOCK = ".lock"
-"""The file that the process which writes into a dataset holds."""
 
 BEGUN = ".lightning_rl_recording"
-"""The file that marks a dataset without a finished episode.
-
-Only a directory with this mark, or a dataset, is written into.
-"""
+"""File that marks a new dataset without a finished episode; see `is_begun`."""
 
 BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
-"""The content of that file."""
 
 
 def lock_dataset(path: Path) -> Callable[[], None]:
     """Lock a dataset against other processes; return the function that unlocks it.
 
     Raises:
-        ConfigurationError: if another process writes into it, or it holds links: writing would
-            change files elsewhere.
+        ConfigurationError: if another process writes into it, or it holds links: a write through
+            a link would change files elsewhere.
     """
     for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
         _refuse_link(path / name)
@@ -64,7 +58,7 @@ def _refuse_link(file: Path) -> None:
 
 
 def is_begun(path: Path) -> bool:
-    """Tell whether a directory is empty, or holds a marked dataset without a finished episode."""
+    """Return whether a directory is empty, or holds a marked dataset without a finished episode."""
     names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
     mark = path / BEGUN
     return not names or (
@@ -76,13 +70,13 @@ def is_begun(path: Path) -> bool:
 
 
 def part_of(path: Path, name: str) -> Path:
-    """Return the place of a file or folder, also if writing the dataset again was interrupted."""
+    """Return the valid place of a file or folder, also after an interrupted rewrite."""
     joined = path / FINISHED / Path(name).parts[0]
     return path / (FINISHED if joined.exists() else "") / name
 
 
 def complete_join(path: Path) -> None:
-    """Finish what was interrupted: use the folders that are whole, and remove the others."""
+    """Finish an interrupted rewrite: move complete folders to their place, remove the others."""
     shutil.rmtree(path / UNFINISHED, ignore_errors=True)
     for top in TOPS:
         if (path / FINISHED / top).exists():
@@ -93,10 +87,10 @@ def complete_join(path: Path) -> None:
 
 @contextmanager
 def renewing(path: Path) -> Iterator[Path]:
-    """Yield a folder; when all is written, its folders replace the dataset's.
+    """Yield a folder; at exit, its folders replace the dataset's.
 
     Raises:
-        WriteError: if the disk is full: a copy of the dataset has to fit.
+        WriteError: if the disk is full: a rewrite needs room for a copy.
     """
     target = path / UNFINISHED
     with writing(path):
@@ -107,7 +101,7 @@ def renewing(path: Path) -> Iterator[Path]:
 
 
 def keep_others(path: Path, target: Path) -> None:
-    """Keep the files without episodes, such as notes, of the folders that are written again."""
+    """Keep other files, such as notes, of the folders that a rewrite replaces."""
     tops = [top for top in TOPS if (target / top).is_dir()]
     for file in [one for top in tops for one in (path / top).rglob("*")]:
         kept = target / file.relative_to(path)
@@ -118,7 +112,7 @@ def keep_others(path: Path, target: Path) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file, which is never changed, another name; copy it if that is not possible."""
+    """Hard-link a file, or copy it if that is not possible."""
     try:
         os.link(source, target)
     except OSError:
@@ -126,7 +120,6 @@ def link(source: Path, target: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Write all files of a folder to the disk, before it replaces another."""
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:

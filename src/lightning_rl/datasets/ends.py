@@ -1,4 +1,4 @@
-"""Decide how recorded episodes ended, by what their dataset says, and refuse contradictions."""
+"""Decide how recorded episodes ended, from the flags of their dataset."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -10,32 +10,32 @@ from torch import Tensor
 from lightning_rl.system.errors import ConfigurationError, require
 
 Ends = Literal["success", "terminated", "truncated"]
-"""How an episode ended of which the dataset only says that it ended: see `EndRule`."""
+"""How episodes ended if the dataset has no flag for it: see `EndRule`."""
 
 FLAGS = ("terminated", "truncated", "done")
-"""Flags of a step about the end of its episode."""
+"""Flags at an episode's last step."""
 
 
 class EndRule:
-    """How the ends of a dataset's episodes are read: one rule for all of them.
+    """Rule that decides how the episodes of a dataset ended.
 
-    With `terminated`, that decides. With `truncated` alone, an episode that ended and was not
-    truncated is terminal. With neither, the dataset does not say: `ends` decides.
+    The flag `terminated` decides if the dataset has it. With `truncated` alone, an episode that
+    ended without truncation is terminal. With neither, `ends` decides.
 
     Args:
-        columns: the columns of the dataset, by `terminated`, `truncated`, `done`, `success`.
-        ends: `terminated` or `truncated`: every episode; `success`: terminal where the episode
-            succeeded, else by time. Default: `success`.
+        columns: columns of the dataset, by `terminated`, `truncated`, `done`, `success`.
+        ends: `terminated` or `truncated`: every episode; `success`: terminal if the episode
+            succeeded, else truncated. Default: `success`.
         path: of the dataset.
-        before: rules that decided ends before the dataset was copied, in words.
+        before: rules (texts) that decided ends before the dataset was copied.
 
     Attributes:
         words: the rule, for a message.
-        assumed: whether neither the dataset nor `ends` says which ends are terminal.
-        decided: the rule that decided ends which the dataset itself does not say; else empty.
+        assumed: whether the rule is a guess: neither the dataset nor `ends` decides.
+        decided: the rule behind ends that the dataset itself does not record; else empty.
 
     Raises:
-        ConfigurationError: if `ends` is given and the dataset says it itself.
+        ConfigurationError: if `ends` is given although the dataset records it.
     """
 
     def __init__(
@@ -71,16 +71,14 @@ class EndRule:
     ) -> tuple[Tensor, Tensor]:
         """Return `terminated` and `truncated`, [L] bool each, of an episode.
 
-        An episode that the collector stopped, with no flag at its end, is truncated.
-
         Args:
             length: L.
-            flags: [L] bool each, what the dataset says, by names of `FLAGS`.
+            flags: [L] bool each, from the dataset, by names of `FLAGS`.
             success: whether the episode succeeded; None if unknown.
             name: of the episode, for messages.
 
         Raises:
-            ConfigurationError: where an end lies before the last step, or two flags contradict.
+            ConfigurationError: for an end before the last step, or contradicting flags.
         """
         for flag, values in flags.items():
             early = np.flatnonzero(values[:-1])
@@ -109,17 +107,14 @@ class EndRule:
                 terminated = not truncated
             else:
                 terminated = bool(success) if self._ends == "success" else self._ends != "truncated"
+        # Without any flag at its end, the collector stopped the episode: it is truncated.
         ends = torch.zeros(2, length, dtype=torch.bool)
         ends[0, -1], ends[1, -1] = terminated, bool(truncated) or not terminated
         return ends[0], ends[1]
 
 
 def as_flags(values: np.ndarray, name: str) -> np.ndarray:
-    """Return values as bool.
-
-    Args:
-        values: [L].
-        name: of the column and its episode, for the message.
+    """Return values [L] as bool; `name` is for the message.
 
     Raises:
         ConfigurationError: for a value that is neither 0 nor 1.
@@ -130,16 +125,16 @@ def as_flags(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name: str) -> None:
-    """Refuse rows that are not one step of 1 / fps apart.
+    """Refuse rows that are not 1 / fps apart.
 
     Args:
         frames: [L], `frame_index`.
-        seconds: [L], `timestamp`; None where the dataset has none.
-        fps: of the dataset.
+        seconds: [L], `timestamp`; None if the dataset has none.
+        fps: frames per second of the dataset.
         name: of the episode, for the message.
 
     Raises:
-        ConfigurationError: naming the first row that is wrong.
+        ConfigurationError: for the first wrong row.
     """
     gaps = np.flatnonzero(np.diff(frames) != 1)
     if len(gaps):
@@ -150,7 +145,7 @@ def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name
         )
     if seconds is None:
         return
-    # A quarter of a frame, as for films: less is rounding, more is another frame.
+    # Tolerance of a quarter of a frame, as for videos: a larger difference is another frame.
     wrong = ~(np.abs(seconds - seconds[0] - np.arange(len(frames)) / fps) <= 0.25 / fps)
     if wrong.any():
         row = int(wrong.argmax())

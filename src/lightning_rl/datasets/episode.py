@@ -1,4 +1,4 @@
-"""The form of an episode between files and rollouts, and sequences of recorded ones."""
+"""Represent recorded episodes, and convert them to rollouts."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -32,10 +32,10 @@ from lightning_rl.rollout.structured_actions import (
 from lightning_rl.system.errors import ConfigurationError, require
 
 Outside = Literal["clip", "refuse"]
-"""What becomes of actions outside the bounds of a Box action space."""
+"""Treatment of actions outside the bounds of a Box action space."""
 
 STEPS = ("action", "reward", "terminated", "truncated", "intervened")
-"""The attributes of an episode with an entry for each of its steps."""
+"""Attributes of an episode with one entry per step."""
 
 
 @dataclass
@@ -43,21 +43,21 @@ class Episode:
     """One episode of L steps.
 
     Attributes:
-        observation: [L+1, ...], a tensor or a tree of them; the last is the episode's true final
-            observation, unless `final_known` is false.
-        action: [L, *A], what was executed; choices count from 0.
-        reward: [L] float32, float64 if the dataset has that; NaN if it has none.
+        observation: [L+1, ...], a tensor or a tree; the last is the true final observation, unless
+            `final_known` is false.
+        action: [L, *A], executed actions; choices count from 0.
+        reward: [L] float32, or float64 as in the dataset; NaN without rewards.
         terminated: [L] bool, only the last may be true.
-        truncated: [L] bool, only the last may be true, next to `terminated` too.
-        success: whether it succeeded; None if unknown.
+        truncated: [L] bool, only the last may be true, also together with `terminated`.
+        success: whether the episode succeeded; None if unknown.
         intervened: [L] bool, whether a person or a script chose the action instead of the policy.
-        task: what was to be done, in words, at the first step.
-        extra: [L, ...] each, what else is known of each step, by name: penalties, labels.
-        final_known: whether the dataset holds the true final observation. If not, the last one
-            repeats the one before: nothing may be bootstrapped from it.
-        tasks: the task of each step [L] if the task changes during the episode; else empty.
-        end_rule: the rule that decided how the episode ended, in words, if its dataset does not
-            say it; see `EndRule`.
+        task: task in words, at the first step.
+        extra: [L, ...] each, other numbers of each step by name: penalties, labels.
+        final_known: whether the dataset holds the true final observation. If not, the last
+            observation is a copy of the one before: do not bootstrap from it.
+        tasks: task of each step [L] if the task changes during the episode; else empty.
+        end_rule: rule (text) that decided how the episode ended if its dataset does not record it;
+            see `EndRule`.
     """
 
     observation: Any
@@ -78,12 +78,10 @@ class Episode:
 
     @classmethod
     def of_steps(cls, steps: Mapping[str, Any], task: str = "") -> "Episode":
-        """Make an episode of steps of one env that follow each other.
+        """Make an episode of consecutive steps of one env.
 
-        Args:
-            steps: `observation` [L+1, ...]; `action`, `reward`, `terminated` and, where known,
-                `intervened` and `penalty`, [L, ...] each; see `ReplayBuffer.streams`.
-            task: what was to be done, in words.
+        `steps` has `observation` [L+1, ...]; `action`, `reward`, `terminated` and optionally
+        `intervened` and `penalty`, [L, ...] each; see `ReplayBuffer.streams`.
         """
         no = torch.zeros_like(steps["terminated"])
         known = {"truncated": no, "intervened": no, **steps}
@@ -91,7 +89,7 @@ class Episode:
         return cls(**known, success=None, task=task, extra=extra)
 
     def known_steps(self) -> "Episode":
-        """Return the episode without its last step, if what followed that step is not known."""
+        """Return the episode, without its last step if that step's next observation is unknown."""
         if self.final_known or bool(self.terminated[-1:].any()):
             return self
         steps = len(self) - 1
@@ -103,12 +101,7 @@ class Episode:
     def to_rollout(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> TensorDict:
-        """Return the episode as a rollout [1, L+1] of single actions, as replays take it.
-
-        Args:
-            observation_space: of the env.
-            action_space: of the env.
-        """
+        """Return the episode as a rollout [1, L+1] of single actions, for `Replay.extend`."""
         fields: dict[str, FieldSpec] = dict.fromkeys(("continues", STEPS[-1]), ((), torch.bool))
         fields |= PENALTY_FIELD if "penalty" in self.extra else {}
         spaces = (observation_space, action_space)
@@ -117,14 +110,13 @@ class Episode:
         return rollout
 
     def write_into(self, rollout: TensorDict, row: int, chunk: int = 1, execute: int = 1) -> None:
-        """Write the episode into a row of a rollout that is zero there.
+        """Write the episode into a zeroed row of a rollout.
 
         Args:
-            rollout: [N, T+1], of T >= ceil(L / execute) steps; fields that it lacks are left out.
-            row: which env.
-            chunk: K, actions of a step, if actions are chunks. The episode's last action repeats
-                behind its end.
-            execute: how many actions of a chunk are executed.
+            rollout: [N, T+1], with T >= ceil(L / execute); only its own fields are written.
+            row: of the rollout.
+            chunk: K, actions per step. The episode's last action pads the last chunk.
+            execute: executed actions per chunk.
         """
         starts = torch.arange(0, len(self), execute)
         steps, seen = len(starts), torch.cat((starts, torch.tensor([len(self)])))
@@ -163,10 +155,7 @@ class Episode:
             rollout["final_index"][last] = new.start
 
     def check_lengths(self, name: str = "The episode") -> None:
-        """Refuse an episode whose parts do not have one entry for each step.
-
-        Args:
-            name: of the episode, for the message.
+        """Refuse an episode with a part that does not have one entry per step.
 
         Raises:
             ConfigurationError: naming the part.
@@ -189,16 +178,12 @@ class Episode:
     def check_finite(self, columns: Mapping[str, str], name: str) -> None:
         """Refuse observations, actions and known rewards that are not finite.
 
-        Args:
-            columns: see `Episodes`.
-            name: of the episode, for the message.
-
         Raises:
-            ConfigurationError: naming the column and the step.
+            ConfigurationError: naming the step and, from `columns`, the column.
         """
         parts = dict(leaves_of_tree("observation", self.observation))
         parts["action"] = self.action
-        if not self.reward.isnan().all():  # of a dataset without rewards all are NaN
+        if not self.reward.isnan().all():  # all NaN: the dataset has no rewards
             parts["reward"] = self.reward
         for part, values in parts.items():
             if not values.is_floating_point() or values.isfinite().all():
@@ -211,15 +196,11 @@ class Episode:
             )
 
     def keep_within(self, space: gymnasium.Space[Any], refuse: bool, name: str) -> int:
-        """Clip the actions to a Box; return how many were outside of it.
-
-        Args:
-            space: of the actions.
-            refuse: whether an action outside of a Box is an error.
-            name: of the episode, for the message.
+        """Clip the actions to a Box; return the number of clipped actions.
 
         Raises:
-            ConfigurationError: for a choice that the space does not have, and as `refuse` says.
+            ConfigurationError: for a choice that the space does not have, and with `refuse` for an
+                action outside of a Box.
         """
         action, first = self.action, first_choice(space)
         flat = action.reshape(len(action), -1)
@@ -229,7 +210,7 @@ class Episode:
         beyond = (flat < low) | (flat > high)
         outside = beyond.any(1)
         wrong = outside.clone() if refuse or box is None else torch.zeros_like(outside)
-        if isinstance(space, StructuredActions):  # whose choices cannot be clipped
+        if isinstance(space, StructuredActions):  # its choices cannot be clipped
             for part in space.parts:
                 if part.counts:
                     numbers = flat[:, part.start : part.stop]
@@ -249,18 +230,17 @@ class Episode:
 
 
 class Episodes(Sequence[Episode]):
-    """Episodes of a dataset, each read when it is asked for and not kept.
+    """Episodes of a dataset, read on access and not cached.
 
     Attributes:
         path: of the dataset.
-        fps: frames per second; None if the dataset does not say.
+        fps: frames per second; None if the dataset does not record it.
         lengths: steps of each episode.
-        action_space: actions are checked against it; None if unknown.
-        actions_outside: what becomes of actions outside its bounds.
-        rule: how the ends of episodes are read; None if `read` does not use one.
-        columns: the column of each part of an observation, by its path, of the action and the
-            reward, for messages; their own names where absent.
-        first_action: the number of the first choice in the files, see `first_choice`.
+        action_space: for a check of the actions; None: no check.
+        actions_outside: treatment of actions outside its bounds.
+        rule: decides how episodes ended; None if `read` does not use one.
+        columns: column of each part of an observation, the action and the reward, for messages.
+        first_action: number of the first choice in the files, see `first_choice`.
     """
 
     path: Path
@@ -276,7 +256,7 @@ class Episodes(Sequence[Episode]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Episode]:
-        # Sequence's own iterator takes any IndexError inside `read` for the end.
+        # Sequence's own iterator would stop at any IndexError inside `read`.
         return self.each(range(len(self)))
 
     @overload
@@ -294,7 +274,7 @@ class Episodes(Sequence[Episode]):
         return episode
 
     def each(self, numbers: Iterable[int]) -> Iterator[Episode]:
-        """Read episodes, by their numbers from 0, and warn once of actions that were clipped.
+        """Read episodes by their numbers from 0; warn once about clipped actions.
 
         Raises:
             ConfigurationError: for numbers that are not finite, and for actions that the action
@@ -321,10 +301,10 @@ class Episodes(Sequence[Episode]):
 
     @abstractmethod
     def read(self, index: int) -> Episode:
-        """Read an episode, by its number from 0, without the checks of `each`."""
+        """Read an episode by its number from 0, without the checks of `each`."""
 
     def name_of(self, index: int) -> str:
-        """Return the name of an episode in messages."""
+        """Return the name of an episode for messages."""
         return f"Episode {index} of the dataset at {self.path}"
 
     def successes(self) -> list[bool | None]:
@@ -332,11 +312,7 @@ class Episodes(Sequence[Episode]):
         return [self.read(index).success for index in range(len(self))]
 
     def _with_steps(self, lengths: Sequence[int]) -> list[int]:
-        """Return which episodes have steps, and warn of those that have none.
-
-        Raises:
-            ConfigurationError: if none has.
-        """
+        """Return the numbers of the episodes with steps; warn about empty ones."""
         kept = [i for i, length in enumerate(lengths) if length > 0]
         require(bool(kept), f"The dataset at {self.path} holds no finished episode: record one.")
         if len(kept) < len(lengths):

@@ -1,4 +1,4 @@
-"""Write the steps of one episode into its own files, as they come."""
+"""Write the steps of one episode to its own files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,26 +15,25 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import writing
 
 ROW_GROUP_BYTES = 2**20
-"""How many bytes of an episode are kept in memory before they are written, within a tick."""
+"""Bytes of an episode in memory before a row group is written."""
 
 ROWS = "data.parquet"
-"""The file of the steps; a video has the name of its column."""
 
 
 class EpisodeFiles:
-    """The files of an unfinished episode.
+    """Files of the unfinished episode.
 
     Args:
-        folder: of the files; it exists.
+        folder: an existing folder.
         leaves: of the observation.
-        action: its leaf.
+        action: leaf of the action.
         fps: steps per second.
-        video: whether pictures go into videos; else as PNG into the table.
+        video: whether pictures are stored as videos; otherwise as PNG in the table.
         indices: `episode_index`, and the `index` of its first frame.
 
     Attributes:
-        length: L, steps taken so far.
-        tasks: of the steps, each once.
+        length: L, number of steps.
+        tasks: distinct tasks of the steps.
     """
 
     def __init__(
@@ -68,23 +67,16 @@ class EpisodeFiles:
     def add(
         self, observation: Any, action: Any, numbers: Mapping[str, float | bool], task: int
     ) -> None:
-        """Take a step in.
-
-        Args:
-            observation: that was acted on, a tree.
-            action: what was executed.
-            numbers: by column.
-            task: its number.
+        """Write a step; `numbers` by column, `task` by its number.
 
         Raises:
-            ConfigurationError: where something is of another shape than its space.
-            RuntimeError: where the episode has ended before.
+            RuntimeError: if the episode has ended.
         """
         if self.length and (self._last("next.terminated") or self._last("next.truncated")):
             raise RuntimeError(
                 "The episode has ended: call end_episode(final_observation) before the next step."
             )
-        if self._bytes > ROW_GROUP_BYTES:  # not after the step: the last row is changed by finish
+        if self._bytes > ROW_GROUP_BYTES:  # before the step: `finish` changes the last row
             self._flush()
         values = {leaf.key: _value(leaf, observation) for leaf in self._leaves}
         values[self._action.key] = _value(self._action, action)
@@ -125,14 +117,11 @@ class EpisodeFiles:
         return bool(self._pending[name][-1])
 
     def finish(self, final_observation: Any, success: bool | None) -> dict[str, Any]:
-        """Write what is left, and close the files.
+        """Write the pending steps, and close the files.
 
         Returns:
-            arrow columns of one row, which hold the final observation, null if unknown:
-            of a video the time behind its begin.
-
-        Raises:
-            ConfigurationError: where the final observation is of another shape than its space.
+            arrow columns with one row: the final observation, null if unknown. The column of a
+            video holds the time of that frame from the video's begin, in seconds.
         """
         finals = {}
         for leaf in self._leaves:
@@ -159,7 +148,7 @@ class EpisodeFiles:
         return finals
 
     def statistics(self) -> dict[str, list[Any]]:
-        """Return the columns of the episode's statistics, of one row."""
+        """Return the statistics columns of the episode, with one row."""
         return {
             f"stats/{key}/{name}": [value.tolist()]
             for key, statistics in self._statistics.items()
@@ -194,11 +183,7 @@ def _null_like(column: Any) -> Any:
 
 
 def _value(leaf: Leaf, tree: Any) -> np.ndarray:
-    """Return a copy of what a leaf has in an observation, or of the action; pictures [H, W, 3].
-
-    Raises:
-        ConfigurationError: where it is missing, or of another shape.
-    """
+    """Return a copy of a leaf's value in an observation or action; pictures [H, W, C]."""
     value = tree
     for key in leaf.path:
         try:

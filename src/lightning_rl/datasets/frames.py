@@ -1,4 +1,4 @@
-"""Show recorded frames of success and of failure, one after the other, to whoever judges them."""
+"""Show recorded frames of success and failure, to train a classifier of success."""
 
 from typing import Any, Literal
 
@@ -15,44 +15,40 @@ from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.system.errors import check_range, require
 
 FRAMES_PER_EPISODE = 100
-"""Frames in an episode of the env, whose return then is the percentage of right verdicts."""
+"""Frames per episode of the env; its return is the percentage of correct answers."""
 
 Negatives = Literal["all", "failures"]
-"""Which frames show no success: all that are not positive, or those of failed episodes alone."""
+"""Negative frames: all other frames, or only frames of failed episodes."""
 
 
 class LabelledFrames(TorchEnv):
-    """Frames of recorded episodes, drawn at random; the action is the verdict: 1 for success.
+    """Env that shows random frames of recorded episodes; the action is the answer: 1 for success.
 
-    It is the env that a `RewardClassifier` is trained in. A step judges the frame that was shown,
-    gives a reward of 1 where the verdict was right, and shows another one. Whole episodes are held
-    out of this, for the evaluation: frames that follow each other are nearly the same, so that a
-    split by frames would only ask what was learnt by heart.
+    `RewardClassifier` trains in it. A step scores the answer for the current frame (reward 1 if
+    correct) and shows the next one. Whole episodes are held out for evaluation: consecutive frames
+    are nearly equal, so held-out frames of training episodes would only test memory.
 
-    Frames stay in memory as they are in the dataset, pictures as bytes; each process has its own.
+    The frames stay in memory in the dataset's dtype, pictures as uint8, once per process.
 
     Args:
-        num_envs: frames that are shown side by side.
-        path: of a dataset, see `read_episodes`. An episode that does not say whether it succeeded
-            is left out.
-        keys: what a column of the dataset is here, see `read_episodes`. Where some parts of the
-            observation are named, only these are shown: `{observation.images.front:
-            observation.front}`.
-        positive_frames: so many frames at the end of a successful episode show success, its true
-            final observation among them where the dataset has it.
-        negatives: which frames show none: `all` others, or those of failed episodes alone.
-        held_out: share of the episodes that is held out, of successes and of failures alike, and at
-            least one of each.
-        split_seed: draws the episodes that are held out.
-        device: where the frames are.
+        num_envs: number of frames per step.
+        path: of a dataset, see `read_episodes`. Episodes without a success label are skipped.
+        keys: rename columns of the dataset, see `read_episodes`. If it names parts of the
+            observation, only these are shown: `{observation.images.front: observation.front}`.
+        positive_frames: number of frames at the end of a successful episode that show success; the
+            true final observation is one of them if the dataset has it.
+        negatives: frames without success: `all` others, or only frames of failed episodes.
+        held_out: share of the episodes to hold out, of successes and failures each, at least one.
+        split_seed: draws the held-out episodes.
+        device: of the frames.
 
     Attributes:
-        extra_fields: `label` [N] int64, what the frame shows, and `weight` [N] float32, with which
-            both classes weigh the same, and a frame 1 on average.
+        extra_fields: `label` [N] int64 of the frame, and `weight` [N] float32, which gives both
+            classes the same total weight, with mean 1.
 
     Raises:
-        ConfigurationError: for a number out of range, where there is no dataset, and where it has
-            too few episodes of a kind.
+        ConfigurationError: for a number out of range, a missing dataset, and too few successful or
+            failed episodes.
     """
 
     start_size = 1
@@ -82,13 +78,9 @@ class LabelledFrames(TorchEnv):
         return super().extra_fields | {"label": ((), torch.int64), "weight": ((), torch.float32)}
 
     def frames_of(self, episodes: list[int]) -> tuple[Observation, Tensor]:
-        """Read the frames of episodes, and what they show.
+        """Return observations [F, ...] on the CPU and labels [F] int64 of episodes.
 
-        Args:
-            episodes: their numbers in the dataset; each is of known success.
-
-        Returns:
-            observations [F, ...] on the CPU, and labels [F] int64.
+        Each episode needs a known success; `episodes` are numbers in the dataset.
         """
         seen, labels = [], []
         for number in episodes:
@@ -124,15 +116,13 @@ class LabelledFrames(TorchEnv):
         return moved, right.float(), torch.zeros_like(right), info
 
     def _drawn(self, uniform: Tensor) -> Tensor:
-        """Return the frames [M] that random numbers [M, 1] in [0, 1) stand for."""
+        """Map random numbers [M, 1] in [0, 1) to frames [M]."""
         count = len(self._frames()[1])
         return (uniform[:, 0] * count).long().clamp_(max=count - 1)
 
     def _frames(self) -> tuple[Observation, Tensor, Tensor]:
-        """Return what is learnt from: observations [F, ...], labels and weights [F].
-
-        Read when they are first shown: the env of an evaluation shows none of them.
-        """
+        """Return the training frames: observations [F, ...], labels and weights [F]."""
+        # Read on first use: the env of an evaluation never needs them.
         if self._shown is None:
             observation, label = self.frames_of(self._learnt)
             weight = len(label) / (2 * label.bincount(minlength=2)).float()
@@ -142,7 +132,6 @@ class LabelledFrames(TorchEnv):
         return self._shown
 
     def _split(self, share: float, seed: int) -> tuple[list[int], list[int]]:
-        """Return the numbers of the episodes that are learnt from, and of those held out."""
         successes = self._episodes.successes()
         kinds = {
             "successful": [i for i, success in enumerate(successes) if success],
@@ -170,7 +159,7 @@ class LabelledFrames(TorchEnv):
         return sorted(learnt), sorted(held_out)
 
     def _check_beginnings(self, successes: list[int]) -> None:
-        """Refuse episodes of success alone that have nothing before it to learn failure from."""
+        """Refuse successful episodes without negative frames if there are no failed episodes."""
         shortest = min(self._episodes.lengths[number] for number in successes)
         require(
             shortest > self._positive_frames,

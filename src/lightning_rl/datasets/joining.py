@@ -1,4 +1,4 @@
-"""Join the files of single episodes of a LeRobotDataset v3.0 into a few."""
+"""Join the files of single episodes of a LeRobotDataset v3.0 into a few large files."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +15,14 @@ from lightning_rl.datasets.tables import TableFile, read_table, with_column, wri
 MEBIBYTE = 2**20
 
 EPISODES_AT_ONCE = 100
-"""How many rows of the table of episodes are written together: each has hundreds of columns."""
+"""Rows of the table of episodes in a row group; each row has hundreds of columns."""
 
 Places = dict[int, tuple[int, int]]
-"""By the number of a file that was joined: that of the new one, and the frame at which it begins
-there."""
+"""Maps the number of an old file to the new file's number, and to its first frame there."""
 
 
 def join_files(path: Path) -> None:
-    """Join the files of a dataset, and write the statistics of all its episodes.
-
-    Raises:
-        WriteError: where the disk is full: there has to be room for a copy.
-    """
+    """Join the files of a dataset, and write the statistics of all episodes."""
     info = lerobot.read_json(path / lerobot.INFO)
     most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
@@ -57,7 +52,7 @@ def _join(
     most: int,
     join: Callable[[Sequence[Path], Path], list[int]],
 ) -> Places:
-    """Join files into as few as may be, of at most so many bytes; say where each went."""
+    """Join files into files of at most `most` bytes; return their new places."""
     places: Places = {}
     for number, group in enumerate(_groups(sources, most)):
         file = folder / lerobot.file_name(number, group[0].suffix)
@@ -94,10 +89,10 @@ def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
 def _join_episodes(
     path: Path, meta: Path, data: Places, videos: dict[str, Places], fps: float
 ) -> dict[str, Any]:
-    """Write the table of episodes, which says where each lies now; return the statistics."""
+    """Write the table of episodes with the new places; return the statistics."""
     arrow = lerobot.import_extra("pyarrow")
     sources = lerobot.files_of(path / lerobot.EPISODES)
-    names = TableFile(sources[0], []).names  # labels may stand behind them
+    names = TableFile(sources[0], []).names  # later files may have label columns too
     found: dict[str, list[dict[str, Any]]] = {}
 
     def tables() -> Iterator[Any]:
@@ -115,7 +110,6 @@ def _join_episodes(
 
 
 def _moved(table: Any, data: Places, videos: dict[str, Places], fps: float) -> Any:
-    """Return rows of the table of episodes, with the new places of what they refer to."""
     table, _ = _relocated(table, "data", data)
     for key, places in videos.items():
         table, begins = _relocated(table, f"videos/{key}", places)
@@ -143,13 +137,12 @@ def _with(table: Any, name: str, values: list[Any]) -> Any:
 
 
 def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Put the statistics of some episodes to those of others, by column."""
     names = [name for name in table.column_names if name.startswith("stats/")]
     for row in table.select(names).to_pylist():
         parts: dict[str, dict[str, Any]] = {}
         for name, value in row.items():
             key, _, kind = name.removeprefix("stats/").rpartition("/")
-            if value is not None:  # of an episode without steps
+            if value is not None:  # None: an episode without steps
                 parts.setdefault(key, {})[kind] = value
         for key, part in parts.items():
             found.setdefault(key, []).append(part)

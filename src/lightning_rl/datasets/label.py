@@ -1,8 +1,8 @@
-"""Say of each step of a dataset how good it was, for cloning and critics to learn from.
+"""Label each step of a dataset with reward, return, value and advantage, for cloning and critics.
 
-Source: RECAP, Physical Intelligence 2025, "pi*0.6: a VLA That Learns From Experience": rewards of
-success and failure, a value that is fitted to their returns, and advantages above a threshold, on
-which a policy is conditioned; what somebody did who took over counts as good.
+Source: RECAP, Physical Intelligence 2025, "pi*0.6: a VLA That Learns From Experience": rewards
+for success and failure, a value fitted to their returns, and a policy conditioned on advantages
+above a threshold. Steps of an intervention count as good.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,33 +33,33 @@ from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded
 
 Rewards = Literal["success", "env"]
-"""Which reward a step has: by how long its episode took to succeed, or as recorded."""
+"""Reward of a step: time until success, or the recorded reward of the env."""
 
 Values = Literal["fitted", "mean"]
-"""What an advantage is above: a value fitted to the observations, or the mean return of a task."""
+"""Baseline of the advantage: a value fitted to observations, or the mean return of the task."""
 
 Chosen = Sequence[int] | Literal["all"]
-"""Episodes by their numbers from 0; all, but those that the other list names."""
+"""Episode numbers from 0. `all`: all episodes that the other list does not name."""
 
 PARTS = 4
-"""Into how many parts the episodes are cut, of which each is judged by what the others taught."""
+"""Number of folds: the value of a fold is fitted to the other folds."""
 
 HIDDEN, LEARNING_RATE, BATCH = (64, 64), 1e-3, 256
-"""Of the perceptron that is the value, and how it is fitted."""
+"""Hidden layers of the value network, and settings of its fit."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """What `label` has written.
+    """Summary of `label_dataset`.
 
     Attributes:
-        episodes: how many there are.
-        successes: how many of them succeeded.
-        failures: how many did not; of others nobody has said.
-        steps: of all of them.
-        positive: steps whose advantage is above the threshold, or that somebody took over.
-        error: root of the mean squared distance of value and return.
-        spread: the standard deviation of the returns, which a value of no use has as its error.
+        episodes: number of episodes.
+        successes: number of episodes that succeeded.
+        failures: number of episodes that failed; the others have no success label.
+        steps: number of steps of all episodes.
+        positive: number of steps with an advantage above the threshold, or of an intervention.
+        error: root mean squared error between value and return.
+        spread: standard deviation of the returns: the `error` of a constant value.
     """
 
     episodes: int
@@ -72,16 +72,10 @@ class Labelled:
 
 
 def success_reward(length: int, success: bool, longest: int, failure_cost: float) -> Tensor:
-    """Return rewards [L] that say how long an episode still takes to succeed: -1 at each step.
+    """Return the rewards [L] of an episode: -1 per step, with an end reward for success or failure.
 
-    The last has 0 where the episode succeeded, and -`failure_cost` where not. All are divided by
-    what the longest episode could lose, so that returns lie from -1 to 0.
-
-    Args:
-        length: L.
-        success: whether it succeeded.
-        longest: steps of the longest episode of the task.
-        failure_cost: of a failure, in steps.
+    The last step has 0 for success, -`failure_cost` (in steps) for failure. All rewards are divided
+    by the largest possible loss (a failure after `longest` steps), so returns lie in [-1, 0].
     """
     reward = torch.full((length,), -1.0, dtype=torch.float64)
     reward[-1] = 0.0 if success else -failure_cost
@@ -96,16 +90,16 @@ def return_to_go(reward: Tensor, gamma: float) -> Tensor:
 def step_advantage(
     returns: Tensor, value: Tensor, gamma: float, n_steps: int | None = None
 ) -> Tensor:
-    """Return how much better each step [L] turned out than its value.
+    """Return the n-step advantage [L] of each step of one episode.
 
-    r_t + ... + gamma^(n-1) r_{t+n-1} + gamma^n V_{t+n} - V_t; up to the episode's end where that
-    comes before, or n is None.
+    A_t = r_t + ... + gamma^(n-1) r_{t+n-1} + gamma^n V_{t+n} - V_t. The sum stops at the episode's
+    end.
 
     Args:
         returns: [L], of `return_to_go`.
         value: [L].
         gamma: discount per step.
-        n_steps: n.
+        n_steps: n; None: up to the episode's end.
     """
     advantage = returns - value
     if n_steps is not None:
@@ -115,35 +109,35 @@ def step_advantage(
 
 
 def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> Tensor:
-    """Return which steps [L] are good: those above a threshold, and those somebody took over.
+    """Return a mask [L] of the good steps: advantage above a threshold, or an intervention.
 
     Args:
         advantage: [L], of one task.
         intervened: [L] bool.
-        share: of the steps that nobody took over, how many are good: the threshold is a quantile of
-            their advantages. What equals it is not good.
+        share: share of good steps among those without intervention; the threshold is the quantile
+            1 - share of their advantages.
     """
     own = advantage[~intervened]
     if not len(own):
         return intervened.clone()
-    threshold = float(np.quantile(own.numpy(), 1 - share))  # torch's takes 2^24 numbers at most
+    # torch.quantile takes at most 2^24 numbers.
+    threshold = float(np.quantile(own.numpy(), 1 - share))
     return (advantage > threshold) | intervened
 
 
 def fit_values(
     features: Sequence[Tensor], returns: Sequence[Tensor], epochs: int, seed: int
 ) -> list[Tensor]:
-    """Fit perceptrons to returns, and return the values [L] of each episode.
-
-    The episodes are cut into parts, and each part has the value of a perceptron that was fitted to
-    the others alone: one that has seen a return knows it, and no step would be better than that.
+    """Fit perceptrons to the returns by cross-fitting, and return the values [L] of each episode.
 
     Args:
         features: of each episode, [L, D].
         returns: of each episode, [L].
         epochs: passes over the steps.
-        seed: of the weights, the parts, and the order of steps.
+        seed: of the weights, the folds and the order of steps.
     """
+    # A network can memorise the returns that it was fitted to; every advantage would be near 0.
+    # So each fold gets the values of a network that was fitted to the other folds.
     count = len(features)
     values: list[Tensor] = list(returns)
     with torch.random.fork_rng(devices=[]):
@@ -160,7 +154,6 @@ def fit_values(
 
 
 def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor], Tensor]:
-    """Fit one perceptron to features [M, D] and returns [M]."""
     centre, width = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
     level, spread = returns.mean(), returns.std(correction=0).clamp(min=1e-6)
     inputs = ((features - centre) / width).float()
@@ -185,21 +178,21 @@ def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor]
 
 @dataclass(frozen=True)
 class LabelSettings:
-    """How steps are labelled.
+    """Settings of `label_dataset`.
 
     Attributes:
-        reward: which one a step has; `success` needs every episode's label, see `success_reward`.
-        failure_cost: of a failure, in steps; the longest episode of its task where not given.
+        reward: `success` (see `success_reward`; every episode needs a success label) or `env`.
+        failure_cost: cost of a failure, in steps. Default: the longest episode of the task.
         gamma: discount per step.
-        value: what advantages are above; `fitted` sees the numbers of an observation, no picture.
-        epochs: passes over the steps to fit it.
-        n_steps: how many rewards an advantage counts before the value takes over; those up to the
-            episode's end where not given.
-        positive: which share of the steps of each task is to be good, see `positive_steps`.
+        value: baseline of the advantage; `fitted` uses all observations except pictures.
+        epochs: passes over the steps in the fit of the value.
+        n_steps: number of rewards in an advantage before the value follows. Default: all rewards
+            up to the episode's end.
+        positive: share of good steps per task, see `positive_steps`.
         seed: of the fit.
 
     Raises:
-        ConfigurationError: for one out of its range.
+        ConfigurationError: for a setting out of range.
     """
 
     reward: Rewards = "success"
@@ -226,22 +219,22 @@ def label_dataset(
     success: Chosen = (),
     failure: Chosen = (),
 ) -> Labelled:
-    """Write into a LeRobotDataset v3.0 how good each step was; all of it, or nothing.
+    """Write labels of all steps into a LeRobotDataset v3.0: the whole dataset or nothing.
 
-    The columns are `complementary_info.` with `reward`, `return`, `value`, `advantage` and
-    `advantage_positive` (1 or 0); those that are there are replaced. A return is of what was
-    recorded: of an episode that time has ended, what would have followed is not in it.
+    The columns are `complementary_info.` plus `reward`, `return`, `value`, `advantage` and
+    `advantage_positive` (1 or 0); existing columns are replaced. A return counts recorded rewards
+    only: a truncated episode is not bootstrapped.
 
     Args:
-        path: of the directory.
-        settings: how; their defaults where not given.
-        success: episodes that succeeded, whatever was said of them before.
-        failure: those that did not.
+        path: dataset directory.
+        settings: of the labels. Default: `LabelSettings()`.
+        success: episodes that succeeded; replaces the recorded success.
+        failure: episodes that failed; replaces the recorded success.
 
     Raises:
-        ConfigurationError: for an episode that is not there, a dataset that lacks what is asked
-            for, one of Minari, and one that another process writes into.
-        WriteError: where the disk is full: there has to be room for a copy.
+        ConfigurationError: for an unknown episode, a dataset without the needed columns, a Minari
+            dataset, and a dataset that another process is writing.
+        WriteError: if the disk is full: labelling needs room for a copy.
     """
     directory = expanded(path)
     require(
@@ -249,7 +242,7 @@ def label_dataset(
         f"{directory} is a Minari dataset, and labels are written into a LeRobotDataset v3.0: copy "
         "it into one, for episode in read_episodes(...): EpisodeWriter.write(episode).",
     )
-    LeRobotEpisodes(directory)  # refused before a lock is laid into it
+    LeRobotEpisodes(directory)  # check the dataset before the lock file is created
     release = lock_dataset(directory)
     try:
         complete_join(directory)
@@ -267,12 +260,12 @@ def label_dataset(
 
 
 Labels = dict[str, list[Tensor]]
-"""The labels [L] of each episode, by name."""
+"""Labels [L] of each episode, by name."""
 
 
 def _labels(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -> Labels:
     gamma = settings.gamma
-    numbers: dict[tuple[str, ...], list[int]] = {}  # of the episodes of a task, or of several tasks
+    numbers: dict[tuple[str, ...], list[int]] = {}  # episodes by their task or tasks
     for i, episode in enumerate(episodes):
         task = tuple(dict.fromkeys(episode.tasks or (episode.task,)))
         numbers.setdefault(task, []).append(i)
@@ -308,7 +301,6 @@ def _rewards(
     tasks: Sequence[Sequence[int]],
     settings: LabelSettings,
 ) -> list[Tensor]:
-    """Return the rewards [L] of each episode, float64."""
     rewards = [episode.reward.double() for episode in episodes]
     if settings.reward == "env":
         require(
@@ -336,7 +328,7 @@ def _rewards(
 def _features(
     path: Path, episodes: Sequence[Episode], tasks: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Return the numbers [L, D] that values are fitted to: observations, and which task it is."""
+    """Return the inputs [L, D] of the value: observations and a one-hot task."""
     features = [_flat(episode.observation, len(episode)) for episode in episodes]
     require(
         features[0].shape[1] > 0,
@@ -366,7 +358,7 @@ def _summary(episodes: Sequence[Episode], labels: Labels) -> Labelled:
 
 
 def _flat(observation: Any, length: int) -> Tensor:
-    """Return the numbers of the observations acted on, [L, D], of a tree [L+1, ...]."""
+    """Flatten a tree of observations [L+1, ...] to [L, D], without the final observation."""
     if isinstance(observation, Tensor):
         return observation[:length].reshape(length, -1).double()
     parts = [_flat(child, length) for child in observation.values()]
@@ -374,7 +366,7 @@ def _flat(observation: Any, length: int) -> Tensor:
 
 
 def _said(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:
-    """Return what the two lists say of episodes, by number."""
+    """Return the success of the episodes that the two lists name, by episode number."""
     lists = {"success": success, "failure": failure}
     named = {
         name: set[int]() if numbers == "all" else {int(n) for n in numbers}
@@ -410,14 +402,7 @@ def _write(
     episodes: Sequence[Episode],
     labels: Labels,
 ) -> None:
-    """Write the tables and descriptions of a dataset again, with labels.
-
-    Args:
-        path: of the dataset.
-        places: see `LeRobotEpisodes.places`.
-        episodes: of the dataset.
-        labels: of each step.
-    """
+    """Rewrite tables and descriptions with labels; `places`: see `LeRobotEpisodes.places`."""
     named = {
         f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in parts]
         for name, parts in labels.items()
@@ -448,10 +433,7 @@ def _of_steps(
     labels: Mapping[str, Sequence[np.ndarray]],
     success: Sequence[bool | None],
 ) -> dict[str, Any]:
-    """Return columns of labels for a file of data, by the first row of each episode in it.
-
-    Rows of no episode get NaN.
-    """
+    """Return the label columns of a data file; `begins` maps first rows to episode numbers."""
     count = sum(TableFile(file, []).counts)
     columns = {key: np.full(count, np.nan, np.float32) for key in labels}
     columns["next.success"] = np.zeros(count, bool)
@@ -468,10 +450,7 @@ def _of_episodes(
     statistics: Mapping[str, Sequence[Any]],
     success: Sequence[bool | None],
 ) -> dict[str, Any]:
-    """Return columns of success and statistics for a table of episodes, by their rows in it.
-
-    A row without steps gets nulls.
-    """
+    """Return success and statistics columns; `rows` maps table rows to episode numbers."""
     arrow = lerobot.import_extra("pyarrow")
     numbers = [rows.get(row) for row in range(sum(TableFile(file, []).counts))]
     columns = {}
@@ -491,16 +470,15 @@ def _statistics(values: np.ndarray) -> dict[str, list[float]]:
 
 
 def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
-    """Write a parquet file again, a group of rows at a time, with other or further columns."""
-
     def tables() -> Iterator[Any]:
         first = 0
         for table in TableFile(source).groups():
             for key, column in columns.items():
-                if key != "next.success" or key in table.column_names:  # LeRobot's own have none
+                # LeRobot's own datasets have no `next.success`.
+                if key != "next.success" or key in table.column_names:
                     table = with_column(table, key, column.slice(first, len(table)))
             first += len(table)
             said = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
-            yield table.replace_schema_metadata(said)  # that one lists columns, not these
+            yield table.replace_schema_metadata(said)  # `huggingface` lists the old columns
 
     write_tables(target, tables())

@@ -1,4 +1,4 @@
-"""Know how a LeRobotDataset v3.0 lies on the disk: its files, its columns, its statistics.
+"""Describe the files, columns and statistics of a LeRobotDataset v3.0.
 
 ```
 meta/info.json  meta/stats.json  meta/tasks.parquet  meta/lightning_rl.json
@@ -7,14 +7,13 @@ data/chunk-000/file-000.parquet
 videos/{key}/chunk-000/file-000.mp4
 ```
 
-`meta/lightning_rl.json` is ours, which LeRobot does not look at: where in an env's observation a
-column belongs, and its shape, of which LeRobot's own description keeps no scalars. Ours in the
-table of episodes are `success`, which may be unknown, and `final/<key>`: the true final observation
-of an episode, which LeRobot's format has no place for. Of a video it is the frame behind the
-episode's last, and its time stands there.
+This package adds `meta/lightning_rl.json`, which LeRobot ignores: the place of each column in the
+env's observation, and its shape (LeRobot has no scalars). It adds two columns to the table of
+episodes: `success`, null if unknown, and `final/<key>`, the true final observation. A video holds
+the final observation as the frame after the episode's last, and the column holds its time.
 
 Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), codebase version
-v3.0, as far as its own reader goes.
+v3.0, as far as LeRobot's own reader uses it.
 """
 
 import importlib
@@ -34,13 +33,12 @@ from lightning_rl.system import files
 from lightning_rl.system.errors import ConfigurationError, require
 
 VERSION = "v3.0"
-"""The version of the format, as `info.json` has it."""
 
 MOST_VALUES = 2**28
-"""The most values of a row of a column."""
+"""Maximum number of values in one row of a column."""
 
 CHUNK_FILES = 1000
-"""How many files a folder `chunk-000` holds."""
+"""Maximum number of files in a folder `chunk-000`."""
 
 INFO = "meta/info.json"
 STATISTICS = "meta/stats.json"
@@ -51,15 +49,15 @@ DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
 _FIELD = re.compile(r"\{(chunk_index|file_index|video_key)(?::0?([1-9])?d)?\}")
-"""A field of a path, with one digit for the width of its number."""
+"""Field of a path, with an optional one-digit width."""
 
 EXTRA = "complementary_info."
-"""How the columns of what an env or a person adds to a step begin."""
+"""Prefix of the columns that an env or a person adds to a step."""
 
 INTERVENED = f"{EXTRA}is_intervention"
 
 LABELS = ("reward", "return", "value", "advantage", "advantage_positive")
-"""What `label` says of each step, among the extras."""
+"""Extras that `label_dataset` writes."""
 
 STEP_COLUMNS = {
     "next.reward": "float32",
@@ -69,7 +67,7 @@ STEP_COLUMNS = {
     "next.success": "bool",
     INTERVENED: "bool",
 }
-"""The columns of one number that each of our datasets has, beside observations and actions."""
+"""Scalar columns of each dataset of this package, in addition to observations and actions."""
 
 INDEX_COLUMNS = {
     "timestamp": "float32",
@@ -78,33 +76,32 @@ INDEX_COLUMNS = {
     "index": "int64",
     "task_index": "int64",
 }
-"""The columns that say which frame a row is; `timestamp` in seconds from the episode's begin."""
+"""Columns that identify a frame; `timestamp` in seconds from the episode's begin."""
 
 TEXTS = ("string", "language", "str", "object")
-"""What `info.json` calls columns of text, which are not read."""
+"""Dtypes of text columns in `info.json`, which the reader skips."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-"""Names of the quantiles among the statistics."""
 
 GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
-"""What LeRobot calls the parts of an observation that its simulated envs call otherwise."""
+"""LeRobot's names for parts of the observations of its simulated envs."""
 
 
 CHANNELS = (1, 3, 4)
-"""How many channels a picture may have: grey, colours, colours and opacity."""
+"""Allowed numbers of channels of a picture: grey, RGB, RGBA."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation, or the action, and the column that holds it.
+    """One array of an observation, or the action, and its column.
 
     Attributes:
-        path: the keys that lead to it in an observation; empty where that is no dict.
+        path: keys of the array in the observation; empty if the observation is no dict.
         key: of the column.
-        shape: of one element, () of a number.
-        dtype: NumPy's name of it.
-        picture: whether the dataset keeps it as a picture, not as numbers: [H, W, C] or [C, H, W]
-            of bytes, with C of `CHANNELS`.
+        shape: of one element; () for a scalar.
+        dtype: NumPy's name.
+        picture: whether the dataset stores it as a picture, [H, W, C] or [C, H, W] of uint8, with C
+            in `CHANNELS`.
     """
 
     path: tuple[str, ...]
@@ -115,26 +112,26 @@ class Leaf:
 
     @property
     def channels_first(self) -> bool:
-        """Whether a picture is [C, H, W], which is kept as [H, W, C]."""
+        """Whether a picture is [C, H, W]; the dataset stores [H, W, C]."""
         return self.picture and len(self.shape) == 3 and _channels_first(self.shape)
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """The shape in the dataset, whose numbers are (1,)."""
+        """Shape in the dataset."""
         if self.channels_first:
             return (*self.shape[1:], self.shape[0])
         return self.shape or (1,)
 
 
 def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Leaf]:
-    """Return the columns that elements of a space take, a Dict's one by one.
+    """Return the columns of the elements of a space; a Dict has one column per entry.
 
     Names follow LeRobot: `observation.state`, `observation.environment_state`,
-    `observation.image`, `observation.images.<camera>`, and `observation.<key>` of others.
+    `observation.image`, `observation.images.<camera>`, and `observation.<key>` for others.
 
     Raises:
-        ConfigurationError: for a space that a dataset cannot hold, and where two parts would have
-            one column.
+        ConfigurationError: for a space that a dataset cannot hold, and for two parts with the same
+            column.
     """
     leaves = list(_leaves_of(space, ()))
     pictures = sum(leaf.picture for leaf in leaves)
@@ -179,11 +176,7 @@ def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
 
 
 def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
-    """Return the column that an action takes.
-
-    Raises:
-        ConfigurationError: for a space of several arrays.
-    """
+    """Return the column of an action."""
     leaf, *more = leaves_of(space, "action")
     if more or leaf.path:
         raise ConfigurationError(
@@ -194,10 +187,10 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
 
 
 def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
-    """Return what the observation of a dataset is, of whose env nothing is known.
+    """Return the observation's columns of a dataset without a description of its env.
 
-    One column is the observation itself; of several it is a dict, by what follows
-    `observation.` in their names. Columns of text are no part of it.
+    A single column is the observation itself; several columns form a dict, keyed by the name
+    after `observation.`. Text columns are skipped.
     """
     features = {key: one for key, one in features.items() if one["dtype"] not in TEXTS}
     found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
@@ -210,10 +203,9 @@ def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
 
 
 def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf:
-    """Return the leaf of a column that `info.json` describes."""
     picture = feature["dtype"] in ("image", "video")
     shape = tuple(feature["shape"]) or (1,)
-    if picture and _channels_first(shape):  # LeRobot describes both ways, and keeps one
+    if picture and _channels_first(shape):  # LeRobot may describe [C, H, W], but stores [H, W, C]
         shape = (*shape[1:], shape[0])
     return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture)
 
@@ -226,7 +218,7 @@ def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf
     """Return the leaf that `meta/lightning_rl.json` describes.
 
     Raises:
-        KeyError, TypeError, ValueError: if it is none, or differs from the column of `features`.
+        KeyError, TypeError, ValueError: if it is no leaf, or differs from the column of `features`.
     """
     tuples = {name: tuple(described[name]) for name in ("path", "shape")}
     leaf = Leaf(**{**described, **tuples})
@@ -238,7 +230,7 @@ def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf
 
 
 def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
-    """Return what `info.json` says of a column; `video`: that pictures are in videos."""
+    """Return a column's entry in `info.json`; `video`: whether pictures are stored as videos."""
     shape = list(leaf.kept_shape)
     if not leaf.picture:
         return {"dtype": leaf.dtype, "shape": shape, "names": None}
@@ -259,19 +251,14 @@ def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
 
 
 def number_feature(dtype: str) -> dict[str, Any]:
-    """Return what `info.json` says of a column of single numbers."""
     return {"dtype": dtype, "shape": [1], "names": None}
 
 
 def filled(template: str, place: Mapping[str, int | str]) -> str:
-    """Return the path that a `data_path` or `video_path` stands for, within the dataset.
-
-    Args:
-        template: with fields such as `{chunk_index:03d}` or `{video_key}`.
-        place: values of the fields that it may have.
+    """Fill a `data_path` or `video_path` template with `place`; return the path in the dataset.
 
     Raises:
-        ValueError: if it has other fields, or leads out of the dataset.
+        ValueError: for a field that `place` lacks, or a path outside of the dataset.
     """
     if set("{}") & set(_FIELD.sub("", template)):
         raise ValueError("a field is {chunk_index:03d}, {file_index:03d} or {video_key}")
@@ -290,27 +277,22 @@ def filled(template: str, place: Mapping[str, int | str]) -> str:
 
 
 def place_of(number: int) -> dict[str, int]:
-    """Return the chunk and the file of a number that counts files."""
+    """Return chunk and file index of a file number."""
     return {"chunk_index": number // CHUNK_FILES, "file_index": number % CHUNK_FILES}
 
 
 def number_of(path: Path) -> int:
-    """Return the number that counts a file, by its name and its folder's."""
+    """Return the number of a file, from its name and its folder's name."""
     return int(path.parent.name.split("-")[1]) * CHUNK_FILES + int(path.stem.split("-")[1])
 
 
 def file_name(number: int, suffix: str) -> str:
-    """Return the name of the file of a number within its folder, such as its chunk has it."""
     place = place_of(number)
     return f"chunk-{place['chunk_index']:03d}/file-{place['file_index']:03d}{suffix}"
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of a folder, in the order of their numbers.
-
-    Raises:
-        ConfigurationError: for a file without a number.
-    """
+    """Return the files of a folder, in the order of their numbers."""
     found = list(folder.glob("chunk-*/file-*.*"))
     for file in found:
         require(
@@ -322,11 +304,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Read what `info.json` says, checked as far as episodes are read by it.
-
-    Raises:
-        ConfigurationError: if it is missing, damaged, of another version, or incomplete.
-    """
+    """Read `info.json` and check the entries that the reader needs."""
     info = read_json(path)
     version = str(info.get("codebase_version"))
     require(
@@ -364,15 +342,7 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Read `meta/lightning_rl.json`: the leaves of the observation and of the action, and the rest.
-
-    Args:
-        path: of the file.
-        features: of `info.json`, whose columns it must describe.
-
-    Raises:
-        ConfigurationError: if it is damaged, or does not fit.
-    """
+    """Read `meta/lightning_rl.json`, with leaves for the observation and the action."""
     said = read_json(path)
     try:
         leaves = [leaf_from(leaf, features) for leaf in said.get("observation", ())]
@@ -398,7 +368,7 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
-    """Refuse observations of which one would be a part of another."""
+    """Refuse an observation whose path lies within another observation."""
     for one in leaves:
         for other in leaves:
             require(
@@ -409,12 +379,7 @@ def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file, such as a FIFO, which has no end.
-
-    Raises:
-        OSError: if it is missing.
-        ValueError: if it is no regular file.
-    """
+    """Refuse a path that is no regular file; reading a FIFO would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
 
@@ -427,13 +392,9 @@ def _is_dtype(name: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`.
-
-    Raises:
-        ConfigurationError: if it is missing, damaged, no regular file, too large or too deep.
-    """
+    """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`."""
     try:
-        return files.read_json(path, None)  # a cache of the hub consists of links
+        return files.read_json(path, None)  # the Hugging Face cache consists of links
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} cannot be read: it is missing, and a dataset has one: restore it, or "
@@ -442,17 +403,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all."""
     text = json.dumps(content, indent=4, ensure_ascii=False)
     files.write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def import_extra(name: str) -> Any:
-    """Import a module of the extra `data`.
-
-    Raises:
-        ConfigurationError: where it is not installed.
-    """
+    """Import a module of the extra `data`."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -463,7 +419,7 @@ def import_extra(name: str) -> Any:
 
 
 def as_column(values: np.ndarray) -> Any:
-    """Return the arrow array of values [L, ...]: numbers, or lists of them in a fixed size."""
+    """Return the arrow array of values [L, ...]: scalars or nested lists of fixed size."""
     arrow = import_extra("pyarrow")
     column = arrow.array(np.ascontiguousarray(values).reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
@@ -479,7 +435,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the values [L, *shape] of an arrow array or chunked array.
 
     Raises:
-        ValueError: if they are no numbers, of another shape, or some are missing.
+        ValueError: for values that are no numbers, another shape, or nulls.
     """
     arrow = import_extra("pyarrow")
     compute = import_extra("pyarrow.compute")
@@ -506,13 +462,12 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a small table whole or not at all."""
     parquet = import_extra("pyarrow.parquet")
     files.write_atomically(path, lambda file: parquet.write_table(table, file))
 
 
 def tasks_table(tasks: Sequence[str]) -> Any:
-    """Return the table of tasks as pandas would write it: their texts are the index."""
+    """Return the table of tasks in pandas' format, with the texts as index."""
     arrow = import_extra("pyarrow")
     index = "__index_level_0__"
     numbers = arrow.array(range(len(tasks)), arrow.int64())
@@ -535,11 +490,7 @@ def tasks_table(tasks: Sequence[str]) -> Any:
 
 
 def tasks_of(table: Any) -> dict[int, str]:
-    """Return the texts of a table of tasks, by number.
-
-    Raises:
-        ValueError: if it is no such table.
-    """
+    """Return the texts of a table of tasks, by task number."""
     texts = [name for name in table.column_names if name != "task_index"]
     if not texts or "task_index" not in table.column_names:
         raise ValueError(f"it has the columns {table.column_names}, not task_index and a text")
@@ -552,7 +503,6 @@ def tasks_of(table: Any) -> dict[int, str]:
 
 
 def as_pictures(contents: Sequence[bytes]) -> Any:
-    """Return the arrow array of pictures, each the bytes of a file."""
     arrow = import_extra("pyarrow")
     kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
     return arrow.array([{"bytes": content, "path": None} for content in contents], kind)

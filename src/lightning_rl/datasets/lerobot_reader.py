@@ -1,4 +1,4 @@
-"""Read episodes of a LeRobotDataset v3.0, without holding the dataset in memory."""
+"""Read episodes of a LeRobotDataset v3.0 one at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +27,10 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 
 _ROW = ("episode_index", "length", "dataset_from_index", "dataset_to_index", "success")
 _PLACES = ("data/", "videos/", "meta/episodes/")
-"""The columns of the table of episodes that are read, and how others of them begin."""
+"""Columns of the table of episodes that the reader needs: names, and prefixes."""
 
 MOST_STEPS = 2**22
-"""The most steps of an episode, which is in memory as a whole."""
+"""Maximum steps of an episode, which is read as a whole."""
 
 NAMES = {
     "action": "action",
@@ -41,15 +41,11 @@ NAMES = {
     "success": "next.success",
     "intervened": lerobot.INTERVENED,
 }
-"""LeRobot's names of columns other than observations, by our own."""
+"""LeRobot's column for each name of this package, except observations."""
 
 
 class LeRobotEpisodes(Episodes):
-    """Episodes of a LeRobotDataset v3.0; see `read_episodes` for the arguments.
-
-    Raises:
-        ConfigurationError: see `read_episodes`.
-    """
+    """Episodes of a LeRobotDataset v3.0; for arguments and errors see `read_episodes`."""
 
     def __init__(
         self,
@@ -83,7 +79,6 @@ class LeRobotEpisodes(Episodes):
         self._open: dict[str, TableFile] = {}
 
     def _find_extras(self, described: Mapping[str, Any]) -> None:
-        """Find the columns of extras, and tell which columns of text are left out."""
         taken = {*self._columns.values(), *(leaf.key for leaf in self.leaves)}
         extras = [key for key in self._features if key.startswith(lerobot.EXTRA)]
         texts = [
@@ -134,7 +129,6 @@ class LeRobotEpisodes(Episodes):
             self.tasks = lerobot.tasks_of(read_table(tasks))
 
     def _check_row(self, number: int, row: Mapping[str, Any]) -> None:
-        """Refuse a row of the table of episodes that lacks something or contradicts itself."""
         place = ("chunk_index", "file_index")
         needed = ["episode_index", "length", "dataset_from_index", *(f"data/{x}" for x in place)]
         needed += [
@@ -172,7 +166,7 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _check_films(self, prefix: str) -> None:
-        """Refuse films of which two episodes would show the same frames."""
+        """Refuse videos in which two episodes would share frames."""
         assert self.fps is not None
         names = [f"{prefix}/{one}" for one in ("chunk_index", "file_index", "from_timestamp")]
         order = sorted(range(len(self)), key=lambda i: [self._rows[i][name] for name in names])
@@ -186,10 +180,7 @@ class LeRobotEpisodes(Episodes):
             )
 
     def places(self) -> list[tuple[Path, int, Path, int]]:
-        """Return of each episode the file of its rows, its first row there, and its own row.
-
-        Its own row is in the table of episodes: the file and the number of the row.
-        """
+        """Return per episode: data file, first row there, file and row in the table of episodes."""
         found = []
         for row in self._rows:
             path = self._data_file(row)
@@ -204,7 +195,7 @@ class LeRobotEpisodes(Episodes):
     def _file_at(self, template: str, **place: Any) -> Path:
         try:
             return part_of(self.path, lerobot.filled(self._info[template], place))
-        except (ValueError, OSError) as error:  # OSError: the name is too long
+        except (ValueError, OSError) as error:  # OSError: a name that is too long
             raise ConfigurationError(
                 f"The {template} of the dataset at {self.path}, {self._info[template]!r}, does "
                 f"not fit a LeRobotDataset v3.0 ({error}): it takes {', '.join(place)}. Restore "
@@ -212,7 +203,7 @@ class LeRobotEpisodes(Episodes):
             ) from error
 
     def file_numbers(self) -> dict[str, int]:
-        """Return the number behind the last file of each kind."""
+        """Return the next free file number of each kind."""
         cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
         prefixes = {"data": "data", "meta": "meta/episodes"}
 
@@ -230,7 +221,6 @@ class LeRobotEpisodes(Episodes):
         described: Mapping[str, Any],
         space: gymnasium.Space[Any] | None,
     ) -> list[Leaf]:
-        """Return where each part of an observation lies, with its shape and dtype."""
         known: list[Leaf] = described.get("observation", [])
         given = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
         if space is None and given:
@@ -267,7 +257,7 @@ class LeRobotEpisodes(Episodes):
         return self._checked("action", key, None if space is None else lerobot.action_leaf(space))
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
-        """Return the leaf of a column, which must be what an env has."""
+        """Return the leaf of a column; refuse a column that does not fit the env's leaf."""
         there = sorted(key for key in self._features if key not in lerobot.INDEX_COLUMNS)
         require(
             key in self._features,
@@ -278,7 +268,7 @@ class LeRobotEpisodes(Episodes):
         found = lerobot.leaf_of(key, self._features[key], ())
         if leaf is None:
             return found
-        leaf = replace(leaf, key=key, picture=found.picture)  # as this dataset keeps it
+        leaf = replace(leaf, key=key, picture=found.picture)  # as stored in this dataset
         kinds = {
             "text" if one.dtype in lerobot.TEXTS else np.dtype(one.dtype).kind.replace("u", "i")
             for one in (found, leaf)
@@ -320,12 +310,7 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _column(self, table: Any, key: str, shape: tuple[int, ...], name: str) -> np.ndarray:
-        """Return the values [L, *shape] of a column.
-
-        Raises:
-            ConfigurationError: naming the episode and the column, if values are missing, no
-                numbers, or of another shape.
-        """
+        """Return the values [L, *shape] of a column."""
         arrow = lerobot.import_extra("pyarrow")
         try:
             return lerobot.from_column(table.column(key), shape)
@@ -336,14 +321,14 @@ class LeRobotEpisodes(Episodes):
             ) from error
 
     def _flags(self, table: Any, column: str, name: str) -> np.ndarray:
-        """Return a column of `NAMES` as bool [L]; false where the dataset has none."""
+        """Return a column of `NAMES` as bool [L]; false if the dataset has none."""
         if column not in self._columns:
             return np.zeros(len(table), bool)
         key = self._columns[column]
         return as_flags(self._column(table, key, (), name), f"{name}: its column '{key}'")
 
     def _seconds(self, table: Any, name: str) -> np.ndarray:
-        """Return the times [L] of the rows, after checking that they are one step apart."""
+        """Return the times [L] of the rows, and check that they are one step apart."""
         assert self.fps is not None
         found = {
             key: self._column(table, key, (), name)
@@ -356,7 +341,6 @@ class LeRobotEpisodes(Episodes):
         return frames / self.fps if times is None else times
 
     def _tasks_of(self, table: Any, name: str) -> tuple[str, ...]:
-        """Return the task of each step, in words."""
         numbers = self._column(table, "task_index", (), name).tolist()
         unknown = sorted(set(numbers) - self.tasks.keys())
         require(
@@ -371,7 +355,7 @@ class LeRobotEpisodes(Episodes):
         for index, row in enumerate(self._rows):
             if "success" in row or "success" not in self._columns:
                 found.append(row.get("success"))
-            else:  # no film is decoded for it
+            else:  # does not decode videos
                 name = self.name_of(index)
                 table = self._frames(row, self.lengths[index], name)
                 found.append(self._success(row, table, name))
@@ -392,7 +376,7 @@ class LeRobotEpisodes(Episodes):
     def _observations(
         self, row: Mapping[str, Any], table: Any, seconds: np.ndarray, name: str
     ) -> tuple[Any, bool]:
-        """Return the observations [L+1, ...] of an episode, and whether the last is true."""
+        """Return the observations [L+1, ...] of an episode, and whether the final one is known."""
         finals = self._file("finals", row["file"], row["finals"]).rows(row["row"], 1)
         known = all(
             f"final/{leaf.key}" in row["finals"]
@@ -423,12 +407,12 @@ class LeRobotEpisodes(Episodes):
     def _filmed(
         self, row: Mapping[str, Any], leaf: Leaf, seconds: np.ndarray, name: str
     ) -> np.ndarray:
-        """Return the frames of a film at seconds [M] behind the begin of an episode."""
+        """Return the frames of a video at seconds [M] from the begin of an episode."""
         assert self.fps is not None
         prefix = f"videos/{leaf.key}"
         begin: float = row[f"{prefix}/from_timestamp"]
         lasts = (row.get(f"{prefix}/to_timestamp") or inf) - begin
-        last = seconds[row["length"] - 1]  # the final observation's comes behind it
+        last = seconds[row["length"] - 1]  # the final observation's frame follows
         require(
             last <= lasts - 0.25 / self.fps,
             f"{name} contradicts itself: its last row is {last:g} s behind its begin, and its film "
@@ -440,7 +424,7 @@ class LeRobotEpisodes(Episodes):
         return read_frames(path, (begin + seconds).tolist(), self.fps, leaf.kept_shape)
 
     def _check_room(self, count: int, leaf: Leaf) -> None:
-        """Refuse pictures of an episode that the memory has no room for."""
+        """Refuse an episode whose pictures do not fit in memory."""
         size = count * prod(leaf.kept_shape)
         room = available_bytes("cpu", torch.device("cpu"), self.path)
         require(
@@ -451,7 +435,6 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _pictures(self, columns: Sequence[Any], leaf: Leaf) -> np.ndarray:
-        """Decode the pictures of some columns into one array."""
         self._check_room(sum(map(len, columns)), leaf)
         pictures = np.empty((sum(map(len, columns)), *leaf.kept_shape), np.uint8)
         contents = (content for column in columns for content in column)
@@ -465,11 +448,7 @@ class LeRobotEpisodes(Episodes):
         return pictures
 
     def _numbers(self, table: Any, leaf: Leaf, name: str) -> np.ndarray:
-        """Return the values [L, ...] of a leaf, in its dtype.
-
-        Raises:
-            ConfigurationError: if the dtype cannot hold them.
-        """
+        """Return the values [L, ...] of a leaf, in its dtype."""
         values = self._column(table, leaf.key, leaf.shape, name)
         cast = values.astype(leaf.dtype)
         require(
@@ -492,7 +471,6 @@ class LeRobotEpisodes(Episodes):
         return torch.from_numpy(values.astype(np.float32))
 
     def _frames(self, row: Mapping[str, Any], length: int, name: str) -> Any:
-        """Return the rows of an episode in the table of data."""
         path = self._data_file(row)
         videos = {key for key, one in self._features.items() if one["dtype"] == "video"}
         wanted = {leaf.key for leaf in self.leaves} | set(self._columns.values())
@@ -510,7 +488,7 @@ class LeRobotEpisodes(Episodes):
         return table
 
     def _file(self, kind: str, path: Path, columns: list[str]) -> "TableFile":
-        """Return a file of a kind, of which the last one stays open."""
+        """Return a file of a kind; the last file of each kind stays open."""
         if kind not in self._open or self._open[kind].path != path:
             self._open[kind] = TableFile(path, columns)
         return self._open[kind]
@@ -525,7 +503,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns that `keys` names, and others of `NAMES` by LeRobot's name or our own."""
+    """Return the column of each name, from `keys` or by the names in `NAMES`."""
     require(
         len(set(keys.values())) == len(keys),
         f"keys names two columns the same: {dict(keys)}. Name one of them.",
@@ -552,11 +530,7 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
 
 
 def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | None) -> np.ndarray:
-    """Return the number of the first choice in the columns of actions, [*A] or [].
-
-    Raises:
-        ConfigurationError: where the dataset says another one than the env.
-    """
+    """Return the number of the first choice in the columns of actions, [*A] or []."""
     said = described.get("action_start")
     if space is None:
         return np.asarray(said or 0)

@@ -1,8 +1,8 @@
-"""Read and write Minari datasets on this machine, an episode at a time, by Minari itself.
+"""Read and write local Minari datasets, one episode at a time, with Minari itself.
 
-`<dataset>/data/metadata.json` describes it; the episodes lie next to that: all in one HDF5 file, or
-an Arrow or Parquet file for each. Nothing is downloaded, no env is made, and pictures are written
-unchanged, not as the JPEG that Minari makes of them.
+`<dataset>/data/metadata.json` describes the dataset; next to it lies one HDF5 file, or one Arrow
+or Parquet file per episode. Reading downloads nothing and makes no env. Pictures are written
+unchanged, not as Minari's JPEG.
 
 Source: Minari 0.5 (Farama Foundation, minari.farama.org), `minari.dataset.minari_storage`.
 """
@@ -45,16 +45,16 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, move, writing
 
 METADATA = "metadata.json"
-"""The file that describes a dataset, and in other forms than HDF5 each episode."""
+"""File that describes a dataset, and each episode unless the format is HDF5."""
 
 HDF5 = "main_data.hdf5"
-"""The file of all episodes; the other forms have a folder for each episode instead."""
+"""File of all episodes; the other formats have a folder per episode."""
 
 MOST_EPISODES = 10**6
-"""The most episodes that are read."""
+"""Maximum number of episodes to read."""
 
 UNFINISHED = ".tmp-minari"
-"""How the name of a dataset begins that is being written."""
+"""Prefix of the folder of an incomplete dataset."""
 
 
 def minari_folder(path: Path) -> Path | None:
@@ -66,7 +66,7 @@ class MinariEpisodes(Episodes):
     """Episodes of a Minari dataset; see `read_episodes` for the arguments.
 
     Raises:
-        ConfigurationError: if it cannot be read, does not say its spaces, or is of another env.
+        ConfigurationError: if the dataset cannot be read, lacks its spaces, or is of another env.
     """
 
     fps = None
@@ -82,7 +82,7 @@ class MinariEpisodes(Episodes):
         self.path, self._folder = path, minari_folder(path) or path
         self._infos = {"success": "success", "is_success": "success", "intervened": "intervened"}
         self._infos |= {"is_intervention": "intervened", **keys}
-        self._left_out: set[str] = set()  # infos that a warning has named
+        self._left_out: set[str] = set()  # infos in an earlier warning
         for name in keys.values():
             require(
                 name in ("success", "intervened"),
@@ -91,7 +91,7 @@ class MinariEpisodes(Episodes):
             )
         try:
             lengths = self._open()
-        except Exception as error:  # a damaged or malicious file fails in many ways
+        except Exception as error:  # a damaged or malicious file may raise anything
             raise self._unreadable(error) from error
         self._check_spaces(observation_space, action_space)
         self.first_action = first_choice(self._storage.action_space)
@@ -100,10 +100,9 @@ class MinariEpisodes(Episodes):
         self.lengths = [lengths[number] for number in self._numbers]
 
     def _open(self) -> list[int]:
-        """Open the files, and return the steps of each episode."""
         storage = import_extra("minari.dataset.minari_storage").MinariStorage
         said = read_json(self._folder / METADATA)
-        require(  # else Minari would make the env that the dataset names
+        require(  # without spaces, Minari would make the dataset's env
             {"observation_space", "action_space"} <= set(said),
             f"The dataset at {self.path} does not say its spaces: record it again with Minari 0.4 "
             "or newer.",
@@ -130,7 +129,7 @@ class MinariEpisodes(Episodes):
         )
 
     def _check_files(self, count: int) -> None:
-        """Refuse what is no regular file, and an HDF5 file whose entries lie elsewhere."""
+        """Refuse irregular files, and an HDF5 file that links to other files."""
         if not self._hdf5:
             for number in range(count):
                 for file in (self._folder / str(number)).iterdir():
@@ -142,7 +141,6 @@ class MinariEpisodes(Episodes):
                 _linked(file, f"episode_{number}")
 
     def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
-        """Refuse a dataset of other spaces than the env's, as far as these are known."""
         own = (self._storage.observation_space, self._storage.action_space)
         for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
             theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
@@ -157,7 +155,6 @@ class MinariEpisodes(Episodes):
             )
 
     def _check_size(self, number: int) -> None:
-        """Refuse an episode that the memory has no room for."""
         if self._hdf5:
             with import_extra("h5py").File(self._folder / HDF5, "r") as file:
                 size = _size_of(file, f"episode_{number}", set())
@@ -180,7 +177,7 @@ class MinariEpisodes(Episodes):
             (said,) = self._storage.get_episode_metadata([number])
             tasks = tuple(str(task) for task in json.loads(said.get("tasks", "[]")))
             names = {str(k): str(v) for k, v in json.loads(said.get("names", "{}")).items()}
-        except Exception as error:  # a damaged or malicious file fails in many ways
+        except Exception as error:  # a damaged or malicious file may raise anything
             raise self._unreadable(error) from error
         infos = self._steps_of(raw["infos"] or {}, length)
         known = {}
@@ -215,7 +212,6 @@ class MinariEpisodes(Episodes):
         )
 
     def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
-        """Refuse an episode whose actions or observations are not in its spaces."""
         action, space = raw["actions"], self._storage.action_space
         require(
             action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
@@ -236,10 +232,7 @@ class MinariEpisodes(Episodes):
             )
 
     def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-        """Return the infos of each step [L, ...], by name, with a dot for each level.
-
-        Minari may have one more, the info of the reset. A warning names what is not read, once.
-        """
+        """Return the infos of each step [L, ...], by name, with one dot per level."""
         found = {}
         left_out = set()
         pending = dict(infos)
@@ -250,6 +243,7 @@ class MinariEpisodes(Episodes):
                 pending |= {f"{name}.{key}": below for key, below in value.items()}
                 continue
             array = np.asarray(value)
+            # With L + 1 entries, the first is the info of the reset.
             if array.ndim and array.dtype.kind in "biuf" and len(array) in (length, length + 1):
                 found[name] = array[len(array) - length :]
             else:
@@ -264,17 +258,12 @@ class MinariEpisodes(Episodes):
 
 
 def _same_choices(given: Any, there: Any) -> bool:
-    """Return whether two action spaces have equal choices, counted from one number."""
     same_first = np.array_equal(first_choice(given), first_choice(there))
     return not choices_of(there) or (same_first and choices_of(given) == choices_of(there))
 
 
 def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
-    """Return one number for each of L steps, [L].
-
-    Raises:
-        ConfigurationError: if there are more or fewer.
-    """
+    """Return one number per step, [L]."""
     array = np.asarray(values)
     require(
         array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
@@ -285,7 +274,7 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
 
 
 def _check_shapes(said: Mapping[str, Any]) -> None:
-    """Refuse spaces of arrays that are too large to be made."""
+    """Refuse spaces with arrays that are too large."""
     pending = [json.loads(said[name]) for name in ("observation_space", "action_space")]
     while pending:
         one = pending.pop()
@@ -297,11 +286,7 @@ def _check_shapes(said: Mapping[str, Any]) -> None:
 
 
 def _linked(group: Any, name: str) -> Any:
-    """Return an entry of an HDF5 group that lies in this file.
-
-    Raises:
-        ValueError: if the entry is a link: to another file, host or entry.
-    """
+    """Return an entry of an HDF5 group; refuse a link to another file, host or entry."""
     h5py = import_extra("h5py")
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"its entry {group.name}/{name} is missing, or a link to another one")
@@ -309,11 +294,7 @@ def _linked(group: Any, name: str) -> Any:
 
 
 def _size_of(group: Any, name: str, seen: set[int]) -> int:
-    """Return how many bytes an entry of an HDF5 group takes in memory.
-
-    Raises:
-        ValueError: if its values lie in other files, or it holds itself.
-    """
+    """Return the bytes in memory of an HDF5 entry; refuse external values and cycles."""
     h5py = import_extra("h5py")
     entry = _linked(group, name)
     address = h5py.h5o.get_info(entry.id).addr
@@ -325,22 +306,13 @@ def _size_of(group: Any, name: str, seen: set[int]) -> int:
     if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
         raise ValueError(f"the values of its entry {entry.name} lie in other files")
     size = int(entry.nbytes)
-    if h5py.check_vlen_dtype(entry.dtype) == np.uint8:  # pictures, which Minari decodes
+    if h5py.check_vlen_dtype(entry.dtype) == np.uint8:  # pictures: Minari decodes them
         size += sum(jpeg_bytes(bytes(content)) for content in entry)
     return size
 
 
 def _size_of_table(path: Path, kind: str) -> int:
-    """Return how many bytes the table of an episode takes in memory.
-
-    Args:
-        path: of its file.
-        kind: `arrow` or `parquet`.
-
-    Raises:
-        ConfigurationError: if a Parquet file exceeds the bounds of `TableFile`.
-        ValueError: if it has too many rows, is compressed otherwise, or holds no JPEG as a picture.
-    """
+    """Return the bytes in memory of an episode's table; `kind`: `arrow` or `parquet`."""
     if kind == "parquet":
         table = TableFile(path).rows(0, MOST_STEPS + 2)
     else:
@@ -354,22 +326,16 @@ def _size_of_table(path: Path, kind: str) -> int:
     while any(hasattr(kind, "fields") for kind in columns.schema.types):
         columns = columns.flatten()
     for column in columns.columns:
-        if "binary" in str(column.type):  # pictures, which Minari decodes
+        if "binary" in str(column.type):  # pictures: Minari decodes them
             size += sum(jpeg_bytes(content.as_py()) for content in column)
     return size
 
 
 def _refuse_compressed(content: Any) -> None:
-    """Refuse an Arrow file with compressed columns: a small one may stand for any number of bytes.
+    """Refuse an Arrow file with compressed columns, which could expand to any size.
 
-    PyArrow tells it after it has decompressed them. Source: the format of Arrow's files, version 5
-    (`File.fbs`, `Message.fbs`), and of flatbuffers.
-
-    Args:
-        content: of the file.
-
-    Raises:
-        ValueError: if some are.
+    PyArrow reports the size only after decompression. Source: the format of Arrow's files, version
+    5 (`File.fbs`, `Message.fbs`), and of flatbuffers.
     """
 
     def number(kind: str, at: int) -> int:
@@ -406,14 +372,13 @@ def write_minari(
     """Write episodes as a Minari dataset, bit for bit; all of them or none.
 
     Args:
-        path: of a directory that is not there yet. Minari finds it by its name if it lies in the
-            folder of its datasets (`MINARI_DATASETS_PATH`).
-        episodes: are read one after the other.
+        path: of a new directory. Minari finds it by its name if it lies in `MINARI_DATASETS_PATH`.
+        episodes: consumed one at a time.
         observation_space: of the env.
         action_space: of the env.
 
     Raises:
-        ConfigurationError: if something is there already, and for a space that cannot be written.
+        ConfigurationError: if the directory is not empty, and for a space that cannot be written.
         WriteError: if the disk is full.
     """
     for leaf in leaves_of(observation_space):
@@ -430,7 +395,7 @@ def write_minari(
         not path.exists() or not any(path.iterdir()),
         f"{path} is not empty: give a directory that is not there yet.",
     )
-    # Absolute: of a relative path Minari asks for sizes at another place.
+    # Absolute: Minari looks for the files of a relative path in another place.
     unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
     with writing(path):
@@ -452,7 +417,7 @@ def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarra
         success = np.zeros(len(episode), bool)
         success[-1] = episode.success
         steps["success"] = success
-    # Zero at the reset, which Minari keeps an info of.
+    # Minari also stores an info of the reset: zeros.
     infos = {
         tuple(name.split(".")): np.concatenate([np.zeros_like(values[:1]), values])
         for name, values in steps.items()
@@ -467,7 +432,7 @@ def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarra
         infos=tree_of_leaves(infos),
     )
     storage.update_episodes([buffer])
-    # Minari has no place for these. HDF5 takes a slash in a name for a level, and gives back a dot.
+    # Minari has no place for these. HDF5 reads a slash in a name as a level, and returns a dot.
     names = {name.replace("/", "."): name for name in steps if "/" in name}
     lists = {"tasks": episode.tasks, "names": names}
     notes: dict[str, Any] = {"task": episode.task}

@@ -1,4 +1,4 @@
-"""Draw each minibatch in fixed shares from what is collected and from what others did."""
+"""Draw each minibatch in fixed shares from collected and from demonstrated transitions."""
 
 import math
 from collections.abc import Iterator
@@ -24,41 +24,40 @@ from lightning_rl.system.files import expanded
 from lightning_rl.system.runs import find_checkpoint
 
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
-"""Of each minibatch, in an order that does not depend on where its samples came from."""
+"""Fields of each minibatch, in a fixed order."""
 
 ADDED = {"intervened": torch.bool, "penalty": torch.float32}
-"""Behind them, zero in samples of which nobody has said it."""
+"""Further fields of each minibatch; zero for samples without them."""
 
 
 class MixedReplay(Replay):
-    """Two replays: what is collected goes into one, what was demonstrated into the other.
+    """Keep collected transitions in one replay, and demonstrations in a second one.
 
-    Of each minibatch [B] the first round(B * online_ratio) samples, halves rounded up, are of what
-    was collected, and the others of what was demonstrated, however few of them there are: both are
-    drawn with replacement. Where one is empty all are the other's: `replay/online_share` says so.
+    The first round(B * online_ratio) samples of a minibatch [B], halves rounded up, come from the
+    online replay, the others from the offline replay, both drawn with replacement. If one replay is
+    empty, all samples come from the other; see the metric `replay/online_share`.
     Source: RLPD (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data",
-    section 4.1); that interventions count as demonstrations, HIL-SERL (Luo et al. 2024, "Precise
-    and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement Learning").
+    section 4.1). Interventions as demonstrations: HIL-SERL (Luo et al. 2024, "Precise and Dexterous
+    Robotic Manipulation via Human-in-the-Loop Reinforcement Learning").
 
     Args:
         observation_space, action_space, num_envs, device, seed, directory: see `Replay`.
-        online: keeps what is collected, all of it.
-        offline: keeps what was demonstrated. Its oldest make room, which are those of
-            `demonstrations`: give it room for them and for all interventions.
-        online_ratio: the share of the former in each minibatch, from 0 to 1.
-        demonstrations: what it begins with: a dataset (see `read_episodes`), or the run directory
-            or the checkpoint of another run, whose replay it is. Nothing where not given.
-        keys: what a column of the dataset is here, see `read_episodes`.
-        penalties: weights of the columns of the dataset that make its `penalty`, by name, as of
-            `PenaltyTerms`; where not given, its column `penalty`, if it has one.
-        keep_interventions: whether the steps at which a person or a script had taken over go into
-            both.
-        ends: how episodes ended where the dataset does not say it, see `read_episodes`.
-        actions_outside: what becomes of actions outside of the env's bounds, see `read_episodes`.
+        online: replay of all collected transitions.
+        offline: replay of demonstrations and interventions. A full replay overwrites its oldest
+            transitions, the demonstrations: make it large enough for both.
+        online_ratio: share of online samples in each minibatch, from 0 to 1.
+        demonstrations: initial content of `offline`: a dataset (see `read_episodes`), or the run
+            directory or checkpoint of another run, whose replay is read. Default: empty.
+        keys: rename columns of the dataset, see `read_episodes`.
+        penalties: weights of the dataset's columns in `penalty`, by name, as in `PenaltyTerms`.
+            Default: the column `penalty`, if the dataset has one.
+        keep_interventions: whether `offline` also stores the steps of interventions.
+        ends: how episodes ended if the dataset does not record it, see `read_episodes`.
+        actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
 
     Raises:
         ConfigurationError: for a number out of range, demonstrations that cannot be read or do not
-            fit the env, and what the two replays raise.
+            fit the env, and errors of the two replays.
     """
 
     def __init__(
@@ -86,23 +85,22 @@ class MixedReplay(Replay):
         self.keep_interventions = keep_interventions
         where = {"directory": directory}
         self.online = online(*self._spaces, num_envs, device, seed, **where)
-        # Its streams are episodes and interventions, one after the other, of whichever env.
+        # One stream: episodes and interventions of all envs follow each other.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
-        self._begun = False  # whether a rollout has come in, of this run or one that it resumes
+        self._begun = False  # whether this run, or the run it resumes, has added a rollout
         self._given: GivenRewards | None = None
-        # Opened now, to be refused before anything is collected; read with the first rollout.
+        # Opened here, so that errors come before collection; read with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
         if demonstrations is not None:
             self._source = self._open(demonstrations, penalties, settings)
-        self._goes_on: int | None = None  # the env whose intervention the last slot belongs to
+        self._goes_on: int | None = None  # env of the last stored intervention, if it continues
         self._interventions = 0
-        self._online_share: float | None = None  # before anything is drawn
+        self._online_share: float | None = None  # None before the first minibatch
 
     def _open(
         self, path: str, penalties: dict[str, float] | None, settings: dict[str, Any]
     ) -> Iterator[Episode]:
-        """Return the episodes that the replay begins with."""
         found = expanded(path)
         if found.suffix == ".ckpt" or (found / "checkpoints").is_dir():
             count, source = _of_replay(find_checkpoint(path, found), self._spaces)
@@ -110,7 +108,7 @@ class MixedReplay(Replay):
             seen, acted = self._spaces
             episodes = read_episodes(path, observation_space=seen, action_space=acted, **settings)
             count, source = sum(episodes.lengths), _of_dataset(episodes, penalties)
-            if (first := next(source, None)) is not None:  # refused now if it lacks something
+            if (first := next(source, None)) is not None:  # read one episode to find errors now
                 source = chain((first,), source)
         room = getattr(self.offline, "capacity", None)
         require(
@@ -123,21 +121,16 @@ class MixedReplay(Replay):
 
     @property
     def capacity(self) -> int | None:
-        """Transitions that both have room for; None where one does not say."""
+        """Transitions that both replays can hold; None if one of them has no `capacity`."""
         rooms = [getattr(replay, "capacity", None) for replay in (self.online, self.offline)]
         return None if None in rooms else sum(rooms)  # type: ignore[arg-type]  # no None in it
 
     def __len__(self) -> int:
         return len(self.online) + len(self.offline)
 
-    # --- what comes in ---
+    # --- write ---
 
     def extend(self, rollout: TensorDict) -> None:
-        """Take a fresh rollout [N, T+1] in, and its interventions a second time.
-
-        Raises:
-            ConfigurationError: for actions that are chunks.
-        """
         require(
             "executed" not in rollout.keys(),
             "MixedReplay keeps single actions, as demonstrations and interventions are, and the "
@@ -146,24 +139,23 @@ class MixedReplay(Replay):
         self._read_demonstrations()
         if not self._begun:
             self._begun = True
-            if isinstance(self.offline, ReplayBuffer):  # before interventions lie there too
+            if isinstance(self.offline, ReplayBuffer):  # before interventions are stored too
                 self._given = GivenRewards(1.0 - self.online_ratio, *self.offline.earned())
         self.online.extend(rollout)
         if self.keep_interventions and "intervened" in rollout.keys():
             self._keep_interventions(rollout)
 
     def _read_demonstrations(self) -> None:
-        """Put in what is to be there from the beginning, unless that has been done, or restored."""
         source, self._source = self._source, None
         if source is not None:
             for episode in source:
                 self._put(episode)
 
     def take_given_rewards(self) -> GivenRewards | None:
-        """Return the rewards of the demonstrations that a run begins with, once.
+        """Return the rewards of the initial demonstrations, once; None afterwards.
 
         Raises:
-            ConfigurationError: where `offline` is a replay that does not tell them.
+            ConfigurationError: if `offline` is not a `ReplayBuffer` and holds transitions.
         """
         require(
             isinstance(self.offline, ReplayBuffer) or len(self.offline) == 0,
@@ -175,7 +167,7 @@ class MixedReplay(Replay):
         return given
 
     def _keep_interventions(self, rollout: TensorDict) -> None:
-        """Put the steps at which somebody had taken over into the demonstrations, env by env."""
+        """Store the steps of interventions in the offline replay, env by env."""
         taken = rollout["intervened"][:, :-1]
         if "padding" in rollout.keys():
             taken = taken & ~rollout["padding"][:, :-1]
@@ -187,34 +179,24 @@ class MixedReplay(Replay):
             for first, stop in _stretches(taken[env].tolist(), done[env].tolist()):
                 follows = first == 0 and goes_on == env and bool(rollout["continues"][env, 0])
                 self._put(_steps_of(rollout, env, first, stop), continues=follows)
-                # What is put in behind it, of another env, or later on, is another stream.
+                # Only the next stored part can continue this one.
                 goes_on = None
                 is_last = stop == taken.shape[1] and not done[env, stop - 1]
                 self._goes_on = env if is_last else None
         self._interventions += int(taken.sum())
 
     def _put(self, episode: Episode, *, continues: bool = False) -> None:
-        """Put an episode into the demonstrations.
-
-        Args:
-            episode: whose last step, unless terminal, leads to its last observation.
-            continues: whether it continues the episode that was put in last.
-        """
+        """Store an episode in the offline replay; `continues`: it continues the episode before."""
         penalty = {"penalty": episode.extra.get("penalty", torch.zeros(len(episode)))}
         rollout = replace(episode, extra=penalty).to_rollout(*self._spaces)
         rollout["continues"].fill_(continues)
         self.offline.extend(rollout)
 
-    # --- what is drawn ---
+    # --- draw ---
 
     def batches(
         self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
     ) -> Iterator[TensorDict]:
-        """Yield minibatches [B], first the samples of what was collected.
-
-        Raises:
-            RuntimeError: where both replays are empty.
-        """
         first = self._share_of(batch_size)
         sizes = {self.online: first, self.offline: batch_size - first}
         self._online_share = first / batch_size
@@ -226,13 +208,11 @@ class MixedReplay(Replay):
         return (_joined(batches) for batches in zip(*parts, strict=True))
 
     def _share_of(self, batch_size: int) -> int:
-        """Return how many samples of a minibatch are of what was collected."""
         if len(self.offline) == 0:
-            return batch_size  # where both are empty, the error is that of the first
+            return batch_size  # if both are empty, `online` raises the error
         return 0 if len(self.online) == 0 else math.floor(batch_size * self.online_ratio + 0.5)
 
     def metrics(self) -> dict[str, float]:
-        """Return sizes, the share of the last minibatches that was collected, and interventions."""
         share = self._online_share
         return {
             "replay/size": float(len(self)),
@@ -245,7 +225,6 @@ class MixedReplay(Replay):
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        """Write what is new of both into files of a folder; return their names and what is left."""
         both = {name: getattr(self, name).state_dict(folder) for name in ("online", "offline")}
         return {
             **both,
@@ -257,11 +236,6 @@ class MixedReplay(Replay):
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Take up both; the demonstrations are not read a second time.
-
-        Raises:
-            ConfigurationError: where the checkpoint's replay is another kind.
-        """
         require(
             "online" in state and "offline" in state,
             f"The checkpoint's replay is not a MixedReplay, which data.replay is. {CURE}",
@@ -276,7 +250,7 @@ class MixedReplay(Replay):
 
 
 def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]:
-    """Yield from where to where, [first, stop), steps follow each other within an episode."""
+    """Yield the ranges [first, stop) of consecutive taken steps within an episode."""
     first: int | None = None
     for step, (one, ended) in enumerate(zip(taken, done, strict=True)):
         if one and first is None:
@@ -287,10 +261,10 @@ def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]
 
 
 def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
-    """Return some steps of one env of a rollout [N, T+1] as an episode."""
+    """Return a range of steps of one env of a rollout [N, T+1] as an episode."""
     part = rollout[env, first:stop]
     observation = map_tree(lambda x: x[env, first : stop + 1].clone(), rollout.get("observation"))
-    if rollout["done"][env, stop - 1]:  # the next slot is another episode's
+    if rollout["done"][env, stop - 1]:  # the next slot belongs to the next episode
         at = (torch.tensor([place], device=rollout.device) for place in (env, stop - 1))
         final = final_observations(rollout, *at)
         map_tree(lambda kept, true: kept[-1:].copy_(true), observation, final)
@@ -300,7 +274,7 @@ def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
 
 
 def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
-    """Return one minibatch [B] of its parts, whose fields stand in a fixed order."""
+    """Concatenate parts to one minibatch [B] with fields in a fixed order."""
     completed: list[Any] = []
     for batch in batches:
         fields = {key: batch.get(key) for key in FIELDS}
@@ -312,7 +286,7 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
 
 
 def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Iterator[Episode]:
-    """Yield the episodes of a dataset, with the `penalty` that some of its columns make."""
+    """Yield the episodes of a dataset with their `penalty`, a weighted sum of columns."""
     for episode in rewarded(episodes):
         there = episode.extra
         weights = {"penalty": 1.0} if "penalty" in there else {}
@@ -332,13 +306,9 @@ def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Itera
 def _of_replay(
     checkpoint: Path, spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 ) -> tuple[int, Iterator[Episode]]:
-    """Return the replay in a checkpoint, of all processes: its number of transitions, its episodes.
-
-    Raises:
-        ConfigurationError: if it holds none.
-    """
+    """Return the number of transitions and the episodes of the replays in a checkpoint."""
     states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
-    # Of a mixed one what it collected, which holds its interventions too.
+    # Of a mixed replay, only `online` is read: it holds the interventions too.
     states = [state.get("online", state) for state in states]
     require(
         bool(states) and all("begin" in state for state in states),

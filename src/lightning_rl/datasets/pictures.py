@@ -1,4 +1,4 @@
-"""Keep pictures as frames of a video or as PNG, and get them back one episode at a time."""
+"""Encode pictures as video or PNG, and decode them."""
 
 import io
 import os
@@ -16,70 +16,58 @@ from lightning_rl.system.errors import ConfigurationError, require
 
 CODEC = "libsvtav1"
 SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
-"""How LeRobot compresses, with a key frame every two frames, so that each is found quickly; and in
-one thread, for a recorder has other things to do."""
+"""LeRobot's settings of the codec: a key frame every two frames, for fast seeking. One thread,
+because the recorder needs the other cores.
+"""
 
 PIXELS = "yuv420p"
 
 FORMATS = {1: ("gray", "L"), 3: ("rgb24", "RGB"), 4: ("rgba", "RGBA")}
-"""FFmpeg's names and Pillow's of decoded pictures, by their channels."""
+"""FFmpeg's and Pillow's names of decoded pictures, by number of channels."""
 
 PICTURES = ("PNG", "JPEG", "WEBP", "BMP")
-"""The formats of pictures that are read. Others may name further files, or run a program."""
+"""Formats of pictures to read. Other formats may refer to further files, or run a program."""
 
 MOST_PIXELS = 2**26
-"""The most pixels of a frame of a film."""
+"""Maximum pixels of a video frame."""
 
 CURE = "Restore the file, or leave the camera out: name the observations to be read by keys."
 
 
 class VideoWriter:
-    """Write frames into a video as they come.
-
-    Args:
-        path: of the file.
-        height: H, in pixels.
-        width: W, in pixels.
-        fps: frames per second.
-    """
+    """Write frames of H x W pixels to a video."""
 
     def __init__(self, path: Path, height: int, width: int, fps: float) -> None:
         self._av = import_extra("av")
-        os.environ.setdefault("SVT_LOG", "1")  # the codec writes a page to stderr for each video
+        os.environ.setdefault("SVT_LOG", "1")  # the codec prints a page to stderr per video
         self._container = self._av.open(str(path), "w")
         self._stream = self._container.add_stream(CODEC, rate=rate_of(fps), options=SETTINGS)
         self._stream.height, self._stream.width = height, width
         self._stream.pix_fmt = PIXELS
 
     def add(self, frame: np.ndarray) -> None:
-        """Take a frame in, [H, W, 3] uint8."""
+        """Add a frame [H, W, 3] uint8."""
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         self._container.mux(self._stream.encode(picture))
 
     def close(self) -> None:
-        """Finish the file."""
         self._container.mux(self._stream.encode())
         self._container.close()
 
 
 def rate_of(fps: float) -> Fraction:
-    """Return a rate as the fraction that videos want."""
     return Fraction(fps).limit_denominator(100_000)
 
 
 def read_frames(
     path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the frames of a video at some times [M], as [M, H, W, C] uint8.
+    """Return the frames [M, H, W, C] uint8 of a video at increasing times [M] in seconds.
 
-    Args:
-        path: of the file.
-        times: in seconds, one after the other.
-        fps: frames per second.
-        size: H, W and the channels.
+    `size` is (H, W, C).
 
     Raises:
-        ConfigurationError: where the file is missing or broken, or has no such frames.
+        ConfigurationError: if the file is missing or broken, or lacks a frame.
     """
     av = import_extra("av")
     frames = np.empty((len(times), *size), np.uint8)
@@ -91,7 +79,7 @@ def read_frames(
             # The frames may be larger than the header says; codecs round sizes up.
             most = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}
             stream.codec_context.options = most
-            stream.codec_context.thread_count = 1  # else each thread keeps frames of its own
+            stream.codec_context.thread_count = 1  # each thread would keep its own frames
             container.seek(int(times[0] / stream.time_base), stream=stream)
             for frame in container.decode(stream):
                 if found == len(times):
@@ -114,11 +102,7 @@ def read_frames(
 
 
 def _opened(path: Path) -> Any:
-    """Open a film: an MP4 or Matroska file, which cannot make FFmpeg open other files or hosts.
-
-    Raises:
-        ValueError: if it is another kind of file.
-    """
+    """Open an MP4 or Matroska file: these cannot make FFmpeg open other files or hosts."""
     check_file(path)
     with path.open("rb") as file:
         head = file.read(8)
@@ -134,7 +118,7 @@ def _opened(path: Path) -> Any:
 
 
 def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
-    """Refuse a picture of another height or width than info.json says, or of odd channels."""
+    """Refuse a picture of another size than in info.json, or with an unknown number of channels."""
     if (height, width) != size[:2] or _channels(size) not in FORMATS:
         raise ValueError(f"a picture of {height} x {width} pixels, and info.json says {list(size)}")
 
@@ -144,12 +128,8 @@ def _channels(size: tuple[int, ...]) -> int:
 
 
 def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
-    """Return a frame of a film as uint8 of a size: [H, W, C], or [H, W] in grey.
-
-    Raises:
-        ValueError: for another height or width, and for more than 8 bits.
-    """
-    if frame.format.name.startswith(("gray1", "ya16")):  # depths, which 8 bits do not hold
+    """Return a video frame as uint8 [H, W, C], or [H, W] for grey."""
+    if frame.format.name.startswith(("gray1", "ya16")):  # depth pictures need more than 8 bits
         raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
     _check_size(frame.height, frame.width, size)
     pixels: np.ndarray = frame.to_ndarray(format=FORMATS[_channels(size)][0])
@@ -157,11 +137,7 @@ def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
 
 
 def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
-    """Put videos behind each other without compressing them again.
-
-    Returns:
-        at which frame of the joined file each begins.
-    """
+    """Concatenate videos without compressing them again; return the frame at which each begins."""
     av = import_extra("av")
     begins, frames = [], 0
     with closing(av.open(str(target), "w")) as joined:
@@ -185,21 +161,15 @@ def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
 
 
 class PngEncoder:
-    """Turns frames of one size into PNG, without loss.
+    """Encode frames of H x W pixels as PNG."""
 
-    One for many frames: what each takes of the library is not given back at once.
-
-    Args:
-        height: H, in pixels.
-        width: W, in pixels.
-    """
-
+    # One encoder for many frames: the library releases the memory of an encoder late.
     def __init__(self, height: int, width: int) -> None:
         self._av = import_extra("av")
         self._context: Any = self._av.CodecContext.create("png", "w")
         self._context.height, self._context.width = height, width
         self._context.pix_fmt, self._context.time_base = "rgb24", Fraction(1)
-        self._context.thread_count = 1  # each frame's bytes are there when it has been given
+        self._context.thread_count = 1  # so that `encode` returns the frame immediately
 
     def encode(self, frame: np.ndarray) -> bytes:
         """Return a frame [H, W, 3] uint8 as PNG."""
@@ -208,21 +178,17 @@ class PngEncoder:
 
 
 def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
-    """Return the picture [H, W, C] uint8, or [H, W] in grey, of a file of `PICTURES`.
-
-    Args:
-        content: of the file.
-        size: H, W and C.
+    """Decode a file of `PICTURES` to uint8 of shape `size`: [H, W, C], or [H, W] for grey.
 
     Raises:
-        ValueError: if it is no picture, or of another size or more than 8 bits.
+        ValueError: if it is no picture, or has another size or more than 8 bits.
     """
     pillow = import_extra("PIL.Image")
     errors = (OSError, SyntaxError, EOFError, LookupError, struct.error)
     try:
         with pillow.open(io.BytesIO(content), formats=PICTURES) as picture:
-            _check_size(picture.height, picture.width, size)  # nothing is decoded yet
-            if picture.format == "PNG" and content[24] > 8:  # depths, which 8 bits do not hold
+            _check_size(picture.height, picture.width, size)  # before anything is decoded
+            if picture.format == "PNG" and content[24] > 8:  # depth pictures need more than 8 bits
                 raise ValueError(f"a picture of {content[24]} bits, and 8 bits a channel are read")
             return np.array(picture.convert(FORMATS[_channels(size)][1])).reshape(size)
     except (*errors, pillow.DecompressionBombError) as error:
@@ -230,10 +196,6 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
 
 
 def jpeg_bytes(content: bytes) -> int:
-    """Return how many bytes a JPEG takes when it is decoded.
-
-    Raises:
-        OSError: if it is no JPEG.
-    """
+    """Return the number of bytes of a decoded JPEG."""
     with import_extra("PIL.Image").open(io.BytesIO(content), formats=("JPEG",)) as picture:
         return int(picture.height * picture.width * len(picture.getbands()))

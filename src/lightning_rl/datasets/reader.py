@@ -1,4 +1,4 @@
-"""Open a dataset of episodes, in LeRobot's format or Minari's."""
+"""Open a dataset in LeRobot's or Minari's format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,29 +25,28 @@ def read_episodes(
     ends: Ends | None = None,
     actions_outside: Outside = "clip",
 ) -> Episodes:
-    """Open a dataset: the directory of a LeRobotDataset v3.0, or of a Minari dataset.
+    """Open the directory of a LeRobotDataset v3.0 or of a Minari dataset.
 
     Args:
         path: of the directory.
-        keys: what a column of the dataset is here, if that is not clear from its name:
-            `observation`, `observation.<key>` (of a Dict, with a dot for each level), `action`,
-            `reward`, `done`, `terminated`, `truncated`, `success`, `intervened`. Of Minari's, only
-            an entry of its infos can be named.
-        observation_space: of the env that the episodes are for; checked if given, and only its
-            columns are read.
-        action_space: of that env; checked if given.
-        fps: frames per second of that env; checked if given.
-        ends: how episodes ended if the dataset does not say whether by time: see `EndRule`. The
-            rule is logged, as a warning if it had to be assumed.
-        actions_outside: clip actions outside the bounds of a Box, with a warning that counts them,
-            or refuse them. Choices that the action space does not have are refused.
+        keys: maps columns of the dataset to names of this package, if their own names do not fit:
+            `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
+            `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
+            `infos`.
+        observation_space: of the env; checked if given, and only its columns are read.
+        action_space: of the env; checked if given.
+        fps: frames per second of the env; checked if given.
+        ends: how episodes ended if the dataset does not record it: see `EndRule`. The rule is
+            logged, as a warning if it is a guess.
+        actions_outside: clip actions outside the bounds of a Box, with one warning, or refuse
+            them. Choices that the action space does not have are always refused.
 
     Returns:
-        a sequence of them, in the order of recording. Choices of actions count from 0, as policies
-        do, if the action space is given or the dataset says it.
+        the episodes in recorded order. Choices count from 0, as in policies, if the action space is
+        given or the dataset describes it.
 
     Raises:
-        ConfigurationError: if there is none, or it is of another env, or it contradicts itself.
+        ConfigurationError: for a missing dataset, another env, and contradictions in the dataset.
     """
     directory = expanded(path)
     require(

@@ -1,4 +1,4 @@
-"""Record what somebody does in an env: a person, a script or a policy, episode by episode."""
+"""Record episodes of a person, a script or a policy in one env."""
 
 import copy
 import os
@@ -27,20 +27,20 @@ from lightning_rl.rollout.structured_actions import as_policy_counts, first_choi
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 MOST_FRAMES_AHEAD = 32
-"""How many frames may wait to be written while the env goes on."""
+"""Maximum number of frames that wait for the writer thread; at the limit, the env waits."""
 
 
 @dataclass
 class Recorded:
-    """What became of an episode that was played.
+    """Result of one played episode.
 
     Attributes:
-        kept: whether it is in the dataset; else it is to be recorded again.
+        kept: whether the dataset holds the episode; otherwise record it again.
         steps: L.
-        total: the sum of its rewards.
-        success: whether it succeeded; None where nobody has said.
-        intervened: in how many steps somebody had taken over.
-        missed: how many ticks of the clock passed in it while a step was still under way.
+        total: sum of the rewards.
+        success: whether the episode succeeded; None if the env has never reported success.
+        intervened: number of steps in which the source had taken over.
+        missed: clock ticks that passed during the episode while a step was still running.
     """
 
     kept: bool
@@ -52,19 +52,19 @@ class Recorded:
 
 
 class Recorder:
-    """Play episodes in one env, and write them to a dataset as they are played.
+    """Play episodes in one env and write them to a dataset step by step.
 
-    A frame holds the observation that was acted on, the action that was executed, and the reward
-    and the ends that followed. Iterate to record: each episode hands out what became of it, once it
-    is safe. One that somebody wants to be recorded again (`info["rerecord"]`, or gym-hil's
-    `rerecord_episode`) is left out and does not count.
+    A frame holds the observation, the executed action, the reward, and whether the step
+    terminated or truncated the episode. `record` yields one result per episode, after the episode
+    is written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
+    discarded and does not count.
 
     Args:
-        env: one env; it is made anew, with a wrapper more.
-        source: who may take over.
-        in_charge: whether the source acts all the time, as nobody else does.
-        extra: names of numbers in the info of a step that a frame holds too, 0 where the env does
-            not say them.
+        env: one env; the recorder adds a wrapper, so the env is rebuilt.
+        source: person or script that may take over.
+        in_charge: whether the source acts in every step, without a policy.
+        extra: names of numbers in `info` that each frame also holds; 0 if a step does not report
+            them.
 
     Raises:
         ConfigurationError: for several envs, chunks of actions, or a batched version of an env.
@@ -108,18 +108,18 @@ class Recorder:
         fps: float | None = None,
         max_steps: int | None = None,
     ) -> Generator[Recorded]:
-        """Play until so many episodes are in the dataset.
+        """Play until the dataset holds `episodes` new episodes.
 
         Args:
-            writer: takes them in; whoever made it finalises it.
-            episodes: how many.
-            choose_for: returns what chooses the actions of an episode, by its number, from 0.
+            writer: receives the episodes; the caller finalizes it.
+            episodes: number of episodes to keep.
+            choose_for: maps the episode's number, from 0, to its chooser of actions.
             seed: of the env.
-            fps: steps per second of real time; None for as fast as it goes.
-            max_steps: after which time cuts an episode; the env's own limit where not given.
+            fps: steps per second of real time; None: without a pause.
+            max_steps: maximum steps per episode. Default: the env's own limit.
 
         Raises:
-            ConfigurationError: for a number out of range, and for what the writer refuses.
+            ConfigurationError: for a number out of range, and for frames that the writer refuses.
         """
         check_range("episodes", episodes, least=1)
         check_range("max_steps", max_steps, least=1)
@@ -147,7 +147,7 @@ class Recorder:
             is_cut = t + 1 == most and not (terminated or truncated)
             writer.add(
                 self._acted_on,
-                np.array(info[EXECUTED_ACTION]),  # a copy, of what the env may write again
+                np.array(info[EXECUTED_ACTION]),  # a copy: the env may reuse its array
                 self._reward,
                 terminated,
                 truncated or is_cut,
@@ -170,37 +170,35 @@ class Recorder:
         return result
 
     def act(self, t: int) -> None:
-        """Choose the action of a step; see `step_through`."""
+        """Choose the action of step `t`; called by `step_through`."""
         # A copy: the env writes its next observation into the same arrays.
         self._acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
         self._action = self._choose(self.observation, self._running)
 
     def step(self, t: int) -> dict[str, Any]:
-        """Step by the chosen action; see `step_through`."""
+        """Step the env by the chosen action; called by `step_through`."""
         self.observation, reward, terminated, truncated, info = self.env.step(self._action)
         self._reward = float(reward[0])
         self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
         return info
 
     def _success(self, info: dict[str, Any]) -> bool | None:
-        """Return whether an episode succeeded; False without a word, once the env has said it."""
         keys = [key for key in ("success", "is_success", "next.success") if key in info]
         self._says_success |= bool(keys)
+        # The env may report success only in episodes that succeed: after its first report, an
+        # episode without a report has failed.
         if not self._says_success:
             return None
         return bool(keys and info[keys[0]])
 
 
 def script_chooser(script: Callable[[Any], Any], space: gymnasium.Space[Any]) -> Chooser:
-    """Return what chooses actions [1, *A] by a function of one observation.
+    """Return a chooser of actions [1, *A] that calls `script`.
 
-    Args:
-        script: given the observation of one env, arrays, returns an action [*A], or None for the
-            neutral one.
-        space: of actions.
+    `script` maps the observation of one env (arrays) to an action [*A]; None: the neutral action.
 
     Raises:
-        ConfigurationError: when it is asked, for an action that is none of the space.
+        ConfigurationError: from the chooser, for an action of another shape than the space's.
     """
     nothing = neutral_action(space)
     first = first_choice(space)
@@ -218,10 +216,7 @@ def script_chooser(script: Callable[[Any], Any], space: gymnasium.Space[Any]) ->
 
 
 def neutral_action(space: gymnasium.Space[Any]) -> np.ndarray:
-    """Return what is done where nobody acts, [*A].
-
-    That is the middle of the bounds, 0 where there are none, and the first of numbered actions.
-    """
+    """Return the neutral action [*A]: middle of the bounds (0 if unbounded), or first choice."""
     if isinstance(space, gymnasium.spaces.Box):
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
@@ -241,12 +236,10 @@ def _number(info: dict[str, Any], name: str) -> float:
 
 
 class _WrittenBehind:
-    """Has a thread write the frames, in their order, while the env goes on.
+    """Write the frames in order in a thread while the env steps."""
 
-    To compress pictures takes its time, and would be added to the period of an env that keeps a
-    pace of its own; the encoder works without Python's lock.
-    """
-
+    # Compressing pictures between steps would slow down an env that keeps its own pace. The
+    # encoder releases Python's lock.
     def __init__(self, writer: EpisodeWriter) -> None:
         self._writer = writer
         self._thread = ThreadPoolExecutor(1, "recorder", _yield_to_others)
@@ -259,7 +252,7 @@ class _WrittenBehind:
         self._thread.shutdown(cancel_futures=True)
 
     def add(self, *frame: Any) -> None:
-        """Take a frame in; raise what the writer had against one before."""
+        """Queue a frame; raise the error of an earlier frame."""
         self._waiting.append(self._thread.submit(self._writer.add, *frame))
         while self._waiting[0].done() or len(self._waiting) > MOST_FRAMES_AHEAD:
             self._waiting.popleft().result()
@@ -267,12 +260,10 @@ class _WrittenBehind:
                 break
 
     def end_episode(self, final_observation: Any, success: bool | None) -> None:
-        """Finish the episode, once all its frames are written."""
         self._catch_up()
         self._writer.end_episode(final_observation, success)
 
     def discard_episode(self) -> None:
-        """Forget the episode."""
         self._catch_up()
         self._writer.discard_episode()
 
@@ -282,17 +273,14 @@ class _WrittenBehind:
 
 
 def _yield_to_others() -> None:
-    """Have this thread, and those of the encoder that it starts, wait for the one that steps."""
-    if sys.platform == "linux":  # where threads have priorities of their own
+    """Lower the priority of this thread, and of the encoder threads that it starts."""
+    if sys.platform == "linux":  # only Linux has a priority per thread
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 10)
 
 
 class _Watched(gymnasium.Wrapper):
-    """Keeps the info of a step, with what was executed, and the observation that followed.
-
-    A vector env passes on only what learning reads.
-    """
+    """Keep the final observation and the whole info of a step, which a vector env drops."""
 
     observation: Any = None
     info: dict[str, Any]
@@ -300,7 +288,7 @@ class _Watched(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         ended = terminated or truncated
-        # A copy: the env may write the first one of the next episode into the same arrays.
+        # A copy: the env may reuse the arrays for the next episode's first observation.
         self.observation = copy.deepcopy(observation) if ended else observation
         self.info = say_intervention(info, action, False)
         return observation, reward, terminated, truncated, info

@@ -1,4 +1,4 @@
-"""Write what a replay holds as a dataset, and make a replay of one."""
+"""Convert replays to datasets, and datasets to replays."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,22 +23,22 @@ def write_replay(
     task: str = "",
     pictures: Pictures = "png",
 ) -> None:
-    """Write all that a replay holds as a LeRobotDataset v3.0, bit for bit.
+    """Write the content of a replay as a LeRobotDataset v3.0, bit for bit.
 
-    Steps of one env that follow each other become an episode; if the replay cuts them off, it
-    ends by time, in the observation that truly followed.
+    Consecutive steps of one env become an episode. An episode that the replay cuts off is
+    truncated, with its true final observation.
 
     Args:
         path: of a directory.
-        replay: of single actions, of which nothing is taken away.
+        replay: of single actions; it is not changed.
         observation_space: of the env.
         action_space: of the env.
         fps: steps per second.
-        task: what was to be done, in words.
-        pictures: how pictures are kept; as a video they are no longer the same.
+        task: task in words.
+        pictures: `video` (lossy) or `png` (lossless).
 
     Raises:
-        ConfigurationError: if the replay holds chunks, and what `EpisodeWriter` raises.
+        ConfigurationError: for a replay of chunks, and see `EpisodeWriter`.
     """
     writer = EpisodeWriter(path, observation_space, action_space, fps, task, pictures)
     for steps in replay.streams():
@@ -52,16 +52,12 @@ def read_replay(
     action_space: gymnasium.Space[Any],
     **settings: Any,
 ) -> ReplayBuffer:
-    """Make a replay of all the transitions of a dataset, as if one env had played it.
+    """Make a replay of all transitions of a dataset, as if one env had played them.
 
-    Args:
-        episodes: of the dataset, whose rewards are known.
-        observation_space: of the env.
-        action_space: of the env.
-        settings: of `ReplayBuffer`; by default the dataset fills its `capacity`.
+    `settings` are arguments of `ReplayBuffer`; the default `capacity` fits the dataset exactly.
 
     Raises:
-        ConfigurationError: if the dataset has no rewards, and what `ReplayBuffer` raises.
+        ConfigurationError: if the dataset has no rewards, and see `ReplayBuffer`.
     """
     require(
         np.array_equal(first_choice(action_space), episodes.first_action),
@@ -77,10 +73,10 @@ def read_replay(
 
 
 def rewarded(episodes: Episodes) -> Iterator[Episode]:
-    """Yield the known steps of the episodes that have some, for critics to learn from.
+    """Yield episodes for critics: steps with known next observations, without empty episodes.
 
     Raises:
-        ConfigurationError: if some of their rewards are not known.
+        ConfigurationError: if a reward is unknown.
     """
     for episode in episodes:
         require(

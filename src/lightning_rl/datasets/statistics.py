@@ -1,4 +1,4 @@
-"""Sum up the columns of a dataset as LeRobot does: extremes, mean, deviation, quantiles."""
+"""Compute the statistics of a dataset's columns as LeRobot does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,21 +8,21 @@ import numpy as np
 from lightning_rl.datasets.lerobot_format import QUANTILES
 
 SAMPLE = 4096
-"""Of how many frames of an episode the quantiles of numbers are, at most, evenly spread."""
+"""Maximum number of frames, evenly spaced, for the quantiles of an episode's numbers."""
 
 STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
-"""Names of what `ColumnStatistics` returns."""
+"""Names of the statistics."""
 
 LEVELS = 256
-"""The values that a channel of a picture has."""
+"""Number of values of a picture's channel."""
 
 
 class ColumnStatistics:
-    """Statistics of the frames of one episode, in memory that does not grow with them.
+    """Statistics of one episode's frames, in constant memory.
 
     Args:
-        shape: of a frame; of a picture [H, W, C].
-        picture: whether it is one: then the statistics are of its channels, from 0 to 1, and exact.
+        shape: of a frame; [H, W, C] for a picture.
+        picture: whether frames are pictures: exact statistics per channel, scaled to [0, 1].
     """
 
     def __init__(self, shape: tuple[int, ...], picture: bool) -> None:
@@ -34,10 +34,10 @@ class ColumnStatistics:
         self._least = np.full(shape, np.inf)
         self._most = np.full(shape, -np.inf)
         self._mean = np.zeros(shape)
-        self._squares = np.zeros(shape)  # of the distances from the mean
+        self._squares = np.zeros(shape)  # sum of squared distances from the mean
 
     def add(self, frames: np.ndarray) -> None:
-        """Take frames in, [M, *shape]."""
+        """Add frames [M, *shape]."""
         count = len(frames)
         if self._picture:
             for channel in range(len(self._levels)):
@@ -59,7 +59,7 @@ class ColumnStatistics:
         self._count = total
 
     def result(self) -> dict[str, np.ndarray]:
-        """Return min, max, mean, std, count and the quantiles; [C, 1, 1] of a picture."""
+        """Return min, max, mean, std, count and the quantiles; [C, 1, 1] for pictures."""
         count = np.array([self._count])
         if self._picture:
             found = [_of_levels(levels) for levels in list(self._levels)]
@@ -78,7 +78,7 @@ class ColumnStatistics:
 
 
 def _of_levels(levels: Any) -> dict[str, float]:
-    """Return the statistics of a channel [256], of how many pixels have each value."""
+    """Return the statistics of a channel from its histogram [256]."""
     values, total = np.arange(LEVELS) / (LEVELS - 1), levels.sum()
     there = values[levels > 0]
     mean = (levels * values).sum() / total
@@ -93,10 +93,9 @@ def _of_levels(levels: Any) -> dict[str, float]:
 
 
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the statistics of all episodes from those of each.
+    """Combine the statistics of episodes to statistics of all frames.
 
-    Differs from statistics of all frames in the quantiles, which are averages weighted by frames,
-    as LeRobot's own are.
+    As in LeRobot, quantiles are averages weighted by frames, not quantiles of all frames.
     """
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]
     counts = np.array([part["count"][0] for part in found])

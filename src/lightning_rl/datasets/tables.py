@@ -1,4 +1,4 @@
-"""Read parquet files of a dataset within bounds: a small file may stand for any number of rows."""
+"""Read parquet files within memory bounds: a small file may expand to any number of rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,22 +11,18 @@ from lightning_rl.datasets.lerobot_format import check_file, import_extra
 from lightning_rl.system.errors import ConfigurationError, require
 
 MOST_BYTES = 2**30
-"""The most bytes that one group of rows may take in memory."""
+"""Maximum bytes of one row group in memory."""
 
 MOST_ROWS = 10**6
-"""The most rows of the tables of episodes and tasks, which are read whole."""
+"""Maximum rows of the tables of episodes and tasks, which are read whole."""
 
 MOST_BYTES_TOGETHER = 8 * MOST_BYTES
-"""The most bytes that the rows of an episode may take."""
+"""Maximum bytes of the rows of an episode in memory."""
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn the errors of a missing or damaged file into one that names it.
-
-    Raises:
-        ConfigurationError: naming the file.
-    """
+    """Turn errors of a missing or damaged file into a `ConfigurationError` with its name."""
     arrow = import_extra("pyarrow")
     try:
         yield
@@ -39,15 +35,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    """Read a small table.
-
-    Args:
-        path: of the file.
-        columns: names of the columns to read; default: all.
-
-    Raises:
-        ConfigurationError: if it is missing or damaged, or exceeds the bounds.
-    """
+    """Read columns of a small table. Default: all."""
     file = TableFile(path, columns)
     count = sum(file.counts)
     require(
@@ -58,7 +46,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
 
 
 def with_column(table: Any, name: str, column: Any) -> Any:
-    """Return a table with a column, in the place of one of that name or behind the others."""
+    """Return a table with a column replaced or appended."""
     names = table.column_names
     if name in names:
         return table.set_column(names.index(name), name, column)
@@ -66,7 +54,7 @@ def with_column(table: Any, name: str, column: Any) -> Any:
 
 
 def write_tables(path: Path, tables: Iterable[Any]) -> None:
-    """Write tables into a new parquet file, a group of rows each, with the columns of the first."""
+    """Write tables to a new parquet file, one row group each, with the first table's columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = None
     for table in tables:
@@ -78,15 +66,11 @@ def write_tables(path: Path, tables: Iterable[Any]) -> None:
 
 
 class TableFile:
-    """Columns of a parquet file, read by groups of rows, of which the last one is kept.
-
-    Args:
-        path: of the file.
-        columns: names of the columns to read; default: all.
+    """Columns of a parquet file, read by row groups; the last row group stays in memory.
 
     Attributes:
         names: of all columns of the file.
-        counts: the rows of each group.
+        counts: rows of each row group.
 
     Raises:
         ConfigurationError: if the file is missing or damaged, or lacks a column.
@@ -122,11 +106,7 @@ class TableFile:
         self._kept: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
-        """Return `count` rows from `first` on, or fewer at the end of the file.
-
-        Raises:
-            ConfigurationError: if the file is damaged, or the rows exceed the bounds.
-        """
+        """Return `count` rows starting at `first`, or fewer at the end of the file."""
         arrow = import_extra("pyarrow")
         parts, begin, size = [], 0, 0
         for group, end in enumerate(self._ends):
@@ -140,15 +120,10 @@ class TableFile:
         return arrow.concat_tables(parts) if parts else self._nothing()
 
     def groups(self) -> Iterator[Any]:
-        """Yield the groups of rows, in their order."""
         return map(self.group, range(len(self.counts)))
 
     def group(self, number: int) -> Any:
-        """Return a group of rows, by its number from 0.
-
-        Raises:
-            ConfigurationError: if the file is damaged, or the group exceeds the bounds.
-        """
+        """Return a row group by its number from 0."""
         if self._kept is None or self._kept[0] != number:
             with readable(self.path):
                 self._kept = (number, self._read(number))
@@ -163,7 +138,8 @@ class TableFile:
         texts = [one for one in columns if one.physical_type == "BYTE_ARRAY"]
         if not texts:
             return self._file.read_row_group(number, columns=self._columns)
-        # A text that recurs is in the file once. A few rows at a time show how much they are.
+        # The file stores a repeated text once, which hides its size in memory: read a few rows at
+        # a time.
         longest = max(one.total_uncompressed_size for one in texts)
         rows = max(1, MOST_BYTES // max(1, longest))
         batches, size = [], 0
@@ -186,6 +162,6 @@ class TableFile:
 
 
 def _beginnings(path: str) -> Iterator[str]:
-    """Yield what a path of names can begin with: `a.b` has `a` and `a.b`."""
+    """Yield the prefixes of a dotted path: `a.b` has `a` and `a.b`."""
     words = path.split(".")
     return (".".join(words[: i + 1]) for i in range(len(words)))

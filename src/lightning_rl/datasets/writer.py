@@ -37,23 +37,22 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, move, write_atomically, writing
 
 Pictures = Literal["video", "png"]
-"""How pictures are kept: compressed with some loss in a video, or without in the table."""
+"""Storage of pictures: lossy in a video, or lossless in the table."""
 
 
 class EpisodeWriter:
     """Record episodes into a LeRobotDataset v3.0, step by step.
 
-    Memory does not grow with what is recorded, and each finished episode survives a SIGKILL at any
-    moment: it has files of its own until `finalise` joins them. A dataset of the same columns is
-    extended.
+    Memory use is constant. A finished episode survives a SIGKILL at any moment: it has its own
+    files until `finalise` joins them. An existing dataset with the same columns is extended.
 
     Args:
         path: of the directory.
         observation_space: of the env.
         action_space: of the env.
         fps: steps per second.
-        task: what is to be done, in words.
-        pictures: how pictures are kept.
+        task: task in words.
+        pictures: `video` (lossy) or `png` (lossless).
 
     Raises:
         ConfigurationError: for a space that a dataset cannot hold, if the directory holds something
@@ -80,21 +79,20 @@ class EpisodeWriter:
         self._extras: tuple[str, ...] | None = None
         self._tasks: list[str] = []
         self._episodes = self._frames = 0
-        self._next = {"data": 0, "meta": 0, "videos": 0}  # the numbers of the next files
+        self._next = {"data": 0, "meta": 0, "videos": 0}  # numbers of the next files
         self._recording: EpisodeFiles | None = None
-        self._end_rules: set[str] = set()  # of episodes that were copied
+        self._end_rules: set[str] = set()  # of copied episodes
         self._unlock: Callable[[], object] | None = None
         self._open()
 
     def _take_lock(self) -> None:
         if self._unlock is not None:
             return
-        if not part_of(self.path, lerobot.INFO).is_file():  # the mark first: see `is_begun`
+        if not part_of(self.path, lerobot.INFO).is_file():  # mark before locking: see `is_begun`
             write_atomically(self.path / BEGUN, lambda file: file.write(BEGUN_TEXT))
         self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _open(self) -> None:
-        """Make the directory, or open the dataset that it holds."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not part_of(self.path, lerobot.INFO).is_file() and not is_begun(self.path):
@@ -113,13 +111,11 @@ class EpisodeWriter:
             self._remove_first_episode()
 
     def _remove_first_episode(self) -> None:
-        """Remove all of a dataset whose first episode was not finished."""
         for top in TOPS:
             shutil.rmtree(self.path / top, ignore_errors=True)
         self._tasks = []
 
     def _extend(self) -> None:
-        """Continue behind the last episode of the dataset, if its columns are the same."""
         there = LeRobotEpisodes(self.path, {}, None, None, None)
         info = lerobot.read_json(self.path / lerobot.INFO)
         self._extras = tuple(there.extras)
@@ -140,7 +136,7 @@ class EpisodeWriter:
         self._tasks, self._end_rules = list(there.tasks.values()), set(there.end_rules)
         self._episodes, self._frames = len(there), sum(there.lengths)
         self._next = there.file_numbers()
-        # The files of an episode that was not finished: the next ones, which no row names.
+        # Files with the next numbers belong to an unfinished episode: no row names them.
         places = {kind: lerobot.place_of(number) for kind, number in self._next.items()}
         unfinished = [lerobot.DATA.format(**places["data"])]
         unfinished += [
@@ -163,21 +159,21 @@ class EpisodeWriter:
         *,
         task: str | None = None,
     ) -> None:
-        """Add a step: the observation acted on, what was executed, and what followed.
+        """Add a step.
 
         Args:
             observation: before the step.
-            action: what was executed, as the env counts.
+            action: executed action, with choices numbered as in the env.
             reward: of the step.
-            terminated: whether the episode ended by the step.
-            truncated: whether time cut it there.
+            terminated: whether the step terminated the episode.
+            truncated: whether a time limit ended the episode.
             intervened: whether a person or a script chose the action.
             extra: other numbers of the step, by name.
-            task: what is to be done, if not the writer's `task`.
+            task: task in words. Default: the writer's `task`.
 
         Raises:
-            ConfigurationError: if it is of other spaces, or has other extras than the first.
-            RuntimeError: if the episode has ended before.
+            ConfigurationError: if the step does not fit the spaces, or the first step's extras.
+            RuntimeError: if the episode has ended.
         """
         task = self._task if task is None else task
         said = self._all_extras(extra)
@@ -205,7 +201,7 @@ class EpisodeWriter:
         self._recording.add(observation, action, numbers, self._number_of(task))
 
     def _all_extras(self, extra: Mapping[str, float]) -> dict[str, float]:
-        """Return the extras of a step: the same as of the first step, but labels may be missing."""
+        """Return a step's extras, the same names as in the first step; missing labels are NaN."""
         if self._extras is None:
             self._extras = tuple(sorted(extra))
             require(
@@ -221,14 +217,14 @@ class EpisodeWriter:
         return {name: said[name] for name in self._extras}
 
     def end_episode(self, final_observation: Any, success: bool | None = None) -> None:
-        """Finish the episode; when this returns, it survives a SIGKILL.
+        """Finish the episode; afterwards it survives a SIGKILL.
 
         Args:
-            final_observation: the one after the last step; None if unknown.
-            success: whether it succeeded; None if unknown.
+            final_observation: after the last step; None if unknown.
+            success: whether the episode succeeded; None if unknown.
 
         Raises:
-            RuntimeError: if no step was added.
+            RuntimeError: for an episode without steps.
         """
         recording = self._recording
         if recording is None:
@@ -240,6 +236,7 @@ class EpisodeWriter:
             move(recording.folder / f"{key}.mp4", self.path / name)
         name = lerobot.DATA.format(**lerobot.place_of(self._next["data"]))
         move(recording.folder / ROWS, self.path / name)
+        # The row makes the episode part of the dataset.
         self._write_row(recording, finals, success, list(videos))
         self._episodes += 1
         self._frames += recording.length
@@ -254,12 +251,12 @@ class EpisodeWriter:
         shutil.rmtree(self.path / UNDER_WAY, ignore_errors=True)
 
     def finalise(self) -> None:
-        """Join the files of the episodes, and write the statistics; more may be added afterwards.
+        """Remove an unfinished episode, join the files, and write the statistics.
 
-        The steps of an unfinished episode are removed.
+        More episodes may be added afterwards.
 
         Raises:
-            WriteError: if the disk is full: a copy of the dataset has to fit.
+            WriteError: if the disk is full: joining needs room for a copy.
         """
         self.discard_episode()
         if self._episodes:
@@ -275,7 +272,7 @@ class EpisodeWriter:
             self._unlock = None
 
     def write(self, episode: Episode) -> None:
-        """Write a whole episode, of this or another dataset; its choices count from 0.
+        """Write a whole episode; its choices count from 0.
 
         Raises:
             ConfigurationError: for parts of unequal length, and see `add`.
@@ -321,7 +318,6 @@ class EpisodeWriter:
         success: bool | None,
         videos: Sequence[str],
     ) -> None:
-        """Write the episode's row in the table of episodes, which makes it part of the dataset."""
         arrow = lerobot.import_extra("pyarrow")
         length = recording.length
         columns: dict[str, Any] = {
@@ -382,7 +378,7 @@ class EpisodeWriter:
 
 
 def _extra_column(name: str) -> str:
-    """Return the column of an extra: LeRobot takes no slash in it."""
+    """Return the column of an extra; LeRobot allows no slash in it."""
     return f"{lerobot.EXTRA}{name}".replace("/", "_")
 
 

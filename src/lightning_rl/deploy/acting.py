@@ -1,4 +1,4 @@
-"""Act with a trained policy: it takes what an env gives, and gives what an env takes."""
+"""Act with a trained policy: map an env's observations to its actions."""
 
 import textwrap
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ from lightning_rl.system.errors import ConfigurationError, require
 
 
 class TrainedPolicy:
-    """A policy that acts outside of training; `load_policy` makes it of a checkpoint.
+    """A policy that acts outside of training; `load_policy` builds it from a checkpoint.
 
-    It acts by the very code of an evaluation. A policy with a memory remembers from call to call:
-    say `reset` where an episode begins.
+    It acts by the code of evaluations. If the policy has a memory, call `reset` when an episode
+    begins.
 
     Args:
-        policy: acts, in eval mode from here on.
+        policy: the policy; it is put in eval mode.
 
     Attributes:
-        module: the policy itself, an `nn.Module` over batches of TensorDicts.
-        observation_space: what `act` reads; a Dict may have more keys, which are left alone.
-        action_space: of the env; where that is of several parts, their structure.
+        module: the policy, an `nn.Module` over batches of TensorDicts.
+        observation_space: space of the observations for `act`; more keys of a Dict are ignored.
+        action_space: the env's action space, with the structure of its parts.
 
     Raises:
-        ConfigurationError: where the weights are not finite numbers.
+        ConfigurationError: if the weights are not finite numbers.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -47,24 +47,23 @@ class TrainedPolicy:
         self.reset()
 
     def __repr__(self) -> str:
-        """Say what acts, what it reads, and what it gives."""
         what = f"{type(self.module).__name__} of version {int(self.module.version)}"
         return f"TrainedPolicy({what}, {self.observation_space} -> {self.action_space})"
 
     def reset(self, rows: Any = None, seed: int = 0) -> None:
-        """Begin episodes: what the policy remembers is forgotten.
+        """Begin episodes, and clear the policy's memory.
 
         Args:
-            rows: of a batch [N], bool, those in which an episode begins; None for all, and then the
-                next observation may be of another number of rows.
-            seed: of drawn actions: row i draws by seed + i. Not looked at where `rows` is given, as
-                draws go on.
+            rows: [N], bool, rows of the batch that begin an episode. Default: all; then the next
+                observation may have another N.
+            seed: seed of drawn actions: row i draws with seed + i. Ignored if `rows` is given: the
+                random streams continue.
 
         Raises:
-            ConfigurationError: for rows of another number than acted.
+            ConfigurationError: if the last observation had another N.
         """
         if rows is not None:
-            if self._actor is not None:  # else there is nothing to forget
+            if self._actor is not None:  # else there is no memory yet
                 ended = torch.as_tensor(rows, dtype=torch.bool)
                 require(
                     ended.shape == (self._actor.num_envs,),
@@ -80,21 +79,21 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def act(self, observation: Any, deterministic: bool = True) -> Any:
-        """Return the action of an observation, or those of a batch of them.
+        """Return the action for an observation, or the actions for a batch.
 
         Args:
-            observation: of one env, or [N, ...] of several; an array, a tensor, or for a Dict space
-                a dict of these, of which keys that only a critic reads may be missing.
-            deterministic: take the mode of the distribution; else draw, by the seed of `reset`.
+            observation: [*O], or [N, *O] of N envs; an array, a tensor, or a dict of these for a
+                Dict space. Keys that only a critic reads may be missing.
+            deterministic: return the mode of the distribution; False draws by the seed of `reset`.
 
         Returns:
-            [*A], or [N, *A] of a batch: within the bounds of the action space, in its dtype,
-            counted as it does, and in its structure where it has parts; arrays for arrays, tensors
-            for tensors, on their device. Of a policy that acts by chunks, the chunk [K, *A].
+            [*A], or [N, *A] for a batch, with K before *A if the policy acts in chunks. Bounds,
+            dtype, first count and parts as in the action space. Arrays for arrays; for tensors,
+            tensors on the same device.
 
         Raises:
-            ConfigurationError: for an observation that is none of the space, and, while a memory
-                holds episodes, for another number of rows.
+            ConfigurationError: if the observation does not match the space, or if N changes while a
+                memory holds episodes.
         """
         leaves: list[Leaf] = []
         tree = _taken(self.observation_space, observation, "", leaves)
@@ -129,7 +128,7 @@ class TrainedPolicy:
         if actor is not None and actor.num_envs == rows:
             return actor
         before = 0 if actor is None else actor.num_envs
-        # Noise that goes on is a state too, of draws alone.
+        # Correlated noise is a state, too, but only for drawn actions.
         goes_on = policy.remembers or ("state" in policy.extra_fields and self._drawn)
         self._drawn |= not deterministic
         require(
@@ -145,9 +144,9 @@ class Leaf(NamedTuple):
     """A part of an observation.
 
     Attributes:
-        name: the keys that lead to it, with dots between.
-        rows: N, of how many envs; None of one alone.
-        device: of a tensor; None of an array.
+        name: keys that lead to the part, joined by dots.
+        rows: N, number of envs; None for a single observation.
+        device: device of a tensor; None for an array.
     """
 
     name: str
@@ -156,7 +155,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(space: gymnasium.Space[Any], name: str) -> dict[str, gymnasium.Space[Any]]:
-    """Return the parts of a space of observations, by the keys that lead to them: `name.key`."""
+    """Return the parts of an observation space by their keys: `name.key`."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return {name: space}
     found: dict[str, gymnasium.Space[Any]] = {}
@@ -166,7 +165,7 @@ def leaves_of(space: gymnasium.Space[Any], name: str) -> dict[str, gymnasium.Spa
 
 
 def _taken(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Any:
-    """Return an observation as tensors [N, ...] of the dtypes that the policy was trained with."""
+    """Convert an observation to tensors [N, ...] in the dtypes of training."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return _tensor(space, given, name or "observation", leaves)
     require(
@@ -216,7 +215,6 @@ def _counted(rows: int | None) -> str:
 
 
 def _mapped(executed: Any, function: Any) -> Any:
-    """Apply a function to the parts of an action."""
     if isinstance(executed, dict):
         return {key: _mapped(part, function) for key, part in executed.items()}
     if isinstance(executed, tuple):
@@ -224,21 +222,21 @@ def _mapped(executed: Any, function: Any) -> Any:
     return function(executed)
 
 
-# --- what an env executes of what a policy chose ---
+# --- convert a policy's actions to the env's action space ---
 
 
 def executed_arrays(space: gymnasium.Space[Any], action: np.ndarray) -> Any:
-    """Return a policy's actions [N, *A] as the env takes them: within bounds, in its own words."""
+    """Convert a policy's actions [N, *A] to the env's bounds, counts, parts and dtype."""
     if isinstance(space, StructuredActions):
         return space.unflatten(action)
     if isinstance(space, gymnasium.spaces.Box):
-        # In its own precision: a bound of float64 may lie within the float32 next to it.
+        # Clip in the space's dtype: a float64 bound may be tighter than the nearest float32.
         return action.astype(space.dtype).clip(space.low, space.high)
     return as_env_counts(action, first_choice(space)).astype(space.dtype)
 
 
 def executed_tensors(space: gymnasium.Space[Any], action: Tensor) -> Any:
-    """Return the same of actions [N, *A] in tensors; floats stay float32."""
+    """Convert actions [N, *A] like `executed_arrays`, as tensors; floats stay float32."""
     if isinstance(space, StructuredActions):
         return space.tensors(within(space, action))
     if isinstance(space, gymnasium.spaces.Box):
@@ -248,13 +246,13 @@ def executed_tensors(space: gymnasium.Space[Any], action: Tensor) -> Any:
 
 
 def within(space: gymnasium.spaces.Box, action: Tensor) -> Tensor:
-    """Return actions [N, *A] clipped to the bounds of a Box."""
+    """Clip actions [N, *A] to the bounds of a Box."""
     low, high = (_bound(space, name, action) for name in ("low", "high"))
     return action.clamp(low, high)
 
 
 def _bound(space: gymnasium.spaces.Box, name: str, like: Tensor) -> Tensor:
-    """Return a bound [*A] in float32, rounded inwards, so that what it clips is in the space."""
+    """Return a bound [*A] in float32, rounded inwards so that clipped actions are in the space."""
     bound = getattr(space, name)
     nearest = bound.astype(np.float32)
     outside = nearest < bound if name == "low" else nearest > bound

@@ -1,4 +1,4 @@
-"""Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
+"""Envs: base class, action chunks, Gymnasium and EnvPool adapters, torch envs, tasks, probes."""
 
 from lightning_rl.envs.chunks import ActionChunk as ActionChunk
 from lightning_rl.envs.chunks import HoldsRows as HoldsRows

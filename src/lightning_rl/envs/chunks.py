@@ -1,4 +1,4 @@
-"""Act by chunks: one decision is K actions, which the env executes one after the other."""
+"""Act by action chunks: one decision is K actions, which the env executes one after the other."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,23 +23,18 @@ from lightning_rl.system.errors import ConfigurationError, require
 
 @runtime_checkable
 class HoldsRows(Protocol):
-    """An env that can step some of its rows while the others wait."""
+    """An env that can step some rows while the others wait."""
 
     def advance(
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step the rows where `active` [N] bool, without resetting those that finish.
+        """Step the rows in `active` [N] bool by `action` [N, *A], without resetting finished rows.
 
-        Returns:
-            reward, terminated and truncated, [N], 0 and false where not active; and info.
+        Returns reward, terminated and truncated, [N], 0 and false for inactive rows; and info.
         """
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
-        """Reset the rows where `done` [N] bool.
-
-        Returns:
-            the observation [N, ...] after the reset, and that before it.
-        """
+        """Reset rows `done` [N] bool; return observations [N, ...] after and before the reset."""
 
 
 @runtime_checkable
@@ -47,35 +42,33 @@ class WrapsEach(Protocol):
     """An env made of single Gymnasium envs, which can be wrapped."""
 
     def wrap_each(self, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> None:
-        """Put one more wrapper around each env; all begin anew, and the spaces are its."""
+        """Add one wrapper around each env; restarts all envs and updates the spaces."""
 
 
 class ActionChunk(VectorEnvWrapper):
     """An env whose action is a chunk of K actions, executed open loop.
 
-    An env that finishes within a chunk leaves out the rest of it, and waits until the others have
-    executed theirs. So no action of a chunk acts on another episode than the one it was chosen for,
-    and the true final observation is that of the last action. An env in torch draws pictures once a
-    chunk.
+    An env that finishes within a chunk skips the rest and waits for the other envs. So every action
+    acts on the episode it was chosen for, and the true final observation follows the last executed
+    action. Torch envs render pictures once per chunk.
 
-    `reward` is the plain sum of a chunk's rewards, which returns are made of; `extra_fields` has
-    what discounting needs: `step_reward` [N, K] and `executed` [N, K] bool, true for the actions
-    that were executed. An algorithm discounts by its own gamma within a chunk, and by gamma^k over
-    the k actions executed of one. Episode lengths and budgets count env steps.
+    `reward` is the plain sum of a chunk's rewards. For discounting, `extra_fields` has
+    `step_reward` [N, K] and `executed` [N, K] bool: algorithms discount by their own gamma within a
+    chunk, and by gamma^k over its k executed actions. Episode lengths and budgets count env steps.
 
-    In `info`, success and metrics are of the last action executed, as in the plain env: a success
-    that was gone before the episode ended is none. Reward terms are summed. `executed_action` is a
-    chunk too, and `intervened` says of any of its actions that somebody had taken over.
+    In `info`, success and metrics belong to the last executed action, as in the plain env: a
+    success that was lost before the end of the episode does not count. Reward terms are summed.
+    `executed_action` is a chunk, too; `intervened` is true if any of its actions was taken over.
 
     Args:
         num_envs: N.
-        env: makes the env from `num_envs`: a `GymnasiumEnv`, or one that can hold rows
-            (`HoldsRows`), as every `TorchEnv` can.
+        env: makes the env from `num_envs`: a `GymnasiumEnv`, a `TorchEnv`, or another env with
+            `HoldsRows`.
         chunk_size: K, actions in a chunk.
-        execute: how many of them are executed; all where not given.
+        execute: number of executed actions per chunk; default: all.
 
     Raises:
-        ConfigurationError: for a number out of range, or an env that can do neither.
+        ConfigurationError: a number is out of range, or the env supports neither.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class ActionChunk(VectorEnvWrapper):
         self.chunk_size = chunk_size
         self.steps_per_action = chunk_size if execute is None else execute
         self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
-        self.reports_penalty = False  # of a part of one action; no algorithm reads a chunk's
+        self.reports_penalty = False  # no algorithm reads penalties of chunks
         if isinstance(self.env, WrapsEach):
             self.env.wrap_each(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
             spaces = cast(gymnasium.spaces.Dict, self.env.single_observation_space)
@@ -117,7 +110,7 @@ class ActionChunk(VectorEnvWrapper):
             "step_reward": (shape, torch.float32),
             "executed": (shape, torch.bool),
         }
-        # As of any env whose actions are such: what the wrapped one says is of one action.
+        # Skip the wrapped env's fields: their shapes fit single actions.
         return own | super(VectorEnvWrapper, self).extra_fields
 
     def reset(
@@ -127,7 +120,7 @@ class ActionChunk(VectorEnvWrapper):
         return self._inner(observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step by chunks: `action` is [N, K, *A]."""
+        """Step by action chunks [N, K, *A]."""
         if isinstance(self.env, WrapsEach):
             return self._step_wrapped(action)
         env = cast(HoldsRows, self.env)
@@ -156,7 +149,7 @@ class ActionChunk(VectorEnvWrapper):
     def _take_over(
         self, merged: dict[str, Any], action: Tensor, k: int, info: dict[str, Any], active: Tensor
     ) -> None:
-        """Take in what was done instead of action k of a chunk, of the rows [N] that took it."""
+        """Merge the executed action k of the active rows [N]."""
         said = interventions(self.env, action[:, k], info)
         if k == 0:
             merged["executed_action"] = action.clone()
@@ -169,7 +162,7 @@ class ActionChunk(VectorEnvWrapper):
     def _step_wrapped(
         self, action: Tensor
     ) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Let each env execute its chunk; what it tells of it comes with the observation."""
+        """Let each env execute its chunk; its report is part of the observation."""
         step: tuple[Any, ...] = self.env.step(action)
         following, reward, terminated, truncated, info = step
         last, done = following, terminated | truncated
@@ -181,16 +174,16 @@ class ActionChunk(VectorEnvWrapper):
         return self._inner(following), reward, terminated, truncated, info
 
     def _inner(self, observation: Observation) -> Observation:
-        """Return what the env itself observes."""
         if not isinstance(self.env, WrapsEach):
             return observation
         return cast(TensorDict, observation)["observation"]  # type: ignore[no-any-return]  # TensorDict
 
 
 def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:
-    """Take in what the env said of one action of a chunk, of the rows [N] that took it.
+    """Merge the info of one action of a chunk, for the rows [N] that executed it.
 
-    What it did not say of a row's last action, though of one before, it has not said: false, NaN.
+    Values that a row's last action did not report are missing (false, NaN), even if an earlier
+    action reported them.
     """
     if "success" in info or "success" in merged:
         silent = torch.zeros_like(active)
@@ -209,5 +202,4 @@ def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None
 
 
 def _numbers(info: dict[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the entries of a dict in an info that are one number per env, [N]."""
     return {name: value for name, value in info.get(kind, {}).items() if value.dim() == 1}

@@ -1,4 +1,4 @@
-"""Take an env as it is named in Python (an id, a class, a function), and make as many as asked."""
+"""Make envs from an id, a class or a function."""
 
 import inspect
 from collections.abc import Callable
@@ -15,9 +15,7 @@ from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
 EnvFactory = Callable[[int], VectorEnv]
-"""Makes an env from `num_envs`.
-
-In YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
+"""Makes an env from `num_envs`; in YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
 """
 
 TASKS = {
@@ -25,28 +23,28 @@ TASKS = {
     for name, cls in vars(tasks).items()
     if isinstance(cls, type) and issubclass(cls, Task)
 }
-"""The tasks of this package, by name."""
+"""Tasks of this package, by name."""
 
 OF_THE_VECTOR = ("num_envs", "vectorization_mode", "max_episode_steps", "render_mode")
-"""What Gymnasium's vector envs have in the settings of their id that is not the env's own."""
+"""Settings that Gymnasium's vector envs add to the spec of their id."""
 
 ALLOWED = (
     "Pass the id of a Gymnasium env ('CartPole-v1'), a task of this package (PushCube), "
     "partial(GymnasiumEnv, id='CartPole-v1', ...), or a function of the number of envs that "
     "returns a VectorEnv."
 )
-"""What may stand for an env, for messages."""
+"""Allowed ways to name an env, for messages."""
 
 
 def env_factory(given: Any, setting: str) -> EnvFactory:
-    """Return what makes an env, of what was given in its place.
+    """Return the factory of a given env.
 
     Args:
         given: a Gymnasium id, the name of a task, a class, a `partial` or another function.
-        setting: its name, for the message.
+        setting: name of the setting, for messages.
 
     Raises:
-        ConfigurationError: for what cannot make as many envs as are asked for; it says what can.
+        ConfigurationError: `given` cannot make envs; the message names the allowed values.
     """
     if isinstance(given, str):
         return _by_name(given, setting)
@@ -68,10 +66,10 @@ def env_factory(given: Any, setting: str) -> EnvFactory:
 
 
 def make_env(factory: EnvFactory, num_envs: int, setting: str) -> VectorEnv:
-    """Make an env of so many.
+    """Make an env with `num_envs` copies, and check its spaces.
 
     Raises:
-        ConfigurationError: where the factory returned something else.
+        ConfigurationError: the factory returned something else.
     """
     try:
         made: Any = factory(num_envs)
@@ -108,7 +106,7 @@ def _by_name(name: str, setting: str) -> EnvFactory:
         return TASKS[name]
     ids = [spec.id for spec in gymnasium.registry.values()]
     known = [*ids, *(id.rpartition("-v")[0] for id in ids), *TASKS]
-    # What `module:` brings is registered when it is imported.
+    # The env of an id `module:name` is registered when its module is imported.
     require(
         ":" in name or name in known,
         f"{setting} is '{name}', which is neither the id of a Gymnasium env nor a task of this "
@@ -119,7 +117,7 @@ def _by_name(name: str, setting: str) -> EnvFactory:
 
 
 def _check_arguments(given: Callable[..., Any], setting: str) -> None:
-    """Refuse what cannot be called with the number of envs alone."""
+    """Refuse a callable that needs more arguments than the number of envs."""
     if isinstance(given, partial) and isinstance(given.func, type):
         name = given.func.__name__
         require(
@@ -135,7 +133,7 @@ def _check_arguments(given: Callable[..., Any], setting: str) -> None:
     try:
         signature = inspect.signature(given)
     except (TypeError, ValueError):
-        return  # a builtin, which says so itself when it is called
+        return  # a builtin without signature: its call raises the error
     try:
         signature.bind(1)
     except TypeError as error:
@@ -146,7 +144,6 @@ def _check_arguments(given: Callable[..., Any], setting: str) -> None:
 
 
 def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
-    """Say how to make a factory of something that takes other arguments."""
     cls = given.func if isinstance(given, partial) else given
     if not isinstance(cls, type):
         return "Pass a function of one: lambda num_envs: GymnasiumEnv(num_envs, id='CartPole-v1')."
@@ -163,7 +160,6 @@ def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
 
 
 def _what_makes(env: Any) -> str:
-    """Say what to pass instead of an env that is there already."""
     if isinstance(env, GymnasiumEnv):
         return f"Pass what makes it: {_of_id(env.id, env.env_kwargs)}."
     if isinstance(env, VectorEnv):
@@ -183,7 +179,6 @@ def _of_id(id: str, env_kwargs: dict[str, Any]) -> str:
 
 
 def _to_register(cls: type) -> str:
-    """Say how a class of Gymnasium becomes an id."""
     name = cls.__name__
     return (
         f"Register it, gymnasium.register('{name}-v0', {name}, max_episode_steps=...), and pass "

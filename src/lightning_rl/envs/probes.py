@@ -1,7 +1,6 @@
 """Provide envs so simple that the right value or action is known in closed form.
 
-Source of the idea: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe
-environments).
+Source: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe environments).
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ from lightning_rl.envs.vector_env import Observation
 
 
 class Probe(TorchEnv):
-    """A probe that shows -1 or +1, drawn at the start of an episode and kept."""
+    """A probe that shows -1 or +1, drawn at the start of an episode."""
 
     start_size = 1
 
@@ -47,10 +46,7 @@ class Probe(TorchEnv):
 
 
 class TimeLimitProbe(Probe):
-    """Pay 1 a step, for ever, but cut episodes after `max_episode_steps`.
-
-    V = 1 / (1 - gamma) everywhere.
-    """
+    """Pay 1 per step, and truncate episodes after `max_episode_steps`: V = 1 / (1 - gamma)."""
 
     def __init__(
         self, num_envs: int, max_episode_steps: int = 5, device: torch.device | str = "cpu"
@@ -58,8 +54,7 @@ class TimeLimitProbe(Probe):
         super().__init__(num_envs, gymnasium.spaces.Discrete(2), max_episode_steps, device)
 
     def observe(self, state: TensorDict) -> Observation:
-        """Show the same observation always, so that the elapsed time cannot be seen."""
-        return torch.zeros_like(state["sign"])
+        return torch.zeros_like(state["sign"])  # constant: the elapsed time is hidden
 
     def transition(
         self, state: TensorDict, action: Tensor
@@ -69,9 +64,9 @@ class TimeLimitProbe(Probe):
 
 
 class ValueProbe(Probe):
-    """Show -1 or +1, pay that number after `delay` steps, and end.
+    """Show -1 or +1, and pay it after `delay` steps, at the end.
 
-    V(s) = gamma^(delay - 1) * s at the start.
+    At the start V(s) = gamma^(delay - 1) * s.
     """
 
     def __init__(self, num_envs: int, delay: int = 1, device: torch.device | str = "cpu") -> None:
@@ -89,7 +84,7 @@ class ValueProbe(Probe):
 class ActionProbe(Probe):
     """End after one step, and pay 1 for the action that the observation asks for.
 
-    Discrete: action 1 where the observation is +1, else 0. Continuous: 1 - (a - observation / 2)^2.
+    Discrete: action 1 if the observation is +1, else 0. Continuous: 1 - (a - observation / 2)^2.
     """
 
     def __init__(

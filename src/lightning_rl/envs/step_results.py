@@ -1,4 +1,4 @@
-"""Decide what an env may return from `reset` and `step`. Every kind of env is checked here.
+"""Validate the results of `reset` and `step`, for every kind of env.
 
 | what                  | a single env returns               | a batched env returns | otherwise |
 | --------------------- | ---------------------------------- | --------------------- | --------- |
@@ -13,17 +13,16 @@
 | executed_action       | an action of the space             | [N, *A]               | refused   |
 | penalty               | one finite number                  | finite numbers [N]    | refused   |
 
-A dtype may be another one where its numbers fit: fractions of any precision, integers that are in
-range. One number may be Python's, NumPy's or a tensor, an array of one entry included. None and NaN
-say nothing of success, nor of a term or metric. What is left out is warned of, once.
+A different dtype is accepted if its numbers fit: floats of any precision, integers in range. One
+number is a Python or NumPy number, or a tensor or array with one entry. None and NaN are missing
+values of success, terms and metrics. Entries that are left out cause one warning.
 
-The last three are read of envs that announce them (`reports_interventions`, `reports_penalty`);
-others may use these keys for something else. No other key of an info is read.
+The last three are read only from envs that announce them (`reports_interventions`,
+`reports_penalty`). Other keys of an info are ignored.
 
-What several envs that speak NumPy say of success, reward terms and metrics is held together as
-`Said`: arrays [N] of float64, NaN where an env said nothing. Gymnasium's own way, an array of the
-type of the first number that came and a mask beside it, cuts 0.7 down to 0 where another env said
-the integer 1 before.
+`Said` collects success, reward terms and metrics of several NumPy envs as float64 arrays [N], NaN
+for missing values. Gymnasium's arrays have the type of the first number instead: after an integer
+1, the 0.7 of another env becomes 0.
 """
 
 import warnings
@@ -39,27 +38,20 @@ from torch import Tensor
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 TREES = ("rewards", "metrics")
-"""Those that are dicts of numbers by name."""
+"""Info entries that are dicts of numbers by name."""
 
 Said = dict[str, Any]
-"""`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; a key that no env said is absent.
+"""`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; missing keys: no env reported them.
 
-Where envs name what they did instead of what they were told: `executed_action` {i: [*A]} of those
-that did, and `intervened` [N]. Where they report penalties: `penalty` [N].
-"""
+With interventions: `executed_action` {i: [*A]} of envs with a different action, and `intervened`
+[N]. With penalties: `penalty` [N]."""
 
 
 def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str = "") -> None:
-    """Refuse a space that no rollout can hold.
-
-    Args:
-        owner: whose space it is, for the message.
-        kind: `observation` or `action`.
-        space: of one env.
-        field: the keys that lead to it.
+    """Refuse a space of one env that rollouts cannot store; `kind` is `observation` or `action`.
 
     Raises:
-        ConfigurationError: naming the part, and what to do.
+        ConfigurationError: names the part and the cure.
     """
     part = f"{kind}{field}"
     wrapper = f"gymnasium.wrappers.Transform{kind.title()}"
@@ -89,16 +81,10 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
 
 
 def check_like(name: str, value: Any, storage: Any, field: str) -> None:
-    """Compare a tensor or an array, or a tree of tensors, to the storage that it goes into.
-
-    Args:
-        name: of the env.
-        value: what the env returned, [N, ...].
-        storage: of the right shape.
-        field: what it is called.
+    """Compare a result [N, ...] of an env with its storage: an array, a tensor or a tree.
 
     Raises:
-        EnvFaultError: naming the field, both shapes, and the cure.
+        EnvFaultError: names the field, both shapes, and the cure.
     """
     if not isinstance(storage, Tensor | np.ndarray):
         for key in storage.keys():
@@ -113,10 +99,11 @@ def check_like(name: str, value: Any, storage: Any, field: str) -> None:
 
 
 def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
-    """Compare the reward, or the `terminated`, of a batched env in torch to its flags [N] bool.
+    """Check `reward` or `terminated` of a batched torch env by its flags [N] bool.
 
     Raises:
-        EnvFaultError: for another shape, and for other things than numbers, or than bool.
+        EnvFaultError: for another shape; for rewards that are not numbers; for flags that are not
+            bool.
     """
     if getattr(value, "shape", None) != flags.shape:
         raise EnvFaultError(_message(name, field, np.shape(value), flags.shape))
@@ -126,14 +113,12 @@ def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
 
 
 def refuse_missing_end(name: str, missing: Any) -> None:
-    """Refuse that a time limit cut episodes whose final observation nobody gave.
+    """Refuse truncated episodes without a final observation.
 
-    Args:
-        name: of the env.
-        missing: bool, [N] of a step or [T, N] of a rollout, true at such ends.
+    `missing` is bool, [N] of a step or [T, N] of a rollout, and true for such ends.
 
     Raises:
-        EnvFaultError: naming the env and the key, and what to return.
+        EnvFaultError: names the env, the key and the cure.
     """
     if not missing.any():
         return
@@ -149,7 +134,7 @@ def refuse_missing_end(name: str, missing: Any) -> None:
 
 
 def check_observation(env: gymnasium.Env, observation: Any) -> None:
-    """Compare what a single env returned to its observation space, its numbers included.
+    """Compare the observation of a single env with its space, including integer ranges.
 
     Raises:
         EnvFaultError: see `check_like`.
@@ -158,24 +143,24 @@ def check_observation(env: gymnasium.Env, observation: Any) -> None:
 
 
 def copy_of(space: gymnasium.Space[Any], observation: Any) -> Any:
-    """Return a copy of a checked observation, in the dtypes of its space."""
+    """Copy a checked observation to the dtypes of its space."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: copy_of(child, observation[key]) for key, child in space.items()}
     return np.array(observation, dtype=space.dtype)
 
 
 NUMBERS = frozenset((float, int, np.float64, np.float32))
-"""Types of a reward that need no second look."""
+"""Reward types that pass without further checks."""
 
 FLAGS = frozenset((bool, np.bool_))
-"""Types of `terminated` and `truncated` that need no second look."""
+"""Types of `terminated` and `truncated` that pass without further checks."""
 
 
 def read_reset(env: gymnasium.Env, result: Any) -> tuple[Any, dict[str, Any]]:
-    """Return observation and info of what the reset of a single env returned.
+    """Return observation and info of a single env's reset.
 
     Raises:
-        EnvFaultError: where it returned other things.
+        EnvFaultError: the result is not an observation and an info.
     """
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvFaultError(_other_things(env, "reset", result, "observation and info"))
@@ -183,12 +168,12 @@ def read_reset(env: gymnasium.Env, result: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def read_step(env: gymnasium.Env, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-    """Return what a step of a single env returned: its outcome as plain numbers, its info a dict.
+    """Return the step results of a single env: the outcome as plain numbers, the info as a dict.
 
-    The observation is left to `check_observation`. A good step costs three looks at types.
+    Does not check the observation.
 
     Raises:
-        EnvFaultError: for another number of things, and for what the table above refuses.
+        EnvFaultError: for another number of results, and for results that the table above refuses.
     """
     try:
         observation, reward, terminated, truncated, info = result
@@ -213,7 +198,7 @@ def read_step(env: gymnasium.Env, result: Any) -> tuple[Any, Any, bool, bool, di
 
 
 def one_number(value: Any) -> float | None:
-    """Return the number, or truth value, that something is; None where it is not one number."""
+    """Convert a value to a number, or return None if it is not one number."""
     if isinstance(value, Tensor | np.ndarray):
         if int(np.prod(value.shape)) != 1 or _kind(value.dtype) not in KINDS:
             return None
@@ -227,7 +212,7 @@ def one_number(value: Any) -> float | None:
 
 
 def one_flag(value: Any) -> bool | None:
-    """Return the truth value that something is, 0 and 1 included; None where it is none."""
+    """Convert a value (true, false, 0 or 1) to bool, or return None."""
     number = one_number(value)
     return bool(number) if number in (0.0, 1.0) else None
 
@@ -256,7 +241,6 @@ def _not_one(name: str, field: str, value: Any, wanted: str) -> str:
 
 
 def _in_short(value: Any) -> str:
-    """Return kind and value of something, for a message."""
     if isinstance(value, Tensor | np.ndarray) and value.shape != ():
         return f"an array of shape {list(value.shape)} and dtype {value.dtype}"
     text = repr(value)
@@ -264,7 +248,7 @@ def _in_short(value: Any) -> str:
 
 
 KINDS = "biuf"
-"""NumPy's letters for the kinds of numbers that are stored: truth values, integers, fractions."""
+"""NumPy kind letters of stored numbers: bool, integers, unsigned integers, floats."""
 
 
 def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str) -> None:
@@ -294,14 +278,9 @@ def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str)
 def _refuse_kind(
     name: str, field: str, got: Any, announced: Any, values: np.ndarray | None = None
 ) -> None:
-    """Refuse what another dtype cannot hold: other things than numbers, fractions, large integers.
+    """Refuse a dtype whose values do not fit: non-numbers, fractions, large integers.
 
-    Args:
-        name: of the env.
-        field: what it is called.
-        got: dtype of what the env returned.
-        announced: dtype of the place that it goes into.
-        values: what it returned, where integers may be looked at one by one.
+    With `values`, integers are checked individually.
     """
     kind, place = _kind(got), _kind(announced)
     why = None
@@ -329,12 +308,11 @@ def _limits(dtype: Any) -> tuple[int, int]:
 
 
 def _numpy(dtype: Any) -> Any:
-    """Return the NumPy dtype of a dtype of either library."""
     return torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype
 
 
 def bounds_of(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
-    """Return the least and the greatest value, or category, that a space of one array allows."""
+    """Return the lowest and the highest value (or category) of a space of one array."""
     if isinstance(space, gymnasium.spaces.Box):
         return space.low, space.high
     if isinstance(space, gymnasium.spaces.Discrete):
@@ -345,14 +323,9 @@ def bounds_of(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
 
 
 class ObservedChoices:
-    """The choices in an observation space, whose categories a batch of observations must be of.
+    """Checks the categories of all choices in observations. It is false if the space has none.
 
-    A category out of range would be read as one of the next choice, or as none. False where a space
-    has no choices.
-
-    Args:
-        name: of the env.
-        space: of one env's observations.
+    A category out of range would be read as a category of the next choice, or as none.
     """
 
     def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
@@ -366,7 +339,7 @@ class ObservedChoices:
         """Refuse observations [..., N, ...] with a category out of range.
 
         Raises:
-            EnvFaultError: naming the field, the value and what is allowed.
+            EnvFaultError: names the field, the value and the allowed range.
         """
         for path, least, greatest in self._ranges:
             values = observation
@@ -398,7 +371,7 @@ def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest
 
 
 def _kind(dtype: Any) -> str:
-    """Return NumPy's letter for the kind of a dtype; a question mark for what has no dtype."""
+    """Return the NumPy kind letter of a dtype; "?" for other objects."""
     if isinstance(dtype, torch.dtype):
         if dtype.is_complex:
             return "c"
@@ -407,7 +380,7 @@ def _kind(dtype: Any) -> str:
 
 
 def name_of(env: gymnasium.Env) -> str:
-    """Return what messages call a single env."""
+    """Return the name of a single env, for messages."""
     spec = env.unwrapped.spec
     return f"Env '{spec.id}'" if spec is not None else type(env.unwrapped).__name__
 
@@ -424,19 +397,14 @@ def _article(field: str) -> str:
 
 
 INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
-"""Under which keys an info says whether somebody took over, and what was done."""
+"""Info keys: whether a person or a script took over, and the executed action."""
 
 
 def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, Any]:
-    """Add to what an env said of a step that a layer around it took over, or that it did not.
+    """Report in an info whether a layer around the env replaced the action (`taken`).
 
-    Whatever is nearest to the env knows best what was executed, and nobody's "no" undoes another
-    one's "yes".
-
-    Args:
-        info: of the env inside.
-        told: the action [*A] that it was given.
-        taken: whether the layer had put that in place of what it was told itself.
+    The inner env's action is `told` [*A]. The innermost report of the executed action counts;
+    `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, told)
     inside = info.get(INTERVENED, not np.array_equal(executed, told))
@@ -444,7 +412,7 @@ def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, 
 
 
 def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return an info with other names for some keys, of arrays with their masks `_x` too."""
+    """Rename some keys of an info, and their masks `_x`."""
     if not any(theirs in info for theirs in names):
         return info
     names = {**names, **{f"_{theirs}": f"_{ours}" for theirs, ours in names.items()}}
@@ -452,17 +420,16 @@ def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 
 READ = ("success", "is_success", *TREES, EXECUTED_ACTION, INTERVENED, "penalty")
-"""The keys of an info that are read; the last three where they are announced."""
+"""Info keys that are read; the last three only if announced."""
 
 
 class InfoReader:
-    """Reads what the infos of N envs say, by the table at the top.
+    """Reads the infos of N envs, by the table at the top.
 
     Args:
-        name: of the envs.
+        name: name of the envs.
         num_envs: N.
-        interventions: whether they announce `executed_action` and `intervened`.
-        penalty: whether they announce `penalty`.
+        interventions, penalty: whether the envs announce these reports.
     """
 
     def __init__(
@@ -475,17 +442,15 @@ class InfoReader:
 
     @classmethod
     def of(cls, name: str, num_envs: int, metadata: Mapping[str, Any]) -> "InfoReader":
-        """Return a reader of what N envs announce in their metadata."""
+        """Return a reader for N envs with this metadata."""
         interventions, penalty = (
             bool(metadata.get(key, False)) for key in ("reports_interventions", "reports_penalty")
         )
         return cls(name, num_envs, interventions=interventions, penalty=penalty)
 
     def says_something(self, info: dict[str, Any]) -> bool:
-        """Tell whether the info of an env has anything that is read.
-
-        Asked of each env at each step: written out, as a loop takes three times as long.
-        """
+        # Runs for each env at each step. A loop over the keys takes three times as long.
+        """Return whether the info of an env has any entry to read."""
         return bool(info) and (
             "metrics" in info
             or "success" in info
@@ -498,12 +463,12 @@ class InfoReader:
         )
 
     def gather(self, said: Said, info: dict[str, Any], i: int) -> None:
-        """Put what env i said into `said`.
+        """Add the report of env i to `said`.
 
         Raises:
-            EnvFaultError: for what the table refuses.
+            EnvFaultError: for entries that the table refuses.
         """
-        for key in ("is_success", "success"):  # the latter counts where both are there
+        for key in ("is_success", "success"):  # `success` overrides `is_success`
             if info.get(key) is not None:
                 self._put_flag(said, "success", info[key], i, key)
         if self._interventions:
@@ -526,15 +491,14 @@ class InfoReader:
         """Read the info of a batched env.
 
         Args:
-            info: arrays [N], or dicts of them; an array `_x` [N] bool beside `x` says for which
-                envs it counts, and without one it counts for all. `final_info` is the same for
-                finished envs; where it is there, what stands outside of it is of their next
-                episode.
+            info: arrays [N], or dicts of arrays. A mask `_x` [N] bool selects the envs that
+                reported `x` (default: all). `final_info` has the same structure and describes
+                finished envs; the other entries then describe their next episode.
             done: [N] bool, which envs finished.
-            names: by the env's own names of keys, ours.
+            names: maps the env's own keys to ours.
 
         Raises:
-            EnvFaultError: for what the table refuses.
+            EnvFaultError: for entries that the table refuses.
         """
         names = names or {}
         said = self._of_arrays(renamed(info, names))
@@ -552,7 +516,7 @@ class InfoReader:
         self._column(said, name)[i] = number
 
     def _put_numbers(self, said: Said, kind: str, numbers: Any, i: int) -> None:
-        """Put `rewards` or `metrics` of env i; they are only reported, so that others may stay."""
+        """Add `rewards` or `metrics` of env i. Wrong entries only cause a warning."""
         if not isinstance(numbers, Mapping):
             self._warn(kind, numbers, "a dict of numbers by name")
             return
@@ -565,14 +529,12 @@ class InfoReader:
                 self._column(tree, str(name))[i] = number
 
     def _column(self, columns: dict[str, Any], name: str) -> np.ndarray:
-        """Return the array [N] of a name, at first NaN for every env."""
         if name not in columns:
             columns[name] = np.full(self._num_envs, np.nan)
         array: np.ndarray = columns[name]
         return array
 
     def _of_arrays(self, info: dict[str, Any]) -> Said:
-        """Read the arrays of a batched env."""
         said: Said = {}
         keys = ["is_success", "success", *[INTERVENED] * self._interventions]
         for key in [*keys, *["penalty"] * self._penalty]:
@@ -597,12 +559,11 @@ class InfoReader:
         return said
 
     def _mask(self, values: Mapping[str, Any], name: str) -> np.ndarray:
-        """Return for which envs an entry counts, [N] bool."""
         mask = np.asarray(values.get(f"_{name}", True), dtype=bool)
         return np.broadcast_to(mask, (self._num_envs,))
 
     def _numbers(self, key: str, values: Any, given: np.ndarray) -> np.ndarray:
-        """Return flags, or penalties, [N], NaN where none is given."""
+        """Return flags or penalties [N], NaN for envs without one."""
         column = _column_of(values, given)
         if column is None:
             raise EnvFaultError(self._refusal(key, values, f"{self._num_envs} numbers"))
@@ -616,7 +577,6 @@ class InfoReader:
         return column
 
     def _warn(self, key: str, value: Any, wanted: str) -> None:
-        """Say once of each key that it is left out."""
         if key not in self._warned:
             self._warned.add(key)
             warnings.warn(f"{self._refusal(key, value, wanted)} It is left out.", stacklevel=2)
@@ -629,11 +589,11 @@ class InfoReader:
 
 
 def _column_of(values: Any, given: np.ndarray) -> np.ndarray | None:
-    """Return one number per env, [N] float64, NaN where it is not given; None for other things."""
+    """Return numbers [N] float64, NaN for envs without one; None for other values."""
     array = np.asarray(values)
     if array.shape != given.shape:
         return None
-    if array.dtype.kind == "O":  # Gymnasium puts what is not a plain number into such an array
+    if array.dtype.kind == "O":  # Gymnasium stores anything but plain numbers in object arrays
         given = given & np.array([value is not None for value in array])
         numbers = [
             one_number(value) if here else 0.0 for value, here in zip(array, given, strict=True)
@@ -645,7 +605,7 @@ def _column_of(values: Any, given: np.ndarray) -> np.ndarray | None:
 
 
 def to_tensors(said: Said) -> dict[str, Any]:
-    """Return what was said as `VectorEnv.step` gives it: tensors [N]."""
+    """Convert reports to the tensors [N] of a `VectorEnv.step` info."""
     tensors: dict[str, Any] = {}
     success = said.get("success")
     if success is not None and not np.isnan(success).all():
@@ -659,13 +619,10 @@ def to_tensors(said: Said) -> dict[str, Any]:
 def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, np.ndarray]:
     """Return `executed_action` [N, *A] and `intervened` [N] bool; see `VectorEnv.step`.
 
-    Args:
-        name: of the env.
-        said: by N envs.
-        actions: [N, *A], what they were told.
+    `actions` [N, *A] are the given actions, `said` the reports of N envs.
 
     Raises:
-        EnvFaultError: for an action of another shape than those.
+        EnvFaultError: an executed action has another shape.
     """
     executed = actions.copy()
     for i, action in said.get(EXECUTED_ACTION, {}).items():
@@ -681,18 +638,12 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
 
 
 def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[str] = ()) -> None:
-    """Refuse what a batched env of tensors says in the info of a step, by the table at the top.
+    """Check the step info of a batched torch env by the table at the top.
 
-    Values are not looked at, as that may wait for a device.
-
-    Args:
-        env: whose class is named.
-        info: of a step.
-        num_envs: N.
-        fields: the keys that it announced for every step.
+    Values are not checked: that could wait for a device. `fields` are the announced keys.
 
     Raises:
-        EnvFaultError: naming the key, what it is and what is read.
+        EnvFaultError: names the key, its value and the expected value.
     """
     name = type(env).__name__
     for key in fields:
@@ -720,7 +671,7 @@ def _check_vector(name: str, key: str, value: Any, num_envs: int, kinds: str) ->
 
 
 def read_penalty(said: Said, num_envs: int) -> np.ndarray:
-    """Return `penalty` [N] float32, 0 where an env said nothing; see `VectorEnv.step`."""
+    """Return `penalty` [N] float32, 0 for envs without one; see `VectorEnv.step`."""
     penalty = said.get("penalty")
     return (
         np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
@@ -728,7 +679,7 @@ def read_penalty(said: Said, num_envs: int) -> np.ndarray:
 
 
 def _merged(said: Said, final: Said, done: np.ndarray) -> Said:
-    """Take the rows of finished envs from what was said of their end."""
+    """Merge reports; rows of finished envs come from the report of their end."""
     merged: Said = {}
     for key in said.keys() | final.keys():
         one, other = said.get(key), final.get(key)

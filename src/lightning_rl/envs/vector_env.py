@@ -1,7 +1,4 @@
-"""Say what an env is: the API of Gymnasium's `VectorEnv`, with tensors.
-
-And how it is stepped through a rollout, with what comes of each step written into the storage.
-"""
+"""Define the API of envs: Gymnasium's `VectorEnv` with tensors, and steppers that fill rollouts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,31 +22,29 @@ from lightning_rl.rollout.contract import (
 from lightning_rl.system.errors import ConfigurationError
 
 Observation = Tensor | TensorDict
-"""[N, ...], or a tree of such."""
+"""[N, ...], or a tree of such tensors."""
 
 Seed = int | Sequence[int] | None
-"""Of env 0, with env i seeded by seed + i; of each env; or none: go on with the present streams."""
+"""An int seeds env i with seed + i; a sequence has one seed per env; None keeps the generators."""
 
 RESULTS = ("reward", "terminated", "truncated")
-"""What a step returns between the observation and the info, each [N]."""
+"""Step results between the observation and the info, each [N]."""
 
 
 PENALTY_FIELD: dict[str, FieldSpec] = {"penalty": ((), torch.float32)}
-"""What a rollout holds of an env that reports what a part of the action costs."""
+"""Extra rollout field of envs that report a penalty of part of the action."""
 
 
 class RestoreError(RuntimeError):
-    """An env cannot be brought back to a saved state; the message says why."""
+    """An env cannot restore a saved state; the message says why."""
 
 
 class VectorEnv(ABC):
-    """N copies of an env stepped together.
+    """N copies of an env that are stepped together, with same-step autoreset.
 
-    Finished ones reset inside `step` ("same-step autoreset").
-
-    Failure or success is `terminated`; running out of time is `truncated`. Tensors that an env
-    returns hold until its next step. The first argument of a subclass's constructor is `num_envs`;
-    the command line fills it in.
+    Success and failure are `terminated`; the time limit is `truncated`. Returned tensors stay valid
+    until the next step. `num_envs` must be the first constructor argument; the command line fills
+    it in.
     """
 
     num_envs: int
@@ -57,36 +52,35 @@ class VectorEnv(ABC):
     single_observation_space: gymnasium.Space[Any]
     single_action_space: gymnasium.Space[Any]
     render_fps: float = 30.0
-    """Env steps per second of real time, where pictures of them are to move as fast."""
+    """Env steps per second of real time, for videos."""
 
     metadata: Mapping[str, Any] = {}  # of a class or an instance, never written
-    """What an env says of itself, as Gymnasium's do: `control_period` in seconds, or `render_fps`;
-    `joint_names`, `joint_stiffness` and others, which an exported policy takes along."""
+    """Metadata as in Gymnasium: `control_period` in seconds or `render_fps`; `joint_names`,
+    `joint_stiffness` and others, which exported policies contain."""
 
     max_episode_steps: int | None = None
-    """Env steps after which time cuts an episode; None where it does not, or nobody knows."""
+    """Time limit in env steps; None: no limit, or unknown."""
 
     steps_per_action: int = 1
-    """Env steps that an action takes at most: more than 1 where it is a chunk of actions."""
+    """Maximum env steps per action: more than 1 for action chunks."""
 
     reports_interventions: bool = False
-    """Whether a person or a script may take over, which rollouts are to hold; see `step`."""
+    """Whether a person or a script may take over, and rollouts store it; see `step`."""
 
     reports_penalty: bool = False
-    """Whether what part of an action costs is said apart from the reward, which rollouts are to
-    hold; see `step`."""
+    """Whether `step` reports the penalty of part of the action, and rollouts store it."""
 
     @property
     def progress(self) -> int:
-        """A number that rises within a call that may last, such as a replay of episodes.
+        """Progress counter that rises during long calls, such as a replay of episodes.
 
-        A call during which it rises does not hang; see `data.env_timeout_s`.
+        While the counter rises, the call does not count as hanging; see `data.env_timeout_s`.
         """
         return 0
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """What a rollout holds of each step beside what every env says; found in `info`."""
+        """Additional rollout fields of each step, which `info` contains."""
         space = self.single_action_space
         taken_over = intervention_fields(space) if self.reports_interventions else {}
         return taken_over | (PENALTY_FIELD if self.reports_penalty else {})
@@ -95,78 +89,71 @@ class VectorEnv(ABC):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode in every env.
+        """Begin an episode in every env; return observation [N, ...] and info.
 
         Args:
-            seed: an int seeds env i with `seed + i`, a sequence gives one seed per env, None goes
-                on with the generators as they are.
-            options: passed on to the envs.
-
-        Returns:
-            observation [N, ...], info.
+            seed: see `Seed`.
+            options: passed to the envs.
         """
 
     @abstractmethod
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step every env, and reset those that finish.
+        """Step every env, and reset the finished envs.
 
         Args:
             action: [N, *A].
 
         Returns:
-            observation [N, ...] (of the next episode where one finished), reward [N] float,
-            terminated [N] bool, truncated [N] bool, and info. Where an env finished,
-            `info["final_obs"]` [N, ...] holds its true final observation (other rows mean nothing;
-            the key may be absent where no env finished); an episode that was truncated without one
-            is refused. What else `info` says is read where present, at every step, and is of the
-            step taken, from before a reset: `success` [N] bool, where an episode ended its outcome;
-            `rewards`, what each term added, and `metrics`, both dicts of tensors [N], NaN where an
-            env says nothing. Metrics known of finished episodes alone may stand in `final_metrics`.
-            Where the env `reports_interventions`: `executed_action` [N, *A], what it did instead of
-            what it was told, and `intervened` [N] bool, whether a person or a script had taken
-            over; without the former it did as it was told, without the latter the two are compared.
-            Where it `reports_penalty`: `penalty` [N] float32, at every step, what the step adds to
-            the reward of a part of the action alone (see `GripperSAC`), at most 0 as a rule.
+            observation [N, ...] (finished envs: of the next episode), reward [N] float, terminated
+            [N] bool, truncated [N] bool, and info. Info entries are optional and describe the step
+            before the reset:
+
+            - `final_obs` [N, ...]: true final observations of finished envs; other rows have no
+              meaning. Required for truncated episodes.
+            - `success` [N] bool: the outcome of finished episodes.
+            - `rewards` (reward terms), `metrics`, `final_metrics` (metrics of finished episodes
+              only): dicts of tensors [N], NaN for missing values.
+            - `executed_action` [N, *A] (default: `action`) and `intervened` [N] bool, whether a
+              person or a script had taken over (default: whether the actions differ); read if the
+              env `reports_interventions`.
+            - `penalty` [N] float32: the reward of part of the action (see `GripperSAC`), usually at
+              most 0; required at every step if the env `reports_penalty`.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> "RolloutStepper":
-        """Return what steps this env on the storage of a rollout [N, T+1].
+        """Return the stepper of this env for the storage of a rollout [N, T+1].
 
-        Called once by the collector. An env with a faster way than copying what `step` returns
-        gives it.
+        The collector calls this once. Override it if copying the results of `step` is too slow.
         """
         return StepwiseStepper(self, rollout)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what `load_state_dict` needs to go on bit for bit, or None.
+        """Return the state for an exact (bit for bit) `load_state_dict`, or None if not supported.
 
-        It holds plain numbers, strings and tensors, so that a checkpoint loads without unpickling.
+        The state holds plain numbers, strings and tensors: checkpoints load without unpickling.
         """
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Go on from a saved state, and return the observation [N, ...] it was saved with.
+        """Restore a saved state; return its observation [N, ...].
 
         Raises:
-            RestoreError: where that is not possible.
+            RestoreError: the env cannot restore this state.
         """
         raise RestoreError(f"{type(self).__name__} does not save its state")
 
     def make_renderable(self) -> None:  # noqa: B027  # most envs can always be drawn, or never
-        """Get ready for `render`. Called before a `reset` with seeds; may begin all envs anew.
+        """Prepare for `render`. Call before a seeded `reset`; may restart all envs.
 
         Raises:
-            ConfigurationError: where this env cannot be drawn.
+            ConfigurationError: this env cannot be drawn.
         """
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """Return a picture of each of M envs as it is now, uint8 [M, H, W, 3].
-
-        Args:
-            rows: which envs.
+        """Return pictures uint8 [M, H, W, 3] of M envs; `rows` are their indices.
 
         Raises:
-            ConfigurationError: where this env cannot be drawn.
+            ConfigurationError: this env cannot be drawn.
         """
         raise ConfigurationError(
             f"{type(self).__name__} cannot be drawn: it has no render(rows). Give it one, or make "
@@ -174,19 +161,19 @@ class VectorEnv(ABC):
         )
 
     def show(self) -> None:
-        """Open a window that shows each step from the next `reset` on; all envs begin anew.
+        """Open a window that shows every step after the next `reset`; restarts all envs.
 
         Raises:
-            ConfigurationError: where this env has no window.
+            ConfigurationError: this env has no window.
         """
         raise ConfigurationError(
             f"{type(self).__name__} has no window to be shown in: film it, --video true."
         )
 
-    def stop_interventions(self) -> None:  # noqa: B027  # in most envs nobody takes over
-        """Leave every step to the policy from here on, as an evaluation wants it.
+    def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions
+        """Leave every step to the policy from now on, for evaluations.
 
-        Called before the first `reset`. What an env cannot keep from happening, it says as before.
+        Call before the first `reset`. Interventions that the env cannot prevent are still reported.
         """
 
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
@@ -194,13 +181,10 @@ class VectorEnv(ABC):
 
 
 class VectorEnvWrapper(VectorEnv):
-    """An env around another one, which answers for all that a subclass does not say itself.
+    """Base class of wrappers: forwards everything that a subclass does not override.
 
-    A subclass takes `num_envs` and what makes the env, as a config gives them, and hands the env
-    on. Rollouts hold what the wrapper's own `step` returns.
-
-    Args:
-        env: is wrapped.
+    The constructor of a subclass takes `num_envs` and the env as configured, and passes the built
+    env to this constructor. Rollouts store the results of the wrapper's `step`.
     """
 
     @abstractmethod
@@ -248,13 +232,13 @@ class VectorEnvWrapper(VectorEnv):
 
 
 class StepReports(NamedTuple):
-    """What an env said in the steps of a rollout, where that is summed up already.
+    """Summed reports of the steps of a rollout.
 
     Attributes:
-        names: `rewards/<term>` and `metrics/<name>`, R of them.
-        sums: [R], the sums over steps and envs of what is not NaN.
-        counts: [R], of how many numbers.
-        reports_success: whether it says of an episode that it succeeded or not.
+        names: R names, `rewards/<term>` and `metrics/<name>`.
+        sums: [R], sums over steps and envs, without NaN.
+        counts: [R], the number of summands of each sum.
+        reports_success: whether the env reports the success of episodes.
     """
 
     names: tuple[str, ...]
@@ -264,34 +248,28 @@ class StepReports(NamedTuple):
 
 
 class RolloutStepper(ABC):
-    """Steps an env on the storage of a rollout, slot by slot.
-
-    An env chooses the kind (`VectorEnv.rollout_stepper`), by what is fastest for it.
-    """
+    """Steps an env on the storage of a rollout, slot by slot. See `VectorEnv.rollout_stepper`."""
 
     @abstractmethod
     def step(self, t: int) -> dict[str, Any]:
-        """Step by the action of slot `t`, write what follows from it, and return the info.
+        """Execute the action of slot `t`, write the results to the storage, and return the info.
 
         Raises:
-            ConfigurationError: for what does not have the shape that the env announced.
+            ConfigurationError: a result differs from the announced shape.
         """
 
     def finish(self) -> StepReports | None:
-        """Write what is left to write, after the last step of a rollout.
+        """Write pending results after the last step of a rollout.
 
-        Returns:
-            what the env said where the infos of `step` were silent about it; None where they told.
+        Returns the reports of the rollout; None if the infos of `step` contained them.
         """
         return None
 
 
 class StepwiseStepper(RolloutStepper):
-    """Calls `VectorEnv.step` and copies the tensors: works for every env, on every device.
+    """Calls `VectorEnv.step` and copies the tensors: works for every env and device.
 
-    Args:
-        env: is stepped.
-        rollout: batch shape [N, T+1], written in place.
+    Writes into `rollout`, batch shape [N, T+1].
     """
 
     def __init__(self, env: VectorEnv, rollout: TensorDict) -> None:
@@ -308,7 +286,7 @@ class StepwiseStepper(RolloutStepper):
         self._choices = ObservedChoices(type(env).__name__, env.single_observation_space)
 
     def step(self, t: int) -> dict[str, Any]:
-        # A copy of the action, into which an env may write.
+        # A copy, because an env may write into its action.
         observation, *results, info = self._env.step(self._actions[t].clone())
         slots = [views[t] for views in self._results]
         check_results(self._env, observation, self._observations[t + 1], results, slots)
@@ -324,8 +302,9 @@ class StepwiseStepper(RolloutStepper):
             slots[t].copy_(info[key])
         if "final_obs" in info:
             _, terminated, truncated = results
+            # Rows of finished envs alone would be assigned to the first envs.
             _check_final(self._env, self._observations[t], info["final_obs"])
-            # On an accelerator the storage knows too, but would have to be asked for it.
+            # Reading the flags from storage on an accelerator would synchronize with the device.
             known = terminated.device.type == "cpu" and self._remote
             ended = terminated.bool() | truncated.bool() if known else None
             self._finals.write(t, info["final_obs"], ended)
@@ -336,7 +315,7 @@ class StepwiseStepper(RolloutStepper):
 
 
 def interventions(env: VectorEnv, action: Tensor, info: dict[str, Any]) -> dict[str, Tensor]:
-    """Return `executed_action` and `intervened` of a step by the action [N, *A]; see `step`."""
+    """Return `executed_action` and `intervened` of a step with action [N, *A]."""
     executed: Tensor = info.get("executed_action", action)
     check_like(type(env).__name__, executed, action, "executed_action")
     differs = (executed != action.to(executed.device)).view(len(action), -1).any(1)
@@ -346,7 +325,7 @@ def interventions(env: VectorEnv, action: Tensor, info: dict[str, Any]) -> dict[
 
 
 def wrap_arrays(observation: Any) -> Observation:
-    """Wrap arrays, or dicts of them, as tensors [N, ...] that share their memory."""
+    """Wrap arrays, or dicts of arrays, as tensors [N, ...] that share their memory."""
     if isinstance(observation, dict):
         values = {key: wrap_arrays(value) for key, value in observation.items()}
         return TensorDict(values, [len(next(iter(values.values())))])
@@ -354,22 +333,16 @@ def wrap_arrays(observation: Any) -> Observation:
 
 
 class StepsArrays(Protocol):
-    """An env that lives in NumPy."""
+    """An env that steps NumPy arrays."""
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `VectorEnv.step` does, with arrays; `info` holds tensors all the same.
-
-        Args:
-            actions: [N, *A], in the dtype of the action space.
-        """
+        """Do what `VectorEnv.step` does, with arrays [N, *A] of actions; `info` holds tensors."""
 
 
 class ArrayStepper(RolloutStepper):
-    """Steps in NumPy, which enters a copy of a few numbers in a third of torch's time.
+    """Steps in NumPy: copying a few numbers takes a third of the time that torch needs.
 
-    Args:
-        env: is stepped.
-        rollout: batch shape [N, T+1], on the CPU, its observation one tensor; written in place.
+    Writes into `rollout`, batch shape [N, T+1], on the CPU. The observation must be one tensor.
     """
 
     def __init__(self, env: StepsArrays, rollout: TensorDict) -> None:
@@ -388,8 +361,8 @@ class ArrayStepper(RolloutStepper):
         observation, *results, info = self._env.step_arrays(self._actions[t])
         reward, terminated, truncated = results
         num_envs = self._num_envs
-        # What is like the last one that was looked at costs a few comparisons; of sizes alone, as
-        # NumPy refuses to store another shape of that size, and asking for a shape makes a tuple.
+        # Fast path: compare sizes and the dtype of the last checked observation. Sizes suffice:
+        # NumPy refuses to store another shape of equal size, and `shape` allocates a tuple.
         if (
             observation.size != self._size
             or observation.dtype is not self._dtype
@@ -412,7 +385,6 @@ class ArrayStepper(RolloutStepper):
         return info
 
     def _look_at(self, t: int, observation: Any, results: Sequence[Any]) -> None:
-        """Check what a step returned, and take the dtype of an observation that is good."""
         slots = (self._rewards[t], self._terminated[t], self._truncated[t])
         check_results(self._env, observation, self._observations[t + 1], results, slots)
         self._dtype = observation.dtype
@@ -421,10 +393,7 @@ class ArrayStepper(RolloutStepper):
 def check_results(
     env: Any, observation: Any, place: Any, results: Sequence[Any], slots: Sequence[Any]
 ) -> None:
-    """Compare what an env returned to the slots [N, ...] that it goes into.
-
-    At each step: what does not fit might be broadcast.
-    """
+    """Compare the results of an env with their slots [N, ...]; wrong shapes might broadcast."""
     name = type(env).__name__
     check_like(name, observation, place, "observation")
     for field, result, slot in zip(RESULTS, results, slots, strict=True):
@@ -432,19 +401,11 @@ def check_results(
 
 
 def _check_final(env: Any, slot: Any, final: Any) -> None:
-    """Compare true final observations [N, ...] to the slot of an observation, whenever they come.
-
-    Those of one finished env alone would be taken for the first env's.
-    """
     check_like(type(env).__name__, final, slot, "final_obs")
 
 
 def one_picture(drawn: Any) -> np.ndarray:
-    """Return what an env has drawn as one picture [H, W, 3]: those of several cameras in a row.
-
-    Args:
-        drawn: a picture, or some of them, as gym-hil's envs draw; lower ones are filled up below.
-    """
+    """Return a rendering as one picture [H, W, 3]; several cameras (gym-hil) form a row."""
     if isinstance(drawn, np.ndarray) and drawn.ndim == 3:
         return drawn
     cameras = [np.asarray(picture) for picture in drawn]

@@ -1,4 +1,4 @@
-"""Notice an env that hangs: say which, in what, and where; then end the wait, or the process."""
+"""Detect envs that hang: report which env, in what call and where; end the call or process."""
 
 import sys
 import threading
@@ -15,23 +15,23 @@ from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.system.process import end_process
 
 TICK_SECONDS = 1.0
-"""How often the thread looks; where more than twice that has passed, the process stood still."""
+"""Period of the checks; after a gap of more than two periods the process was suspended."""
 
 IDLE_TICKS = 3
-"""After how many looks without a call the thread ends; the next call starts another."""
+"""Number of checks without a call after which the thread ends; the next call starts another."""
 
 GRACE_SECONDS = 3.0
-"""How long a call may take to end once the processes that it waits for have been killed."""
+"""Time for a call to return after its processes were killed."""
 
 OF_ENVS = ("lightning_rl.envs", "lightning_rl.rollout", "lightning_rl.system")
-"""Modules of this package that a call into an env runs through; the others are its callers."""
+"""Modules of this package that a call into an env runs through; other modules are callers."""
 
 DEBUGGERS = ("bdb", "pydevd", "_pydevd")
-"""How the modules are named whose code runs while a person looks at a thread that they stopped."""
+"""Module prefixes of debuggers, which run while a person inspects a stopped thread."""
 
 
 class EnvTimeoutError(EnvFaultError):
-    """An env has not answered within `data.env_timeout_s`; the message holds its stack."""
+    """An env did not respond within `data.env_timeout_s`; the message contains its stack."""
 
 
 class TellsWhere(ABC):
@@ -39,10 +39,9 @@ class TellsWhere(ABC):
 
     @abstractmethod
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stacks of the envs that have not answered, by number; none if unknown.
+        """Return the stacks of the envs that did not respond, by number; empty if unknown.
 
-        Args:
-            frames: of the thread that waits, innermost first.
+        `frames` are the frames of the waiting thread, innermost first.
         """
 
     def give_up(self) -> bool:
@@ -53,25 +52,25 @@ class TellsWhere(ABC):
 class EnvWatch:
     """Times the calls into an env, `with calls("step"): env.step(...)`, in .3 µs each.
 
-    A thread looks once a second whether the call is still that of a second ago, and adds up what
-    has passed between its looks, of each at most two seconds: a process that was stopped, or a
-    machine that slept, did not hang, nor does an env that a person debugs.
+    A thread checks every second whether the same call is still running, and adds up the time
+    between checks, at most two seconds each: a suspended process or a debugged env does not count
+    as hanging.
 
-    A call that takes too long ends with `EnvTimeoutError` where the envs have processes, which are
-    killed. Python cannot interrupt an env in the thread that calls it: the rollout that another
-    thread waits for fails (`on_hang`); where none waits, the process is ended, with the message. An
-    env in C code that does not let other threads run (it holds Python's lock) is noticed only where
-    it has a process of its own: `vectorization: async`.
+    If a call takes too long and the envs have processes, the processes are killed and the call
+    raises `EnvTimeoutError`. Python cannot interrupt an env in the calling thread: then the pending
+    rollout of another thread fails (`on_hang`), or, without one, the process ends with the message.
+    C code that holds Python's lock is detected only in a process of its own: `vectorization:
+    async`.
 
     Args:
-        whose: the env, for the message: `the training`.
-        timeout_s: how long a call may take, in seconds; None for any time.
-        on_hang: gets the error, in the watching thread; returns whether it has failed the rollout
-            that another thread waits for.
+        whose: owner of the env, for the message, such as `the training`.
+        timeout_s: maximum seconds per call; None: no limit.
+        on_hang: called with the error in the watching thread; returns whether it failed the pending
+            rollout of another thread.
 
     Attributes:
         is_lost: whether a thread hangs in the env, which then cannot be closed.
-        is_idle: whether the next call has to start the thread.
+        is_idle: whether the next call must start the thread.
     """
 
     def __init__(
@@ -91,20 +90,16 @@ class EnvWatch:
         self._thread: threading.Thread | None = None
 
     def __call__(self, doing: str) -> AbstractContextManager[None]:
-        """Return the context of calls of a kind, which the message names: `step`.
+        """Return the context of one kind of call, such as `step`.
 
-        It raises `EnvTimeoutError` where the watch has ended the call.
+        The context raises `EnvTimeoutError` if the watch ended the call.
         """
         if doing not in self._calls:
             self._calls[doing] = _Call(doing, self)
         return self._calls[doing]
 
     def make(self, factory: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:
-        """Make an env of N, and watch it until `close`.
-
-        Raises:
-            EnvTimeoutError: where that takes too long, and the envs have processes.
-        """
+        """Make N envs, and watch them until `close`."""
         self._num_envs, self.is_lost = num_envs, False
         try:
             with self("construction"):
@@ -116,7 +111,6 @@ class EnvWatch:
         return env
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
         with self._starting:
             if self.is_idle:
                 self.is_idle = False
@@ -126,7 +120,7 @@ class EnvWatch:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread, once the env is closed. May be called more than once."""
+        """End the thread, after the env is closed. May be called more than once."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -143,14 +137,14 @@ class EnvWatch:
         self.is_idle = True
 
     def _rests(self) -> bool:
-        """End for want of calls, unless one has begun: it may have seen that the thread runs."""
+        """End the idle thread, unless a call has just begun."""
         with self._starting:
-            self.is_idle = True
+            self.is_idle = True  # before the check: a call that begins now starts the thread
             self.is_idle = all(call.ended == call.began for call in list(self._calls.values()))
             return self.is_idle
 
     def _look(self, passed: float, timeout_s: float) -> bool:
-        """Count the seconds since the last look; return whether there was a call since then."""
+        """Count the seconds since the last check; return whether there was a call since then."""
         env = self._env()
         progress, called = 0 if env is None else env.progress, False
         for call in list(self._calls.values()):
@@ -165,7 +159,7 @@ class EnvWatch:
         return called
 
     def _end(self, call: "_Call") -> None:
-        """Kill the processes that a call waits for; else fail the rollout, or end this process."""
+        """Kill the processes that a call waits for; otherwise fail the rollout or exit."""
         frames = _frames_of(call.thread)
         owners = [frame.f_locals.get("self") for frame in frames]
         steppers = [one for one in owners if isinstance(one, TellsWhere)]
@@ -191,13 +185,13 @@ class EnvWatch:
 
 
 class _Call:
-    """Calls of a kind; the last one is under way where more have begun than ended.
+    """Calls of one kind; a call is running while `began` exceeds `ended`.
 
     Attributes:
-        began, ended: how many.
-        thread: where the last one runs.
-        error: what the last one ends with, because the watch has ended it.
-        seen, spent: what the watch saw when there was last a change, and the seconds since.
+        began, ended: number of calls.
+        thread: thread of the last call.
+        error: error that the watch raises from the last call.
+        seen, spent: state at the last check, and the seconds since it changed.
     """
 
     def __init__(self, doing: str, watch: EnvWatch) -> None:
@@ -225,7 +219,7 @@ class _Call:
                 raise error from None
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the call that is under way, and return whether it came."""
+        """Wait for the end of the running call; return whether it ended."""
         deadline = time.monotonic() + seconds
         while self.ended != self.began and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -233,7 +227,6 @@ class _Call:
 
 
 def _name(env: VectorEnv) -> str:
-    """Return class and id of an env that may not be made yet."""
     id = getattr(env, "id", None)
     return f" ({type(env).__name__}{f' {id!r}' if id else ''})"
 
@@ -243,7 +236,6 @@ def _module(frame: FrameType) -> str:
 
 
 def _all_frames_of(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, innermost first."""
     frames, frame = [], sys._current_frames().get(thread)
     while frame is not None:
         frames.append(frame)
@@ -252,7 +244,7 @@ def _all_frames_of(thread: int) -> list[FrameType]:
 
 
 def _frames_of(thread: int) -> list[FrameType]:
-    """Return the frames of what the caller of an env has called, innermost first."""
+    """Return the frames below the caller of an env, innermost first."""
     frames = _all_frames_of(thread)
     for depth, frame in enumerate(frames):
         module = _module(frame)
@@ -262,7 +254,6 @@ def _frames_of(thread: int) -> list[FrameType]:
 
 
 def _is_debugged(thread: int) -> bool:
-    """Tell whether a person has stopped a thread, to look at it."""
     return any(_module(one).startswith(DEBUGGERS) for one in _all_frames_of(thread))
 
 

@@ -1,4 +1,4 @@
-"""Turn rewards and values into advantages and value targets: pure functions of tensors."""
+"""Advantages and value targets from rewards and values: pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -16,36 +16,34 @@ def gae(
     gamma: float | Tensor,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Estimate advantages by generalised advantage estimation.
+    """Estimate advantages by generalized advantage estimation.
 
         delta_t = r_t + gamma * V'_t - V(s_t)
         A_t     = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}
 
-    with done = terminated or truncated, and V'_t = V(s_{t+1}) inside an episode, 0 after a failure
-    or success (`terminated`), and V(true final observation) where only the time ran out
-    (`truncated`).
+    with done = terminated or truncated, and V'_t = V(s_{t+1}) within an episode, 0 if `terminated`,
+    and V(true final observation) if only `truncated`.
 
     Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage
-    Estimation",
-    equations 11 and 16. Differs from the paper: truncated episodes bootstrap from `final_value`
-    (Pardo et al. 2018, "Time Limits in Reinforcement Learning").
+    Estimation", equations 11 and 16. Differs from the paper: truncated episodes bootstrap from
+    `final_value` (Pardo et al. 2018, "Time Limits in Reinforcement Learning").
 
     Args:
         reward: [N, T].
-        value: [N, T+1], the bootstrap value of the last observation included.
+        value: [N, T+1], including the bootstrap value of the last observation.
         terminated: [N, T] bool.
         truncated: [N, T] bool.
-        final_value: [N, T], V of the true final observation; read only where truncated and not
+        final_value: [N, T], V of the true final observation; read only if truncated and not
             terminated.
-        gamma: discount per step; or [N, T], of each: gamma^k for an action that took k env steps
-            (Sutton et al. 1999, "Between MDPs and semi-MDPs").
+        gamma: discount per step; or [N, T]: gamma^k for an action of k env steps (Sutton et al.
+            1999, "Between MDPs and semi-MDPs").
         gae_lambda: trace decay per step.
 
     Returns:
         advantage [N, T], and value_target [N, T] = advantage + value (the lambda-return).
 
     Raises:
-        ValueError: where the shapes do not fit.
+        ValueError: if the shapes do not match.
     """
     _check_shapes(reward, value, terminated, truncated, final_value)
     done = terminated | truncated
@@ -67,44 +65,39 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Estimate values and advantages of pi from what another policy mu did, by V-trace.
+    """Estimate values and advantages of pi from actions of another policy mu, by V-trace.
 
         rho_t = min(rho_bar, pi / mu),   c_t = lambda * min(c_bar, pi / mu)
         v_t   = V(s_t) + rho_t * delta_t + gamma * c_t * (1 - done_t) * (v_{t+1} - V(s_{t+1}))
         A_t   = rho_t * (delta_t + gamma * lambda * (1 - done_t) * (v_{t+1} - V(s_{t+1})))
 
-    with delta_t and done as in `gae`: nothing from behind a reset flows into the episode before.
+    with delta_t and done as in `gae`. The advantage includes the weight rho_t: do not multiply it
+    by pi / mu again. Use it with log pi, or with the ratio of pi to the policy in `log_ratio`.
 
     Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
     Actor-Learner Architectures", equation 1 (lambda: remark 2) and, for A, section 4.2. Differs
-    from the paper: truncated episodes bootstrap from `final_value`; and A takes
-    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) for the value of the next state, where the paper
-    takes v_{t+1}.
-
-    With this choice both results are those of `gae` at ratio 1 (and rho_bar, c_bar of at least 1),
-    for every lambda; the paper's A would decay by gamma over the first step and by gamma * lambda
-    over the others. At lambda = 1 the two agree.
-
-    The advantage carries the weight rho_t already. It belongs with log pi, or with the ratio of pi
-    to the policy that `log_ratio` is of; a further factor pi / mu would count the weight twice.
+    from the paper: truncated episodes bootstrap from `final_value`; and the next value in A is
+    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) instead of v_{t+1}. So both results equal `gae`'s
+    at ratio 1 (with rho_bar, c_bar of at least 1) for every lambda. At lambda = 1 there is no
+    difference from the paper.
 
     Args:
-        log_ratio: [N, T], log pi(a|s) - log mu(a|s) of the actions taken; bounded to ±20.
+        log_ratio: [N, T], log pi(a|s) - log mu(a|s) of the taken actions; bounded to ±20.
         reward: [N, T].
-        value: [N, T+1], by the critic as it is now, bootstrap value included.
+        value: [N, T+1], of the current critic, including the bootstrap value.
         terminated: [N, T] bool.
         truncated: [N, T] bool.
         final_value: [N, T], as in `gae`.
         gamma: discount per step, or [N, T]; as in `gae`.
         gae_lambda: trace decay per step.
-        rho_bar: bound on the weight of a step: infinite, v is of pi; towards 0, of mu.
-        c_bar: bound on what a step passes back, for low variance; at most rho_bar.
+        rho_bar: bound on the weight of a step. Infinite: v is the value of pi; near 0: of mu.
+        c_bar: bound on the trace weights, for low variance; at most rho_bar.
 
     Returns:
         advantage [N, T], and value_target v [N, T].
 
     Raises:
-        ValueError: where the shapes do not fit.
+        ValueError: if the shapes do not match.
     """
     _check_shapes(reward, value, terminated, truncated, final_value, log_ratio)
     weight = bounded_exp(log_ratio)
@@ -119,20 +112,19 @@ def vtrace(
 def discounted_return(
     reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float | Tensor
 ) -> Tensor:
-    """Accumulate rewards forward in time: G_t = r_t + gamma_t * (1 - done_{t-1}) * G_{t-1}.
+    """Accumulate rewards forward in time, [N, T].
 
-    The running quantity whose variance scales rewards (Engstrom et al. 2020, "Implementation
-    Matters in Deep RL", 3.2); it is not the return-to-go.
+        G_t = r_t + gamma_t * (1 - done_{t-1}) * G_{t-1}
+
+    The variance of G scales rewards (Engstrom et al. 2020, "Implementation Matters in Deep RL",
+    3.2); it is not the return-to-go.
 
     Args:
         reward: [N, T].
         done: [N, T] bool.
-        initial: [N], gamma-free carry: G of the step before the first, zero where an episode
-            begins.
-        gamma: discount per step, or [N, T], of each: gamma^k where it took k env steps.
-
-    Returns:
-        G, [N, T].
+        initial: [N], G of the step before the first, without its discount; zero at an episode
+            start.
+        gamma: discount per step; or [N, T]: gamma^k for an action of k env steps.
     """
     decay = (
         torch.cat([torch.ones_like(reward[:, :1]), (~done[:, :-1]).to(reward.dtype)], dim=1) * gamma
@@ -144,19 +136,16 @@ def discounted_return(
 
 
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant.
+    """Return 1 - Var(target - V) / Var(target) []: 1 is perfect, 0 no better than a constant.
 
-    It is NaN where the targets are constant.
+    It is NaN for constant targets.
 
     Source: the coefficient of determination R^2 (Wright 1921, "Correlation and Causation"), as
-    OpenAI's baselines (2017) report it of a critic.
+    OpenAI's baselines (2017) report it for a critic.
 
     Args:
         value: [...], any shape.
         value_target: [...], the same shape.
-
-    Returns:
-        a scalar [], at most 1.
     """
     variance = value_target.var(correction=0)
     explained = 1.0 - (value_target - value).var(correction=0) / variance
@@ -171,17 +160,14 @@ def _temporal_difference(
     final_value: Tensor,
     gamma: float | Tensor,
 ) -> Tensor:
-    """Return r_t + gamma * V'_t - V(s_t), with V' as in `gae`."""
     done = terminated | truncated
     next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
     return reward + gamma * next_value - value[:, :-1]
 
 
 def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
-    """Return the factor where an episode goes on, and 0 where it ends.
-
-    Not `torch.where` of two numbers, which is float32 whatever the data are.
-    """
+    """Return the factor within an episode, and 0 at its end."""
+    # `torch.where` of two numbers would be float32 for any dtype of the data.
     if isinstance(factor, Tensor):
         return factor.to(like.dtype).masked_fill(done, 0.0)
     return torch.full_like(like, factor).masked_fill_(done, 0.0)
@@ -190,16 +176,15 @@ def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
 def reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
     """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, [N, T].
 
-    By doubling, in log2(T) rounds: after each, x_t has seen twice as many steps ahead, and
-    `reach_t` is the product of the decays over just these. A loop over T = 2,048 steps takes fifty
-    times as long on a CPU.
-
     Source: Hillis & Steele 1986, "Data Parallel Algorithms".
 
     Args:
         term: [N, T].
         decay: [N, T].
     """
+    # Doubling, in log2(T) rounds: after each round x_t includes twice as many later steps, and
+    # `reach_t` is the product of their decays. A loop over T = 2,048 takes 50 times as long on a
+    # CPU.
     x, reach, seen = term.clone(memory_format=torch.contiguous_format), decay.contiguous(), 1
     while seen < x.shape[1]:
         ahead = x[:, seen:]

@@ -1,25 +1,23 @@
-"""Change pictures in ways that leave what is to be done in them as it is."""
+"""Augmentation of pictures."""
 
 import torch
 from torch import Tensor
 
 
 def shift_pictures(pictures: Tensor, shift: Tensor, sides: tuple[int, int] = (1, 2)) -> Tensor:
-    """Return pictures shifted by whole pixels; what comes in at an edge repeats it.
+    """Return pictures shifted by whole pixels; edge pixels are repeated.
 
     With shifts drawn uniformly from -4 to 4 it is the random shift of Kostrikov, Yarats and Fergus
-    2020, "Image Augmentation Is All You Need" (DrQ), which pads by as many repeated pixels and
-    crops.
+    2020, "Image Augmentation Is All You Need" (DrQ), which pads by repetition and crops.
 
     Args:
         pictures: [B, ...], of any dtype.
-        shift: [B, 2] int64, pixels along the height and the width that a picture moves up and left
-            by.
+        shift: [B, 2] int64, pixels up (height) and left (width).
         sides: the dimensions of `pictures` that are height and width.
     """
     moved = pictures.movedim(sides, (1, 2))
     height, width = moved.shape[1:3]
-    # Of each picture which of its rows and columns, those beyond an edge being the edge itself.
+    # Indices of rows and columns of each picture, clamped to its edges.
     rows = _clamped(height, shift[:, 0])[:, :, None]
     columns = _clamped(width, shift[:, 1])[:, None, :]
     index = torch.arange(len(moved), device=pictures.device)[:, None, None]
@@ -27,6 +25,5 @@ def shift_pictures(pictures: Tensor, shift: Tensor, sides: tuple[int, int] = (1,
 
 
 def _clamped(size: int, shift: Tensor) -> Tensor:
-    """Return for each shift [B] the places [B, size] that are looked at."""
     places = torch.arange(size, device=shift.device)
     return (places + shift[:, None]).clamp(0, size - 1)

@@ -1,4 +1,4 @@
-"""Turn rewards into advantages by comparing the members of a group: pure functions of tensors."""
+"""Advantages by comparing the members of a group: pure functions of tensors."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_rl.functional.advantages import reversed_scan
 
 NOISE = 1e-5
-"""Returns whose difference is a smaller part of their size than this are equal.
+"""Returns with a smaller relative difference than this are equal.
 
 A float32 sum of hundreds of rewards is not more precise.
 """
@@ -32,32 +32,34 @@ def group_relative_advantage(
         A_t = (R_t - mean_g R_t) / max(std_g R_t, std_floor)
 
     Rows g*G to g*G + G - 1 form group g. With `mode="step"` mean and population std are taken at
-    each step, over the members still in their first episode; with `mode="trajectory"` over the
-    members' returns from step 0, and a row has one advantage for all its steps.
+    each step, over the members in their first episode. With `mode="trajectory"` they are taken over
+    the members' returns from step 0, and all steps of a row have the same advantage.
 
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (trajectory), and EmbodiChain's
     step-wise form. `normalize=False` is Dr. GRPO's (Liu et al. 2025, "Understanding R1-Zero-Like
     Training", equation 2); `leave_one_out` RLOO's (Ahmadian et al. 2024, "Back to Basics", equation
-    6). Differs from the papers: the std has a floor instead of a small number added, and members
-    that are equal up to float32 rounding have advantage exactly 0, as has the last survivor of a
-    group.
+    6). Differs from the papers: the std has a lower bound instead of a small added number; the
+    advantage is exactly 0 for members that are equal up to float32 rounding, and for the last
+    member in its first episode.
 
     Args:
         reward: [N, T].
         done: [N, T] bool.
         group_size: G, which divides N.
-        gamma: discount per step, or [N, T], of each.
+        gamma: discount per step, or [N, T].
         mode: `step` for dense rewards, `trajectory` for a sparse one.
-        std_floor: least standard deviation that is divided by, in units of the reward.
+        std_floor: lower bound on the standard deviation, in units of the reward.
         normalize: divide by the standard deviation.
         leave_one_out: compare with the mean of the others: A * c / (c - 1) for c members.
-        truncate_at_first_done: count only a row's first episode, its last step included.
+        truncate_at_first_done: count only a row's first episode, including its last step.
 
     Returns:
-        advantage [N, T], 0 where a step does not count, and mask [N, T] bool, true where it does.
+        advantage [N, T], 0 for steps that do not count, and mask [N, T] bool, true for steps that
+        count.
 
     Raises:
-        ValueError: where the shapes do not fit, or trajectories are asked for and not truncated.
+        ValueError: if the shapes do not match, or `mode="trajectory"` without
+            `truncate_at_first_done`.
     """
     _check(reward, done, group_size, mode, truncate_at_first_done)
     mask = first_episode_mask(done) if truncate_at_first_done else torch.ones_like(done)
@@ -75,18 +77,15 @@ def group_relative_advantage(
 
 
 def first_episode_mask(done: Tensor) -> Tensor:
-    """Return where a row is in its first episode, the step that ends it included.
+    """Return a mask [N, T] of each row's first episode, including its last step.
 
-    That is where no step before t is done: mask_t = 1 for t <= min {u : done_u = 1}.
+        mask_t = 1 for t <= min {u : done_u = 1}
 
     Source: one completion per row, as in Shao et al. 2024, "DeepSeekMath", whose tokens end with
     their answer.
 
     Args:
-        done: [N, T] bool, where an episode ended.
-
-    Returns:
-        [N, T] bool.
+        done: [N, T] bool, the last steps of episodes.
     """
     ended_before = done[:, :-1].long().cumsum(1) > 0
     return torch.cat([torch.ones_like(done[:, :1]), ~ended_before], dim=1)

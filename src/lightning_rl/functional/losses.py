@@ -1,23 +1,17 @@
-"""Compute the terms of a policy-gradient loss.
-
-Pure functions of tensors, each returning a scalar to minimise.
-"""
+"""Terms of a policy-gradient loss: pure functions of tensors; losses are scalars [] to minimize."""
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Bound on |log ratio| before exp.
-
-So that a collapsed probability gives a large number rather than infinity.
-"""
+"""Bound on |log ratio| before exp, so that the ratio of a collapsed probability is finite."""
 
 
 def refuse_broadcast(**tensors: Tensor) -> None:
-    """Refuse tensors of different shapes: [B, 1] beside [B] would make an average over [B, B].
+    """Refuse tensors of different shapes: [B, 1] and [B] would broadcast to a mean over [B, B].
 
     Raises:
-        ValueError: with the shapes by name.
+        ValueError: if the shapes differ.
     """
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
@@ -38,22 +32,18 @@ def clipped_surrogate_loss(
     """Return PPO's policy loss, -mean(min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A)).
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7. Differs
-    from the paper: the two
-    sides of the clip may differ ("clip-higher", Yu et al. 2025, DAPO, equation 10), and log rho is
-    bounded to ±20.
+    from the paper: the two sides of the clip may differ ("clip-higher", Yu et al. 2025, DAPO,
+    equation 10), and log rho is bounded to ±20.
 
     Args:
-        log_prob: [B], of the policy being trained.
-        sample_log_prob: [B], of the policy that acted.
+        log_prob: [B], of the current policy.
+        sample_log_prob: [B], of the acting policy.
         advantage: [B].
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-
-    Returns:
-        a scalar [], to minimise.
+        clip_low: largest distance of the ratio below 1.
+        clip_high: largest distance of the ratio above 1.
 
     Raises:
-        ValueError: where the shapes differ.
+        ValueError: if the shapes differ.
     """
     refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     rho = ratio(log_prob, sample_log_prob)
@@ -62,47 +52,34 @@ def clipped_surrogate_loss(
 
 
 def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
-    """Return pi(a|s) / mu(a|s) from log-probs, with the log bounded to ±20.
+    """Return pi(a|s) / mu(a|s) [...] from log-probs; the log ratio is bounded to ±20.
 
     Source: the likelihood ratio r_t of Schulman et al. 2017, "Proximal Policy Optimization
     Algorithms", equation 6. Differs from the paper: the bound.
 
     Args:
         log_prob: [...], any shape, of the policy pi.
-        sample_log_prob: [...], the same shape, of the policy mu that acted.
-
-    Returns:
-        [...].
+        sample_log_prob: [...], of the acting policy mu.
     """
     return bounded_exp(log_prob - sample_log_prob)
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """Return exp(x) of a log ratio x bounded to ±20, so that none is infinite.
-
-    Args:
-        log_ratio: [...], any shape.
-
-    Returns:
-        [...].
-    """
+    """Return exp(x) of a log ratio x [...], bounded to ±20 so that exp(x) is finite."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def value_loss(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return mean((V - target)^2), without the factor one half that others have.
+    """Return mean((V - target)^2), without the usual factor one half.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", L^VF of equation 9.
 
     Args:
-        value: [B], of the critic being trained.
+        value: [B], of the current critic.
         value_target: [B].
 
-    Returns:
-        a scalar [], to minimise.
-
     Raises:
-        ValueError: where the shapes differ.
+        ValueError: if the shapes differ.
     """
     refuse_broadcast(value=value, value_target=value_target)
     return (value - value_target).square().mean()
@@ -121,16 +98,13 @@ def clipped_value_loss(
     Matters in Deep RL", section 3.1. Differs from them: no factor one half, as in `value_loss`.
 
     Args:
-        value: [B], of the critic being trained.
+        value: [B], of the current critic.
         value_target: [B].
         old_value: [B], of the critic before the update.
-        clip_coef: how far the value may move from the old one, in units of the value.
-
-    Returns:
-        a scalar [], to minimise.
+        clip_coef: largest change of the value, in units of the value.
 
     Raises:
-        ValueError: where the shapes differ.
+        ValueError: if the shapes differ.
     """
     refuse_broadcast(value=value, value_target=value_target, old_value=old_value)
     clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
@@ -139,19 +113,17 @@ def clipped_value_loss(
 
 
 def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
-    """Estimate KL(mu || pi) from samples of mu by k3 = (rho - 1) - log rho.
+    """Estimate KL(mu || pi) [], in nats, from samples of mu by k3 = (rho - 1) - log rho.
 
-    Unbiased, never negative, low variance.
+    Unbiased, never negative, low variance. For KL(pi || reference) from samples of pi, pass the
+    reference's log-prob first.
 
-    Source: Schulman 2020, "Approximating KL Divergence". For KL(pi || reference) from samples of
-    pi, pass the reference's log-prob first. Differs from the source: log rho is bounded to ±20.
+    Source: Schulman 2020, "Approximating KL Divergence". Differs from it: log rho is bounded to
+    ±20.
 
     Args:
         log_prob: [...], any shape, of pi.
-        sample_log_prob: [...], the same shape, of the policy mu that acted.
-
-    Returns:
-        a scalar [], in nats.
+        sample_log_prob: [...], of the acting policy mu.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (torch.expm1(log_ratio) - log_ratio).mean()
@@ -165,22 +137,21 @@ def clip_fraction(
     clip_high: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the share of samples whose ratio lies outside [1 - clip_low, 1 + clip_high].
+    """Return the fraction of samples whose ratio lies outside [1 - clip_low, 1 + clip_high].
 
-    Of those that `mask` counts, where it is given; 0 where it counts none. It is the share of
-    samples that the clip of `clipped_surrogate_loss` may leave without a gradient.
+    `clipped_surrogate_loss` may give these samples no gradient.
 
     Source: no paper; `clipfrac` of OpenAI's baselines `ppo2` (2017).
 
     Args:
-        log_prob: [...], any shape, of the policy being trained.
-        sample_log_prob: [...], the same shape, of the policy that acted.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-        mask: [...], the same shape, bool, true where a sample counts; None for all.
+        log_prob: [...], any shape, of the current policy.
+        sample_log_prob: [...], of the acting policy.
+        clip_low: largest distance of the ratio below 1.
+        clip_high: largest distance of the ratio above 1.
+        mask: [...], the same shape, bool, true for samples that count; None for all.
 
     Returns:
-        a scalar [] in [0, 1].
+        a scalar [] in [0, 1]; 0 if the mask counts no sample.
     """
     rho = ratio(log_prob, sample_log_prob)
     outside = ((rho < 1.0 - clip_low) | (rho > 1.0 + clip_high)).to(rho.dtype)
@@ -190,7 +161,7 @@ def clip_fraction(
 
 
 def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Return (A - mean A) / (std A + eps), with the unbiased standard deviation.
+    """Return (A - mean A) / (std A + eps) [...], with the unbiased standard deviation.
 
     A single sample becomes 0 rather than NaN.
 
@@ -198,11 +169,8 @@ def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
     Details of Proximal Policy Optimization".
 
     Args:
-        advantage: [...], any shape; mean and deviation are those of all its elements.
+        advantage: [...], any shape; mean and std are over all elements.
         eps: added to the standard deviation, in units of the advantage.
-
-    Returns:
-        [...], without a unit.
     """
     std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
     return (advantage - mean) / (std + eps)

@@ -1,7 +1,4 @@
-"""Learn from samples of an older policy: weights, the proximal policy, losses that use them.
-
-Pure functions of tensors.
-"""
+"""Weights, proximal policy, losses [] for samples of an older policy: pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -19,35 +16,31 @@ def decoupled_surrogate_loss(
     clip_high: float,
     weight_cap: float,
 ) -> Tensor:
-    """Return PPO's policy loss for samples of an older policy mu than the one the update began at.
+    """Return PPO's policy loss for samples of an older policy mu, with a proximal policy prox.
 
         rho = pi / prox,   w = sg(prox / mu)
         L   = -mean(w * min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A))
 
-    where w is 0 for samples with w > weight_cap, and the mean is over all samples nevertheless:
-    leaving some out must not give the others more weight. The trust region is around prox, the
-    proximal policy, and the weight corrects for who sampled. With mu = prox this is
-    `clipped_surrogate_loss`, bit for bit.
+    w is 0 if w > weight_cap; the mean is over all samples, so that ignored samples do not increase
+    the weight of others. The clip is around prox; the weight corrects for the sampling policy. With
+    mu = prox this is `clipped_surrogate_loss`, bit for bit.
 
     Source: Hilton et al. 2021, "Batch size-invariance for policy optimization" (the decoupled
     objective); Fu et al. 2025, "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for
-    Language Reasoning", whose code has the cap. Differs from the papers: both log ratios are
-    bounded to ±20.
+    Language Reasoning" (the cap, in its code). Differs from the papers: both log ratios are bounded
+    to ±20.
 
     Args:
-        log_prob: [B], of the policy being trained.
-        proximal_log_prob: [B], of the policy as the update began; no gradient flows into it.
-        sample_log_prob: [B], of the policy that acted.
+        log_prob: [B], of the current policy.
+        proximal_log_prob: [B], of the policy at the start of the update; no gradient flows into it.
+        sample_log_prob: [B], of the acting policy.
         advantage: [B].
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
+        clip_low: largest distance of the ratio below 1.
+        clip_high: largest distance of the ratio above 1.
         weight_cap: the largest weight that counts, at least 1.
 
-    Returns:
-        a scalar [], to minimise.
-
     Raises:
-        ValueError: where the shapes differ.
+        ValueError: if the shapes differ.
     """
     refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     proximal_log_prob = proximal_log_prob.detach()
@@ -61,47 +54,40 @@ def decoupled_surrogate_loss(
 def behavior_weight(
     proximal_log_prob: Tensor, sample_log_prob: Tensor, *, weight_cap: float
 ) -> Tensor:
-    """Return w = prox / mu without a gradient; 0, which it is nowhere else, where above the cap.
+    """Return w = prox / mu [...] without a gradient, or 0 above the cap.
 
-    Source: the weight of Hilton et al. 2021, "Batch size-invariance for policy optimization"; its
-    cap as in the code of AReaL (Fu et al. 2025).
+    Source: the weight of Hilton et al. 2021, "Batch size-invariance for policy optimization"; the
+    cap from the code of AReaL (Fu et al. 2025).
 
     Args:
-        proximal_log_prob: [...], any shape, of the policy at which the update began.
-        sample_log_prob: [...], the same shape, of the policy mu that acted.
+        proximal_log_prob: [...], any shape, of the policy at the start of the update.
+        sample_log_prob: [...], the same shape, of the acting policy mu.
         weight_cap: the largest weight that counts.
-
-    Returns:
-        [...].
     """
     weight = ratio(proximal_log_prob, sample_log_prob).detach()
-    return torch.where(weight > weight_cap, 0.0, weight)  # NaN is not hidden
+    return torch.where(weight > weight_cap, 0.0, weight)  # NaN stays visible
 
 
 def loglinear_proximal(
     log_prob: Tensor, sample_log_prob: Tensor, learner_version: Tensor | int, policy_version: Tensor
 ) -> Tensor:
-    """Guess the log-prob of the policy at which the update began, without running it.
+    """Approximate log-probs [B] of the policy at the start of the update, without a forward pass.
 
         log prox = log mu + alpha * sg(log pi - log mu)
         alpha    = (v_prox - v_mu) / (v_pi - v_mu)
 
-    on the line through the versions of mu (v_mu = `policy_version`) and pi. The update under way
-    begins at v_prox = `learner_version` and makes v_pi = v_prox + 1, so alpha = s / (s + 1) for
-    samples of staleness s: 0, prox = mu, on fresh ones, and 1/2, 2/3, ... on older ones.
+    with v_mu = `policy_version`, v_prox = `learner_version` and v_pi = v_prox + 1. So alpha = s /
+    (s + 1) for samples of staleness s: 0 (prox = mu) for fresh samples, then 1/2, 2/3, ...
 
     Source: the log-linear proximal approximation in the code of AReaL (Fu et al. 2025), which has
     v_prox = v_pi - 1. Differs from it: the log ratio is bounded to ±20.
 
     Args:
-        log_prob: [B], of the policy being trained; no gradient flows into it.
-        sample_log_prob: [B], of the policy that acted.
-        learner_version: updates completed when this one began (`policy.version`).
-        policy_version: [B] int64, updates completed when the action was sampled; not above
+        log_prob: [B], of the current policy; no gradient flows into it.
+        sample_log_prob: [B], of the acting policy.
+        learner_version: updates completed at the start of this update (`policy.version`).
+        policy_version: [B] int64, updates completed when the action was sampled; at most
             `learner_version`.
-
-    Returns:
-        log prox, [B].
     """
     staleness = (learner_version - policy_version).to(log_prob.dtype)
     log_ratio = (log_prob.detach() - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -109,22 +95,19 @@ def loglinear_proximal(
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
-    """Return (sum w)^2 / (n * sum w^2), the share of n samples that is left by their weights.
+    """Return (sum w)^2 / (n * sum w^2) [], the effective fraction of n weighted samples.
 
-    1 where all weights are equal, 1/n where one has all the weight, 0 where all are 0.
+    1 for equal weights, 1/n if one sample has all the weight, 0 if all weights are 0.
 
     Source: Kish 1965, "Survey Sampling"; Kong 1992, "A note on importance sampling using
     standardized weights".
 
     Args:
-        log_weight: [...], any shape, log w; a common constant changes nothing.
-
-    Returns:
-        a scalar [] in [0, 1].
+        log_weight: [...], any shape, log w; a common constant has no effect.
     """
     largest = log_weight.max().clamp(min=torch.finfo(log_weight.dtype).min)
     weight = (log_weight - largest).exp()
-    # The largest weight is 1, so the lower bound acts only where all are 0.
+    # The largest weight is 1, so the bound matters only if all weights are 0.
     return weight.sum().square() / (weight.numel() * weight.square().sum()).clamp(min=1)
 
 
@@ -134,27 +117,24 @@ def kl_penalty(
     reference_log_prob: Tensor,
     behavior_weight: Tensor | None = None,
 ) -> Tensor:
-    """Estimate KL(pi || reference) per sample of mu, so that value and gradient are both right.
+    """Estimate KL(pi || reference) [B] per sample of mu, with unbiased value and gradient.
 
         value     rho * (exp(d) - 1 - d),              d = log reference - log pi
         gradient  rho * (-d) * grad log pi,            rho = pi / mu
 
-    Of a stale sample rho is pi / prox * w, with the weight w of `behavior_weight`, which is 0
-    beyond its cap; prox is then given in place of mu.
+    For a stale sample, pass prox instead of mu, and w of `behavior_weight`: rho is pi / prox * w,
+    and 0 above the cap.
 
-    Both are unbiased under samples of mu: the value is k3 (Schulman 2020, "Approximating KL
-    Divergence"), whose own gradient is that of another divergence; the gradient is that of
-    KL(pi || reference) itself, E_pi[log(pi / reference) * grad log pi] (Tang and Munos 2025, "On a
-    few pitfalls in KL divergence gradient estimation for RL").
+    Source: the value is k3 (Schulman 2020, "Approximating KL Divergence"), whose own gradient is
+    the gradient of another divergence. This gradient is E_pi[log(pi /
+    reference) * grad log pi] (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+    estimation for RL").
 
     Args:
-        log_prob: [B], of the policy being trained.
-        sample_log_prob: [B], of the policy that acted; with a weight, of the proximal policy.
-        reference_log_prob: [B], of the policy to stay close to.
+        log_prob: [B], of the current policy.
+        sample_log_prob: [B], of the acting policy; with a weight, of the proximal policy.
+        reference_log_prob: [B], of the reference policy.
         behavior_weight: [B], prox / mu of stale samples; None for 1.
-
-    Returns:
-        [B].
     """
     rho = ratio(log_prob.detach(), sample_log_prob)
     if behavior_weight is not None:

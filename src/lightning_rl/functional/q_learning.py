@@ -1,6 +1,6 @@
-"""Compute targets and losses of off-policy actor-critic learning.
+"""Targets and losses of off-policy actor-critic training.
 
-Pure functions of tensors; E counts the critics of an ensemble.
+Pure functions of tensors; E is the number of critics of an ensemble.
 """
 
 import torch
@@ -12,19 +12,19 @@ from lightning_rl.functional.losses import refuse_broadcast
 def soft_target(
     reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, alpha: Tensor | float
 ) -> Tensor:
-    """Return r + discount * (Q(s', a') - alpha * log pi(a'|s')).
+    """Return r + discount * (Q(s', a') - alpha * log pi(a'|s')), [B].
 
     Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", equations 2 and
-    3; with an alpha of zero the target of TD3 (Fujimoto et al. 2018, "Addressing Function
-    Approximation Error in Actor-Critic Methods", equation 10). Time limits: `discount` is zero
-    where s' is terminal, and only there.
+    3; with alpha = 0 the target of TD3 (Fujimoto et al. 2018, "Addressing Function Approximation
+    Error in Actor-Critic Methods", equation 10). Time limits: `discount` is zero only if s' is
+    terminal.
 
     Args:
-        reward: [B], summed over the steps up to s'.
-        discount: [B], gamma^k for k env steps up to s', zero where the episode terminated.
-        next_q: [B], of the action that the policy takes in s', by the target networks.
+        reward: [B], summed over the steps to s'.
+        discount: [B], gamma^k for k env steps to s', zero if the episode terminated.
+        next_q: [B], of the policy's action in s', by the target networks.
         next_log_prob: [B], of that action.
-        alpha: the temperature; zero where the target has no entropy.
+        alpha: the temperature; zero for a target without entropy.
     """
     refuse_broadcast(reward=reward, discount=discount, next_q=next_q, next_log_prob=next_log_prob)
     return reward + discount * (next_q - alpha * next_log_prob)
@@ -33,16 +33,16 @@ def soft_target(
 def double_q_target(
     reward: Tensor, discount: Tensor, next_q: Tensor, next_target_q: Tensor
 ) -> Tensor:
-    """Return r + discount * Q'(s', argmax_a Q(s', a)).
+    """Return r + discount * Q'(s', argmax_a Q(s', a)), [B].
 
     Source: van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-learning", equation
     4. Time limits: as for `soft_target`.
 
     Args:
-        reward: [B], summed over the steps up to s'.
-        discount: [B], gamma^k for k env steps up to s', zero where the episode terminated.
-        next_q: [B, M], of the M actions in s', by the network: it says which is the best.
-        next_target_q: [B, M], by the target network: it says what that is worth.
+        reward: [B], summed over the steps to s'.
+        discount: [B], gamma^k for k env steps to s', zero if the episode terminated.
+        next_q: [B, M], of the M actions in s', by the network; selects the action.
+        next_target_q: [B, M], by the target network; gives its value.
     """
     refuse_broadcast(reward=reward, discount=discount, next_q=next_q[:, 0])
     best = next_q.argmax(-1, keepdim=True)
@@ -50,7 +50,7 @@ def double_q_target(
 
 
 def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
-    """Return the sum over critics of mean((Q_e - target)^2) / 2.
+    """Return the sum over critics of mean((Q_e - target)^2) / 2, [].
 
     Source: Haarnoja et al. 2018, equation 5.
 
@@ -65,23 +65,22 @@ def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
 def categorical_target(
     reward: Tensor, discount: Tensor, next_probs: Tensor, cost: Tensor, atoms: Tensor
 ) -> Tensor:
-    """Return the distribution of r + discount * (Z(s', a') - cost), projected onto the atoms.
+    """Return the distribution of r + discount * (Z(s', a') - cost) on the atoms, [B, K].
 
-    Each atom's probability is shared by the two atoms that its place comes to lie between, the
-    nearer one getting more; what lies beyond the ends counts as the end. The mass stays 1, and the
-    mean that of what was projected, where nothing lies beyond the ends.
+    Each shifted atom's probability is split linearly between its two nearest atoms, or goes to the
+    end atom. This keeps the total probability, and the mean unless atoms lie beyond the ends.
 
     Source: Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning",
-    algorithm 1; with the cost alpha * log pi(a'|s') the target of SAC, as in Ma et al. 2020, "DSAC:
+    algorithm 1; with cost = alpha * log pi(a'|s') the target of SAC, as in Ma et al. 2020, "DSAC:
     Distributional Soft Actor Critic for Risk-Sensitive Reinforcement Learning", equation 8. Time
     limits: as for `soft_target`.
 
     Args:
-        reward: [B], summed over the steps up to s'.
-        discount: [B], gamma^k for k env steps up to s', zero where the episode terminated.
+        reward: [B], summed over the steps to s'.
+        discount: [B], gamma^k for k env steps to s', zero if the episode terminated.
         next_probs: [B, K], of Z(s', a').
-        cost: [B], by which all of Z(s', a') is lower.
-        atoms: [K], evenly spread, ascending.
+        cost: [B], subtracted from Z(s', a').
+        atoms: [K], evenly spaced, ascending.
     """
     refuse_broadcast(reward=reward, discount=discount, next_probs=next_probs[:, 0], cost=cost)
     last = len(atoms) - 1
@@ -110,9 +109,9 @@ def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return sum_a pi(a|s) (Q(s, a) - alpha * log pi(a|s)), over all actions and not over draws.
+    """Return sum_a pi(a|s) (Q(s, a) - alpha * log pi(a|s)), [B], over all actions.
 
-    An action that has no probability counts for nothing, whatever its value.
+    An action of probability 0 contributes nothing, for any finite value.
 
     Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings", equation 10; the
     actor's loss (equation 12) is minus its mean.
@@ -120,10 +119,7 @@ def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> 
     Args:
         log_probs: [B, M], of the M actions; finite.
         q: [B, M].
-        alpha: the temperature; zero where entropy is worth nothing.
-
-    Returns:
-        [B].
+        alpha: the temperature; zero for no entropy bonus.
     """
     refuse_broadcast(log_probs=log_probs, q=q)
     return (log_probs.exp() * (q - alpha * log_probs)).sum(-1)
@@ -135,7 +131,7 @@ def soft_policy_loss(log_prob: Tensor, q: Tensor, alpha: Tensor | float) -> Tens
     Source: Haarnoja et al. 2018, equation 7.
 
     Args:
-        log_prob: [B], of reparametrised actions.
+        log_prob: [B], of reparametrized actions.
         q: [B], of these actions.
         alpha: the temperature, without gradients.
     """
@@ -146,9 +142,9 @@ def soft_policy_loss(log_prob: Tensor, q: Tensor, alpha: Tensor | float) -> Tens
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """Return mean(-log_alpha * (log pi(a|s) + target_entropy)).
 
-    Source: Haarnoja et al. 2018, equation 18. Differs from the paper: the gradient is that with
-    respect to log alpha of a loss in log alpha, not alpha, as all implementations have it, so that
-    a small temperature moves as fast as a large one.
+    Source: Haarnoja et al. 2018, equation 18. Differs from the paper, like most implementations:
+    the loss is linear in log alpha, not alpha, so that a small temperature changes as fast as a
+    large one.
 
     Args:
         log_alpha: [].
@@ -159,10 +155,10 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float)
 
 
 def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
-    """Return the least of the critics [B]; of a subset of them where one is given.
+    """Return the minimum of the critics [B], over all or over a subset per sample.
 
     Source: Chen et al. 2021, "Randomized Ensembled Double Q-Learning", algorithm 1. Differs from
-    the paper: each sample has a subset of its own, and not each minibatch.
+    the paper: one subset per sample, not per minibatch.
 
     Args:
         q: [E, B], or [E, B, n] of n actions.
@@ -175,14 +171,14 @@ def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
 
 
 def outputs_of_least(outputs: Tensor, q: Tensor, subset: Tensor | None = None) -> Tensor:
-    """Return, of each sample, what that critic gives whose value is the least, [B, K].
+    """Return, for each sample, the output of the critic with the smallest value, [B, K].
 
-    Source: as `least_of_subset`; of whole distributions as in Seo et al. 2025, "FastTD3: Simple,
+    Source: as `least_of_subset`; for whole distributions as in Seo et al. 2025, "FastTD3: Simple,
     Fast, and Capable Reinforcement Learning for Humanoid Control".
 
     Args:
         outputs: [E, B, K].
-        q: [E, B], the values of these.
+        q: [E, B], the values of the outputs.
         subset: [B, M], indices of critics; None for all.
     """
     if subset is None:

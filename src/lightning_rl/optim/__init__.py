@@ -1,1 +1,1 @@
-"""Step down losses: what is minimised, the optimizer step, the books that are kept of it."""
+"""Optimizer steps: objectives, gradients, learning rates and statistics."""

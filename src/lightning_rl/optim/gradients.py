@@ -1,11 +1,11 @@
-"""Lay what a minibatch gives into one tensor [L + P + n + 1], which adds up.
+"""Store the results of a minibatch in one tensor [L + P + n + 1] that can be summed.
 
-It holds L scalars to report, a gradient [P], for each of n parameters whether the loss reaches it
-(1 or 0), and a one. All of it is times the number of samples, so that micro-batches, and
-the parts that ranks have of it, add up; divided by the last element they are averages again.
+It holds L scalars, a gradient [P], a flag for each of n parameters whether the loss reaches it, and
+a one, all times the number of samples. Sums over micro-batches and ranks, divided by the last
+element, are means again.
 
-A parameter that the loss does not reach has no gradient, which is not the same as one of zero: its
-optimizer leaves it alone, and neither counts a step nor decays its weight.
+A parameter that the loss does not reach has no gradient, not a zero gradient: its optimizer must
+neither count a step nor decay the weight.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from lightning_rl.system.torch_private import flatten, unflatten
 def flattened(
     row: Tensor, gradients: Sequence[Tensor], reached: Sequence[bool], count: int
 ) -> Tensor:
-    """Return averages over `count` samples as sums [L + P + n + 1].
+    """Return means over `count` samples as sums [L + P + n + 1].
 
     Args:
         row: [L], the scalars.
-        gradients: of the n parameters, P numbers in all; zeros where the loss does not reach.
-        reached: of each parameter, whether it does.
-        count: samples.
+        gradients: of the n parameters, P numbers in total; zeros if the loss does not reach one.
+        reached: for each parameter, whether the loss reaches it.
+        count: number of samples.
     """
     flags = row.new_ones(len(reached) + 1)
     if not all(reached):
@@ -36,10 +36,10 @@ def flattened(
 
 
 def averages(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scalars [L] and gradient [P] as averages, and which parameters are reached [n] bool.
+    """Return mean scalars [L], the mean gradient [P], and whether parameters are reached [n] bool.
 
     Args:
-        flat: [L + P + n + 1], what `flattened` returned, or a sum of such.
+        flat: [L + P + n + 1], a result of `flattened`, or a sum of results.
         parameters: the n parameters.
     """
     sizes = [sum(parameter.numel() for parameter in parameters), len(parameters), 1]
@@ -48,11 +48,11 @@ def averages(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return what to multiply a gradient by, as `torch.nn.utils.clip_grad_norm_` does.
+    """Return the factor of gradient clipping, as `torch.nn.utils.clip_grad_norm_` does.
 
     Args:
         norm: a scalar [].
-        max_norm: bound on it.
+        max_norm: bound on the norm.
 
     Returns:
         a scalar [], at most 1.
@@ -61,13 +61,10 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 class FlatGradient:
-    """The gradient in one tensor [P], of which the `.grad` of each parameter is a view.
+    """The gradient in one tensor [P]; the `.grad` of each parameter is a view of it.
 
-    A backward pass then leaves nothing to gather, and what is set is set in one copy. Parameters of
-    another dtype than most have a `.grad` of their own.
-
-    Args:
-        parameters: what is trained.
+    Backward passes then need no gathering, and one copy sets all gradients. Parameters with another
+    dtype than [P] have their own `.grad`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -76,57 +73,54 @@ class FlatGradient:
 
     @cached_property
     def _whole(self) -> Tensor:
-        """The gradient [P]; allocated when it is first needed."""
+        """The gradient [P], allocated at first use."""
         dtype = reduce(torch.promote_types, (p.dtype for p in self._parameters))
         size = sum(parameter.numel() for parameter in self._parameters)
         return torch.zeros(size, dtype=dtype, device=self._parameters[0].device)
 
     @cached_property
     def _views(self) -> list[tuple[nn.Parameter, Tensor, bool]]:
-        """Each parameter, its part of the gradient, and whether its `.grad` can be that."""
+        """Each parameter, its part of the gradient, and whether its `.grad` can be that part."""
         parts = unflatten(self._whole, self._parameters)
         for i, parameter in enumerate(self._parameters):
-            # A `.grad` that was there before a backward pass does not tell whether one has come.
+            # `.grad` exists before the backward pass, so it cannot show whether the loss reaches
+            # it.
             note = partial(self._note_reached, i)
             parameter.register_post_accumulate_grad_hook(note)
         pairs = zip(self._parameters, parts, strict=True)
         return [(p, part, p.dtype == part.dtype) for p, part in pairs]
 
     def clear(self) -> None:
-        """Set all gradients to zero, for backward passes to add to."""
-        self._whole.zero_()  # one operation, whatever the number of parameters
+        """Set all gradients to zero, before backward passes add to them."""
+        self._whole.zero_()  # one operation for all parameters
         for i, (parameter, part, same) in enumerate(self._views):
             parameter.grad = part if same else None
             self._reached[i] = False
 
     def with_scalars(self, row: Tensor, count: int) -> Tensor:
-        """Return scalars [L] and what the passes have added up, as `flattened` does."""
+        """Return scalars [L] and the accumulated gradients, as `flattened` does."""
         for parameter, part, same in self._views:
             if not same and parameter.grad is not None:
                 part.copy_(parameter.grad)
         return flattened(row, [self._whole], self._reached, count)
 
     def no_sums(self, scalars: int) -> Tensor:
-        """Return what `with_scalars` would for no samples at all: zeros [L + P + n + 1].
-
-        Args:
-            scalars: L.
-        """
+        """Return `with_scalars` of no samples: zeros [L + P + n + 1] for L = `scalars`."""
         return self._whole.new_zeros(scalars + len(self._whole) + len(self._parameters) + 1)
 
     def _note_reached(self, i: int, parameter: Tensor) -> None:
         self._reached[i] = True
 
     def set_clipped(self, flat: Tensor, max_norm: float) -> Tensor:
-        """Set the gradients, clipped; return the scalars [L + 1], their norm behind the others.
+        """Set the clipped gradients; return the scalars [L + 1], with the gradient norm at the end.
 
         Args:
-            flat: [L + P + n + 1], what `flattened` returned, or a sum of such.
+            flat: [L + P + n + 1], a result of `flattened`, or a sum of results.
             max_norm: bound on the norm of the whole gradient.
         """
         row, gradient, reached = averages(flat, self._parameters)
         norm = gradient.norm()
-        # Into the tensor whose views the `.grad`s are: one product sets them all.
+        # `_whole` holds the `.grad`s as views: one product sets them all.
         torch.mul(gradient, clip_factor(norm, max_norm), out=self._whole)
         for (parameter, part, same), is_reached in zip(self._views, reached.tolist(), strict=True):
             own = part if same else part.to(parameter.dtype)

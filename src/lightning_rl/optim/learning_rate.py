@@ -1,33 +1,33 @@
-"""Set the learning rate of an iteration."""
+"""Learning rate schedules."""
 
 from typing import Literal
 
 from torch.optim import Optimizer
 
 ScheduleKind = Literal["constant", "linear", "adaptive"]
-"""Of `lr_schedule`."""
+"""The setting `lr_schedule`."""
 
 
 class LearningRateSchedule:
     """Constant, linear to zero at the end of the budget, or adaptive to the KL of an update.
 
-    The adaptive rule is rsl_rl's (Rudin et al. 2022, "Learning to Walk in Minutes", section 3),
-    once per epoch instead of once per minibatch; its state is the optimizer's own learning rate.
-    Differs from it: a KL that is rounding noise says nothing, and the bounds include the initial
-    rate, so that too much KL never raises a rate and too little never lowers it.
+    The adaptive rule comes from rsl_rl (Rudin et al. 2022, "Learning to Walk in Minutes", section
+    3), once per epoch instead of once per minibatch; its state is the optimizer's own learning
+    rate. Differs from it: a KL below rounding noise is ignored, and the bounds include the initial
+    rate, so that a high KL never raises the rate and a low KL never lowers it.
 
     Args:
         kind: `constant`, `linear` or `adaptive`.
-        initial: learning rate of the first iteration; the adaptive one stays within it and
-            `BOUNDS`.
-        desired_kl: KL per epoch that the adaptive schedule aims at.
+        initial: learning rate of the first iteration; `BOUNDS` are extended to include it.
+        desired_kl: target KL per epoch of the adaptive schedule.
     """
 
     FACTOR = 1.5
     BOUNDS = (1e-5, 1e-2)
     NOISE = 1e-10
-    """A KL below it is that of a policy that has not moved: log-probs of float32 are off by 1e-6 or
-    so, which makes a KL of 1e-12."""
+    """A KL below it is rounding noise: float32 log-probs are off by about 1e-6, which gives a KL of
+    1e-12.
+    """
 
     def __init__(self, kind: ScheduleKind, initial: float, desired_kl: float = 0.01) -> None:
         self.kind = kind
@@ -35,9 +35,9 @@ class LearningRateSchedule:
         self.desired_kl = desired_kl
 
     def apply(self, optimizer: Optimizer, env_steps: int, horizon: int) -> None:
-        """Set the rate of the iteration that follows `env_steps`, of `horizon` in the whole run.
+        """Set the rate of the iteration after `env_steps` of `horizon` env steps in the whole run.
 
-        The adaptive rate is only set at the first.
+        The adaptive rate is set only in the first iteration.
         """
         if self.kind == "linear":
             _set_rate(optimizer, self.initial * max(0.0, 1.0 - env_steps / horizon))
@@ -45,12 +45,12 @@ class LearningRateSchedule:
             _set_rate(optimizer, self.initial)
 
     def adapt(self, optimizer: Optimizer, kl: float) -> None:
-        """Move the adaptive rate by the KL of an epoch."""
+        """Change the adaptive rate by the KL of an epoch."""
         if self.kind != "adaptive":
             return
         group = optimizer.param_groups[0]
         rate = group["lr"] / group.get("lr_scale", 1.0)
-        # The rate itself is within the bounds too: a run may go on with another initial one.
+        # The bounds include the current rate too: a resumed run may have another initial rate.
         lowest = min(self.BOUNDS[0], self.initial, rate)
         highest = max(self.BOUNDS[1], self.initial, rate)
         if kl > 2.0 * self.desired_kl:

@@ -1,4 +1,4 @@
-"""Refuse objectives whose parameters would not be trained, and scalars that get lost."""
+"""Checks of objectives: parameters that would not be trained, and scalars that would be lost."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from lightning_rl.system.errors import ConfigurationError, require
 
 WHOLE = sys.maxsize
-"""The `micro_batch_size` that keeps every minibatch whole."""
+"""The `micro_batch_size` of a loss that needs whole minibatches."""
 
 
 def with_lists(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return parameter groups whose `params` are lists.
 
-    A generator, as `module.parameters()` is one, would be empty when the optimizer reads it.
+    A generator, such as `module.parameters()`, would be empty when the optimizer reads it.
     """
     return [{**group, "params": _listed(group["params"])} for group in groups]
 
@@ -27,13 +27,8 @@ def _listed(parameters: Any) -> list[Any]:
 def check_owned(name: str, owner: nn.Module, groups: Iterable[dict[str, Any]]) -> None:
     """Refuse parameters that the owner of a loss does not hold.
 
-    Args:
-        name: of the objective.
-        owner: the module whose method the loss is.
-        groups: the parameters.
-
     Raises:
-        ConfigurationError: naming the objective.
+        ConfigurationError: if the owner does not hold a parameter.
     """
     own = {id(parameter) for parameter in owner.parameters()}
     strangers = [p for group in groups for p in group["params"] if id(p) not in own]
@@ -51,14 +46,8 @@ def check_first_backward(
 ) -> bool:
     """Check the first backward pass of a loss; return true.
 
-    Args:
-        name: of the objective.
-        owner: holds the parameters.
-        parameters: those that the loss should move, with their gradients.
-        names: of the scalars of a minibatch.
-
     Raises:
-        ConfigurationError: where no parameter has a gradient, or two scalars have one name.
+        ConfigurationError: if no parameter has a gradient, or two scalars have the same name.
     """
     if all(parameter.grad is None for parameter in parameters):
         raise unreached(name, owner, parameters)
@@ -67,10 +56,10 @@ def check_first_backward(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse a loss that reports a name that its objective uses.
+    """Refuse a loss that returns a scalar with a reserved name.
 
     Raises:
-        ConfigurationError: naming it.
+        ConfigurationError: if a name appears twice.
     """
     twice = {name for name in names if names.count(name) > 1}
     require(
@@ -83,7 +72,7 @@ def check_names(names: Sequence[str]) -> None:
 def unreached(
     name: str, owner: nn.Module, parameters: Sequence[nn.Parameter]
 ) -> ConfigurationError:
-    """Return the error of a loss that depends on no parameter of its objective."""
+    """Return the error for a loss that depends on no parameter of its objective."""
     mine = {id(parameter) for parameter in parameters}
     names = [path for path, p in owner.named_parameters() if id(p) in mine]
     return ConfigurationError(
@@ -97,15 +86,10 @@ def unreached(
 def passed_scalars(
     name: str, passes: Sequence[str], scalars: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return those of the reported scalars that the next losses read.
-
-    Args:
-        name: of the objective.
-        passes: names of the scalars.
-        scalars: all that its loss reported.
+    """Return the scalars of a loss that later losses read.
 
     Raises:
-        ConfigurationError: for a scalar of `passes` that the loss did not report.
+        ConfigurationError: if the loss does not return a scalar of `passes`.
     """
     missing = [key for key in passes if key not in scalars]
     require(
@@ -118,7 +102,7 @@ def passed_scalars(
 
 
 def quoted(names: Iterable[str], most: int = 6) -> str:
-    """Return names for a message, in quotes; the first `most` of them."""
+    """Return the first `most` names in quotes, for a message."""
     names = list(names)
     return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
 

@@ -1,4 +1,4 @@
-"""Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
+"""One optimizer step per minibatch: zero, backward, clip, step, statistics."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,32 +22,32 @@ from lightning_rl.system.phases import PhaseTimer, no_phases
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
 
-In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
+In YAML: `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
 """
 
 Loss = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
-"""Returns the loss of samples [B] and scalars to report, all of them averages over the samples."""
+"""Returns the loss of samples [B], and scalars to log; all of them are means over the samples."""
 
 CPU_MICRO_BATCH = 2048
-"""Samples that go through networks at once on a CPU: activations of more leave the cache."""
+"""Samples per forward pass on a CPU: the activations of more samples do not fit into the cache."""
 
 
 class Update:
-    """Take one optimizer step by a minibatch, unless its loss or gradient is not finite.
+    """Take one optimizer step per minibatch, unless the loss or gradient is not finite.
 
-    This is the update operation by operation; `CompiledUpdate` does the same by graphs. A large
-    minibatch on a CPU goes through in micro-batches whose gradients add up to the same. With
-    several processes a minibatch is that of all ranks together; each has a part.
+    `CompiledUpdate` does the same with graphs. A large minibatch on a CPU is split into
+    micro-batches whose gradients add up. With several processes each has a part of the minibatch.
 
     Args:
         objective: the loss.
-        optimizer: of its parameters.
-        hooks: where a callback or the module listens to Lightning's hooks of minibatches; or None.
+        optimizer: the optimizer of its parameters.
+        hooks: calls Lightning's minibatch hooks, if a callback or the module overrides one; else
+            None.
         phase: times the parts of the update.
 
     Attributes:
-        names: of the scalars of a minibatch: the loss, what it reports, the norm of the gradient.
-        scalars: those of the last minibatch.
+        names: names of the scalars of a minibatch: the loss, its logged scalars, the gradient norm.
+        scalars: the scalars of the last minibatch.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Update:
         self._hooks = hooks
         trained = sum(parameter.requires_grad for parameter in objective.owner.parameters())
         self._others = trained > len(self.parameters)
-        # On an accelerator a fused optimizer looks itself, and Python need not wait for the answer.
+        # A fused optimizer on an accelerator checks finiteness itself: Python does not wait for it.
         fused = all(group.get("fused") for group in optimizer.param_groups)
         self._gated = fused and self.parameters[0].device.type != "cpu"
         self._several = ranks.world_size() > 1
-        self._agreed = self._checked = False  # the ranks on the names; the first backward pass
+        self._agreed = self._checked = False  # names; first backward pass
 
     def __call__(self, minibatch: TensorDict) -> None:
-        """Step down the loss of a minibatch [B]; with several processes, of their parts of one."""
+        """Take a step for a minibatch [B]; with several processes, for this rank's part of it."""
         if self._several:
             self.step_together(minibatch)
         else:
             self.step(minibatch)
 
     def step(self, minibatch: TensorDict) -> None:
-        """Step down the loss of a minibatch [B]."""
+        """Take a step for a minibatch [B]."""
         minibatch = self.objective.prepare(minibatch)
         for parameter in self.parameters:
             parameter.grad = None
@@ -93,7 +93,7 @@ class Update:
         self.optimizer_step()
 
     def backward(self, minibatch: TensorDict) -> Tensor:
-        """Add the gradients of a prepared minibatch [B]; return its scalars but their norm."""
+        """Add the gradients of a prepared minibatch [B]; return its scalars without the norm."""
         rows = []
         for samples, share in micro_batches(minibatch, self.objective.micro_batch_size):
             with self.phase("loss"):
@@ -107,8 +107,8 @@ class Update:
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
 
     def _differentiate(self, loss: Tensor) -> None:
-        # Named where there are others: an actor's loss goes through the critics, whose own
-        # gradients it would take time to compute, and leave lying about.
+        # An actor's loss goes through the critics: naming the inputs saves time, and leaves no
+        # gradients on the critics.
         if not loss.requires_grad:
             raise checks.unreached(*self._what)
         inputs = self.parameters if self._others else None
@@ -118,16 +118,16 @@ class Update:
             self._hooks.backward(loss, inputs)
 
     def note(self, scalars: Tensor) -> None:
-        """Keep the scalars [len(names)] of a minibatch, in the order of `names`."""
+        """Store the scalars [len(names)] of a minibatch, in the order of `names`."""
         self.scalars = scalars
         self.objective.statistics.add(self.names, scalars)
 
     def optimizer_step(self) -> None:
-        """Move the parameters by their gradients, unless the scalars noted last are not finite."""
+        """Step the optimizer, unless the last stored scalars are not finite."""
         finite = is_finite(self.scalars)
         if self._gated:
             cast(Any, self.optimizer).found_inf = 1.0 - finite.float()
-        elif not finite:  # waits for an accelerator where the optimizer is not fused
+        elif not finite:  # waits for an accelerator, if the optimizer is not fused
             return
         with self.phase("optimizer"):
             if self._hooks is None:
@@ -138,20 +138,20 @@ class Update:
     # --- with several processes ---
 
     def step_together(self, minibatch: TensorDict) -> None:
-        """Step down the loss of a minibatch of which this rank has the part [B], all ranks alike.
+        """Take the same step on all ranks, for a minibatch of which this rank has the part [B].
 
-        Gradients and scalars of all ranks are added up by one sum of one flat tensor. DDP's own
-        reducer wants one backward pass per step, through hooks that a compiled graph does not call.
-        A rank weighs as much as its part of the minibatch has samples, none included; and what is
-        not finite on one rank is not finite on all.
+        Each rank is weighted by its number of samples, which may be zero. A value that is not
+        finite on one rank skips the step on all ranks.
         """
+        # One sum of one flat tensor adds up gradients and scalars of all ranks. DDP's reducer needs
+        # one backward pass per step, and hooks that a compiled graph does not call.
         sums = self.local_sums(minibatch) if len(minibatch) else None
-        if not self._agreed:  # a rank without samples learns what is reported
+        if not self._agreed:  # a rank without samples needs the names
             self.names = next(filter(None, ranks.gather_over_ranks(self.names)))
             self._agreed = True
         if sums is None:
             sums = self.gradient.no_sums(len(self.names) - 1)
-        with self.phase("reduction"):  # waits for the slowest rank
+        with self.phase("reduction"):  # includes waiting for the slowest rank
             total = ranks.sum_over_ranks(sums)
         self.step_by(total)
 
@@ -162,18 +162,18 @@ class Update:
         return self.gradient.with_scalars(row, len(minibatch))
 
     def step_by(self, total: Tensor) -> None:
-        """Clip and step by the sum [L + P + n + 1] of what `local_sums` gave on all ranks."""
+        """Clip and step by the sum [L + P + n + 1] of `local_sums` over all ranks."""
         self.note(self.gradient.set_clipped(total, self.objective.max_grad_norm))
         self.optimizer_step()
 
     def first_iteration_done(self) -> None:
-        """Take notice that the first iteration is over: nothing depends on it here."""
+        """React to the end of the first iteration; only `CompiledUpdate` does."""
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B] into parts of a size; return them and their shares of the samples.
+    """Split a minibatch [B] into parts of `size`; return the parts and their shares of the samples.
 
-    None is for a size that suits the cache.
+    None selects a size that fits the CPU's cache.
     """
     if size is None and _is_large(minibatch):
         size = CPU_MICRO_BATCH
@@ -191,26 +191,25 @@ def _is_large(minibatch: TensorDict) -> bool:
 
 @dataclass
 class Objective:
-    """One of the losses of an algorithm, with all that its optimizer steps need.
+    """A loss of an algorithm, with the settings of its optimizer steps.
 
-    An algorithm makes its objectives in `configure_objectives`, by `Algorithm.objective`, which
-    knows the settings that most have in common.
+    `Algorithm.objective` makes it, with the algorithm's settings as defaults.
 
     Attributes:
-        name: of the optimizer, and before `loss`, `grad_norm` and `learning_rate` in the charts
-            (`critic_loss`); empty for the only one, or the main one.
-        owner: the module whose method the loss is, and which holds the parameters. A parameter of
-            it that is not among `parameters` is left alone, whatever of it the loss reads.
-        loss: is minimised.
-        prepare: does what needs a whole minibatch [B] at once, such as normalising; without
-            gradients. With several processes, of which none has the whole, it is not called.
-        groups: the parameters, in groups as an optimizer takes them; a group may have `lr_scale`.
-        max_grad_norm: bound on the norm of the gradient of all of them; infinity for none.
+        name: name of the optimizer, and prefix of `loss`, `grad_norm` and `learning_rate` in the
+            logs (`critic_loss`); empty for the only or main objective.
+        owner: the module with the loss and the parameters. Its parameters that are not in
+            `parameters` are not trained.
+        loss: the loss to minimize.
+        prepare: prepares a whole minibatch [B] without gradients, such as normalizing; not called
+            with several processes, because each has only a part.
+        groups: parameter groups, as an optimizer takes them; a group may have `lr_scale`.
+        max_grad_norm: bound on the norm of the whole gradient; infinity for none.
         schedule: sets the learning rate.
         make_optimizer: makes the optimizer.
-        max_nonfinite_steps: steps skipped in a row that are too many.
-        micro_batch_size: samples that go through the network at once; None for as many as are fast.
-        passes: names of reported scalars that the losses after it in an `UpdateSequence` read.
+        max_nonfinite_steps: the run fails after this many consecutive skipped steps.
+        micro_batch_size: samples per forward pass; None for a fast size.
+        passes: names of logged scalars that later losses of an `UpdateSequence` read.
     """
 
     name: str
@@ -230,7 +229,7 @@ class Objective:
         self.groups = checks.with_lists(self.groups)
         checks.check_owned(self.name, self.owner, self.groups)
         wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
-        # In the owner's order, which is the same on all ranks, however the groups are made.
+        # The owner's order is the same on all ranks, for any order of the groups.
         self.parameters = [
             parameter
             for parameter in self.owner.parameters()
@@ -238,21 +237,15 @@ class Objective:
         ]
 
     def label(self, scalar: str) -> str:
-        """Return the name under which a scalar that each objective has is reported."""
+        """Return the log name of a scalar that every objective has."""
         return f"{self.name}_{scalar}" if self.name else scalar
 
 
 class UpdateStatistics:
-    """Keep what minibatches report on the device, read it once an iteration, and count the steps.
+    """Store scalars of minibatches on the device, read them once per iteration, count the steps.
 
-    What minibatches report is that of all ranks already.
-
-    Args:
-        limit: steps skipped in a row that are too many.
-
-    Attributes:
-        passed, skipped: steps taken and skipped in the whole run, before this iteration.
-        exhausted: whether the limit was reached.
+    The scalars are already means over all ranks. `exhausted` tells that `limit` consecutive steps
+    were skipped; `passed` and `skipped` count the steps of the whole run, before this iteration.
     """
 
     def __init__(self, limit: int) -> None:
@@ -272,10 +265,10 @@ class UpdateStatistics:
         return len(self._rows)
 
     def mean_since(self, name: str, first: int) -> float:
-        """Return the average of a scalar over the steps taken from `first` on; 0 for none.
+        """Return the mean of a scalar over the steps taken since step `first`; 0 without steps.
 
         Raises:
-            ConfigurationError: where the loss reports no such scalar.
+            ConfigurationError: if the loss does not return this scalar.
         """
         rows = self._rows[first:]
         if not rows:
@@ -290,7 +283,7 @@ class UpdateStatistics:
         return float(taken.mean()) if len(taken) else 0.0
 
     def close(self) -> dict[str, float]:
-        """Count the steps of an iteration; return averages over those taken, in one transfer."""
+        """Count the steps of an iteration; return means over the steps taken, in one transfer."""
         rows, self._rows = self._rows, []
         if not rows:
             return {}
@@ -307,7 +300,7 @@ class UpdateStatistics:
         return dict(zip(self._names, means, strict=False))
 
     def message(self, sources: dict[str, Tensor]) -> str:
-        """Say what was not finite, in the loss and in the named tensors that it was made of."""
+        """Return a message that names the scalars and the source tensors that are not finite."""
         everywhere = ranks.gather_over_ranks(_not_finite(sources))
         blamed = dict.fromkeys(name for names in everywhere for name in names)
         origin = (
@@ -326,13 +319,13 @@ class UpdateStatistics:
         return {"passed": self.passed, "skipped": self.skipped, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up saved counters."""
+        """Restore the counters."""
         self.passed, self.skipped = state["passed"], state["skipped"]
         self.in_a_row = state["in_a_row"]
 
 
 def is_finite(scalars: Tensor) -> Tensor:
-    """Tell whether loss and gradient norm, the first and last of scalars [..., L], are finite."""
+    """Return whether loss and gradient norm, the first and last of scalars [..., L], are finite."""
     return (scalars[..., 0] + scalars[..., -1]).isfinite()
 
 

@@ -1,4 +1,4 @@
-"""Step down several losses by each minibatch, one after the other."""
+"""Optimizer steps on several losses per minibatch, in order."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,21 +12,19 @@ from lightning_rl.system.errors import require
 
 
 class UpdateSequence:
-    """Step down several objectives by each minibatch, one after the other, and do what follows.
+    """Take a step on several objectives per minibatch, in order, then run a follow-up.
 
-    A scalar that an objective passes on (`Objective.passes`) is a field [B] of the minibatch for
-    the losses after it, the same number for each sample: a temperature reads the entropy that the
-    actor's loss has found. Nothing else passes from one loss to the next, neither what a loss
-    reports nor a field that it writes.
+    A scalar in `Objective.passes` becomes a field [B] of the minibatch for later losses, the same
+    number for each sample: a temperature reads the entropy from the actor's loss. Nothing else
+    passes from one loss to the next.
 
     Args:
-        updates: of the objectives, in their order.
-        follow_up: what comes after them, such as moving target networks.
-        written: the tensors that `follow_up` writes, each a parameter or buffer of the owner; it
-            reads what it likes.
+        updates: the updates of the objectives, in order.
+        follow_up: runs after them, such as moving target networks.
+        written: the tensors that `follow_up` writes: parameters or buffers of the owner.
 
     Raises:
-        ConfigurationError: where two objectives pass on the same name.
+        ConfigurationError: if two objectives pass a scalar of the same name.
     """
 
     def __init__(
@@ -51,11 +49,7 @@ class UpdateSequence:
         self.follow_up()
 
     def __call__(self, minibatch: TensorDict) -> None:
-        """Step down each of the losses of a minibatch [B]; with several processes, as `Update`.
-
-        Raises:
-            ConfigurationError: where the minibatch has a field of the name of a passed scalar.
-        """
+        """Take a step on each loss for a minibatch [B], or for this rank's part of it."""
         self.check_fields(minibatch)
         minibatch = minibatch.copy()
         for update in self.updates:
@@ -72,7 +66,7 @@ class UpdateSequence:
         """Refuse a scalar that would replace a field of the minibatch [B].
 
         Raises:
-            ConfigurationError: naming it.
+            ConfigurationError: if the minibatch has a field of that name.
         """
         for name in self._passed:
             require(

@@ -1,8 +1,4 @@
-"""Act with a small perceptron in NumPy, on the weights where they lie.
-
-For a handful of envs torch spends most of a step on entering its operations; NumPy's are entered
-faster.
-"""
+"""Act with a small perceptron in NumPy, whose overhead per operation is below torch's."""
 
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
@@ -29,7 +25,7 @@ from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout.contract import FieldSpec, flat_transitions, time_major
 
 MAX_ENVS = 64
-"""More envs than these act faster in torch."""
+"""With more envs torch is faster."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,7 +43,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
 
 
 class Perceptron(Protocol):
-    """What is looked at of a policy here, an `ActorOnly` or what derives from it."""
+    """The members of `ActorOnly` and its subclasses that this module uses."""
 
     actor: nn.Sequential
     distribution: ActionDistribution
@@ -68,12 +64,7 @@ class Perceptron(Protocol):
 
 
 def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
-    """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs.
-
-    Args:
-        policy: would act.
-        rollout: [N, T+1], that it would act on.
-    """
+    """Return whether `NumpyActor` supports a policy on a rollout [N, T+1]."""
     if type(policy.actor) is not nn.Sequential:
         return False
     observation = rollout["observation"]
@@ -95,12 +86,12 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
 
 
 def _rows(vector: torch.Tensor, like: Array) -> Array:
-    """Repeat a vector [D] to [N, D]: NumPy takes twice as long where it has to broadcast."""
+    """Repeat a vector [D] to [N, D], because NumPy is twice as slow with broadcasting."""
     return np.broadcast_to(vector.numpy(), like.shape).copy()
 
 
 def _weights(linear: nn.Linear, like: Array) -> tuple[Array, Array]:
-    """Return the weights [in, out] and biases [N, out] of a layer, the former as views."""
+    """Return the weights [in, out], as a view, and the biases [N, out] of a layer."""
     return linear.weight.detach().numpy().T, _rows(linear.bias.detach(), like)
 
 
@@ -109,10 +100,9 @@ def _is_default(activation: nn.Module) -> bool:
 
 
 class NumpyActor(RolloutActor):
-    """Acts in NumPy, on views of the weights; log-probs come from torch, all at once.
+    """Acts in NumPy, on views of the weights; torch computes the log-probs of all steps together.
 
-    They are those of the outputs that were acted on: what torch computes from the same observations
-    in an update differs from these in the last digits, and the first ratio from 1 by some 1e-6.
+    NumPy and torch outputs differ in the last digits: the first ratio differs from 1 by about 1e-6.
 
     Args:
         policy: acts; `acts_in_numpy` must hold.
@@ -122,7 +112,7 @@ class NumpyActor(RolloutActor):
     def __init__(self, policy: Perceptron, rollout: TensorDict) -> None:
         self._policy = policy
         self._rollout = rollout
-        # Views of each step, made once: to index a tensor takes longer than to add two rows.
+        # Views of each step, made once: indexing a tensor is slower than adding two rows.
         storage = time_major(rollout)
         slots, num_envs = storage.batch_size
         observation = storage["observation"].view(slots, num_envs, -1)
@@ -133,11 +123,11 @@ class NumpyActor(RolloutActor):
         if isinstance(policy.distribution, RescaledGaussian):
             self._units = list(storage["unit_action"].numpy())
         distribution = policy.distribution
-        # For a whole rollout: drawn in one call, and the log-probs come from all outputs at once.
+        # Outputs of the whole rollout, for the log-probs in `finish`.
         self._outputs = torch.empty(slots - 1, num_envs, distribution.num_outputs)
         self._output_steps = list(self._outputs.numpy())
         hidden = [layer for layer in policy.actor if isinstance(layer, nn.Linear)][:-1]
-        # Written at each step, so that none allocates.
+        # Buffers, so that steps do not allocate.
         self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
@@ -149,7 +139,7 @@ class NumpyActor(RolloutActor):
         distribution: Any = policy.distribution
         layers: Any = list(policy.actor)
         activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
-        # Anew for each rollout: the biases are copies (`_rows`), which no update moves.
+        # Rebuilt for each rollout: the biases are copies (`_rows`), which updates do not change.
         self._layers = [
             (*_weights(linear, x), x, activate)
             for linear, x, activate in zip(layers[:-1:2], self._hidden, activations, strict=True)
@@ -163,10 +153,10 @@ class NumpyActor(RolloutActor):
                 np.array(-normalizer.limit, np.float32),
                 np.array(normalizer.limit, np.float32),
             )
-        # From where a resumed rollout goes on: what was drawn before it has been used.
+        # A resumed rollout only draws the noise of its remaining steps.
         slots, num_envs, _ = self._outputs.shape
         noise = policy.draw_noise((slots - start, num_envs), generator)
-        # Times the deviation at once, where no step changes it.
+        # Scale by the deviation here, if it is the same in all steps.
         if isinstance(distribution, DiagonalGaussian):
             noise *= distribution.clamped_log_std().detach().exp()
         elif isinstance(distribution, NoisyTanh):
@@ -202,10 +192,10 @@ class NumpyActor(RolloutActor):
 
     @torch.no_grad()
     def finish(self, start: int, stop: int) -> None:
-        """Write the log-probs, by the very function that the update uses."""
         policy = self._policy
+        # With the function of the update, so that the first ratio is 1.
         keys = ["action", *policy.extra_fields]
-        # Of these keys alone: to slice all of a rollout takes longer than the log-probs of a few.
+        # Only these keys: slicing the whole rollout is slower than computing the log-probs.
         transitions = flat_transitions(self._rollout.select(*keys)[:, start : stop + 1], keys)
         fields = {key: transitions.get(key) for key in keys}
         output = self._outputs[start:stop].flatten(0, 1)
@@ -213,7 +203,7 @@ class NumpyActor(RolloutActor):
         time_major(self._rollout)["sample_log_prob"][start:stop].view(-1).copy_(log_prob)
 
     def _draw_category(self, t: int, logits: Array, noise: Array) -> None:
-        noise += logits  # not log-probs: a constant does not move the largest
+        noise += logits  # not log-probs: a constant does not change the argmax
         action = self._actions[t]
         noise.reshape(*action.shape, -1).argmax(-1, action)
 
@@ -234,7 +224,7 @@ class NumpyActor(RolloutActor):
         self._scale_to_bounds(action)
 
     def _scale_to_bounds(self, action: Array) -> None:
-        """Make an action of what is in [-1, 1], in place."""
+        """Scale an action in [-1, 1] to its bounds, in place."""
         scale, center, low, high = self._bounds
         action *= scale
         action += center
@@ -266,4 +256,4 @@ class NumpyActor(RolloutActor):
         StateStdTanhGaussian: _draw_state_squashed,
         NoisyTanh: _draw_noisy,
     }
-    """By the class itself, as one derived may draw in another way."""
+    """By exact class: a subclass may sample differently."""

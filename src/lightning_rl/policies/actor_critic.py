@@ -1,4 +1,4 @@
-"""Actor and critic for simple action spaces, and an actor alone."""
+"""Define an actor with a critic, and an actor alone, for simple action spaces."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,33 +15,20 @@ class ActorOnly(PerceptronPolicy):
     """An actor perceptron, for algorithms without a critic (GRPO).
 
     Args:
-        observation_space: see `PerceptronPolicy`.
-        action_space: of one env: floating-point Box, Discrete, MultiDiscrete, MultiBinary, or a
-            Dict or Tuple of them.
+        action_space: float Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them.
         hidden_sizes: units of the hidden layers.
-        squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
-            clipping to the env.
-        log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones
-            with `squash`).
-        log_std_bounds: least and greatest log standard deviation.
-        rescale_action: where a Box has bounds other than -1 and 1, learn its actions in [-1, 1],
-            and scale them to the bounds; `log_std_init` and `log_std_bounds` are in these units
-            then. It changes nothing where the bounds are -1 and 1, where there are none (or some
-            beyond ±1e6, which are taken for none), with `squash`, which scales anyway, and for
-            discrete actions; where only some entries of a Box are bounded, a warning says that
-            none is scaled. False takes the output of the network for the action as it is.
-        noise_correlation: of the noise that a continuous action is drawn with and the one before
-            it in the episode, in [0, 1). 0 draws each by itself; .97 pushes for some 33 steps into
-            one direction, which explores where single draws cancel each other, and is easier on a
-            robot's joints.
-        kwargs: see `PerceptronPolicy`.
-
-    Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+        squash: squash continuous actions to their bounds by tanh. Default: the env clips.
+        log_std_init: initial log standard deviation of continuous actions, before tanh.
+        log_std_bounds: minimum and maximum of the log standard deviation.
+        rescale_action: learn the actions of a bounded Box in [-1, 1] and scale them to the bounds;
+            `log_std_init` and `log_std_bounds` are then in these units. A Box with unbounded
+            entries (beyond ±1e6) is not scaled. No effect with `squash`, which always scales.
+        noise_correlation: of the noise of consecutive continuous actions, in [0, 1). .97 pushes in
+            one direction for about 33 steps, which explores further and is gentler on joints.
     """
 
     acts_as_perceptron = True
-    """Looked for in the class itself: a subclass may act in another way."""
+    """Only counts if the class itself sets it: a subclass may act differently."""
 
     def __init__(
         self,
@@ -68,24 +55,18 @@ class ActorOnly(PerceptronPolicy):
 
 
 class ActorCritic(ActorOnly):
-    """Separate actor and critic perceptrons, over a flattened observation or an encoder's features.
+    """Separate actor and critic perceptrons, on a flat observation or an encoder's features.
 
     Args:
         observation_space, action_space: see `ActorOnly`.
         hidden_sizes: units of the actor's hidden layers.
-        critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        encoder: turns observations, such as pictures, into the features that the heads read.
-            Without one the heads read the flat observation.
-        critic_encoder: makes the critic's own features; where not given, as `encoder`.
-        critic_keys: of a Dict observation, those that the critic reads, be they what only a
-            simulator knows; the actor's where not given. Acting needs none of them.
-        share_encoder: whether actor and critic train one encoder together, where they read the same
-            keys and no `critic_encoder` is named; else each has one of its own.
-        kwargs: see `ActorOnly`.
-
-    Raises:
-        ConfigurationError: for an unknown activation or key, or a space that the policy cannot
-            take.
+        critic_hidden_sizes: units of the critic's hidden layers. Default: `hidden_sizes`.
+        encoder: turns observations into features. Default: flat observations.
+        critic_encoder: makes the critic's own features. Default: an encoder like `encoder`.
+        critic_keys: keys of a Dict observation for the critic, such as privileged simulator state.
+            Default: the actor's keys.
+        share_encoder: train one encoder together, if actor and critic read the same keys and there
+            is no `critic_encoder`.
     """
 
     has_critic = True

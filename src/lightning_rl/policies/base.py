@@ -1,7 +1,4 @@
-"""Say what a policy is: the module that acts, values and re-evaluates, by TensorDict.
-
-And how it acts through a rollout: one action per env step, the rest of the fields in one pass.
-"""
+"""Define the policy interface, and actors that fill a rollout with a policy's actions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,53 +19,42 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.torch_private import version_of
 
 NOISE = "action_noise"
-"""The key under which `forward` finds noise that was drawn before."""
+"""Key of noise that the caller drew before it called `forward`."""
 
 
 class Policy(nn.Module, ABC, Constructed):
-    """A policy over batched observations.
+    """Base class of all policies.
 
-    Subclass it and pass `class_path: my_module.MyPolicy` in the config.
-
-    The first two arguments of a subclass's constructor are `observation_space` and `action_space`,
-    of one env; the command line fills them in. A policy acts and is evaluated in eval mode, so that
-    a dropout layer cannot make the log-prob of the update differ from that of the rollout. It holds
-    no recurrent or chunk state: such state is data.
+    Subclass it and pass `class_path: my_module.MyPolicy` in the config. The first two arguments of
+    the constructor are the spaces of one env; the command line passes them. Policies act and
+    evaluate in eval mode, so that dropout cannot change the log-probs between rollout and update.
+    The recurrent state is an entry of the TensorDict, never of the module.
 
     Args:
         observation_space, action_space: of one env.
-        reads: keys of a Dict observation that the policy can read; None for any key.
+        reads: keys of a Dict observation that the policy can read. Default: all keys.
         ignore_keys: keys of a Dict observation that the policy does not read.
 
     Raises:
-        ConfigurationError: for a key of the observation that is neither read nor ignored, and for
-            an ignored key that the observation does not have.
+        ConfigurationError: for a key neither read nor ignored, or an unknown ignored key.
 
     Attributes:
-        observation_space, action_space: of one env; of actions of several parts the flat form,
-            see `StructuredActions`.
-        version: int64 buffer, the number of updates behind these weights. Written by the learner
-            alone; it travels with the weights into checkpoints and copies.
-        has_critic: whether `value` means anything; an algorithm that needs it refuses others.
-        evaluates_sequences: whether it has a memory, and `evaluate_actions` runs over the
-            `sequences` that a minibatch then holds (`lightning_rl.rollout.sequences`), so that it
-            learns what to remember.
-        joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
-            update takes the ratio of the whole action instead of one per part.
-        counts_executed: whether `evaluate_actions` leaves the actions of a chunk that were not
-            executed out of a log-prob [B] of the whole chunk, where `executed` [B, K] is in its
-            TensorDict. Log-probs in parts need not: the losses leave parts out.
-        masks_actions: whether it chooses only what the observation's `action_mask` allows; what it
-            learns from is held to that.
-        autocast_dtype: in which its network computes when it acts, under `trainer.precision:
-            bf16-mixed`; None for that of its weights. Log-probs, entropies and values are float32
-            in any case.
-        micro_batch_size: samples that go through the network at once when it is trained or
-            evaluated; the gradients of a minibatch add up. None for as many as are fast.
-        critic_modules: names of the modules that `value` alone depends on. `trainer.init_from` may
-            leave these out, or begin them anew; all others are what the policy does.
-        training_settings: names of attributes that say how the policy is trained, not what it does:
-            they may differ from those of a checkpoint, and nothing is said of it.
+        observation_space, action_space: of one env; several parts as flat `StructuredActions`.
+        version: int64 buffer, number of updates of these weights; only the learner writes it.
+        has_critic: whether `value` is meaningful. Algorithms with a critic require it.
+        evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
+            minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
+        joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
+        counts_executed: whether `evaluate_actions` masks the log-prob [B] of a chunk by `executed`
+            [B, K]. Losses mask log-probs per part.
+        masks_actions: whether `action_mask` of the observation limits the choice of actions.
+            Training data must respect the mask too.
+        autocast_dtype: of the network while acting with `trainer.precision: bf16-mixed`; None for
+            the dtype of the weights. Log-probs, entropies and values are float32.
+        micro_batch_size: samples per pass in training and evaluation, with accumulated gradients;
+            None chooses a fast size.
+        critic_modules: modules that only `value` uses. `trainer.init_from` may skip them.
+        training_settings: attributes that only affect training, and may differ from a checkpoint.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -100,29 +86,25 @@ class Policy(nn.Module, ABC, Constructed):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """What `forward` stores beside `action` and `sample_log_prob`.
+        """Fields that `forward` stores in addition to `action` and `sample_log_prob`.
 
-        `evaluate_actions` needs it to recompute the log-prob.
-
-        A `state` among them is that of a recurrent policy before the step: `forward` finds it in
-        its TensorDict, zero where an episode begins, leaves it as it is, and returns beside it
-        `next_state`, of the same shape and dtype, which the next step finds.
+        `evaluate_actions` recomputes the log-prob from them. A field `state` is the recurrent state
+        before the step, zero at the start of an episode. `forward` does not change it, and writes
+        `next_state` of the same shape and dtype.
         """
         return {}
 
     @property
     def remembers(self) -> bool:
-        """Whether log-probs and values depend on its `state`, as in a recurrent policy.
-
-        A state that is correlated noise alone says only what is drawn next.
-        """
+        """Whether log-probs and values depend on `state`, as in a recurrent policy."""
+        # The state of correlated noise only affects the next draw.
         noise = getattr(getattr(self, "distribution", None), "state_size", 0)
         state, _ = self.extra_fields.get("state", ((noise,), None))
         return state != (noise,)
 
     @property
     def acting_space(self) -> gymnasium.Space[Any]:
-        """What acting reads of `observation_space`: no key ignored, or the critic's alone."""
+        """The keys of `observation_space` that acting reads, without keys of the critic alone."""
         if not isinstance(self.observation_space, gymnasium.spaces.Dict):
             return self.observation_space
         known = self.observation_space.spaces
@@ -135,29 +117,26 @@ class Policy(nn.Module, ABC, Constructed):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """Act.
+        """Act: write `action` [N, *A] and `sample_log_prob` [N] into `td`, and return it.
 
-        Write `action` [N, *A] and `sample_log_prob` [N] (and `extra_fields`) into `td`, and return
-        it. A log-prob in parts, [N, L], is one that `extra_fields` gives its shape.
+        Also write `extra_fields`, which may give `sample_log_prob` the shape [N, L] (per part).
 
         Args:
-            td: batch shape [N], with `observation`. What is returned counts, in it or in another;
-                of the fields' dtypes and shapes, or the run ends and says which.
+            td: batch shape [N], with `observation`. The rollout copies from the returned
+                TensorDict; a wrong shape or dtype raises an error.
             deterministic: take the mode of the distribution instead of a sample.
-            generator: draws the sample, on the device of the observation; None takes torch's global
-                one.
+            generator: on the device of the observation. Default: torch's global generator.
         """
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw the noise [*batch, Z] that `forward` acts with.
+        """Draw noise [*batch, Z] that `forward` can act with.
 
-        What steps an env by a graph draws here, and hands it to `forward` as `action_noise` of its
-        TensorDict (`noise_for`). A policy that draws in `forward` has none, Z = 0, and its steps
-        are not compiled.
+        A compiled env step passes the noise to `forward` as `action_noise` (see `noise_for`).
+        Policies that draw inside `forward` keep Z = 0 and are not compiled.
 
         Args:
             batch: N, or T and N for a whole rollout.
-            generator: None draws by torch's global one.
+            generator: default: torch's global one.
         """
         return torch.empty(*batch, 0, device=self.version.device)
 
@@ -166,7 +145,7 @@ class Policy(nn.Module, ABC, Constructed):
         """Write `value` [B] of `observation` into `td`, and return it.
 
         Args:
-            td: [B], with `observation`, and `state` where the policy has one.
+            td: [B], with `observation`, and `state` for a recurrent policy.
         """
 
     @abstractmethod
@@ -176,49 +155,41 @@ class Policy(nn.Module, ABC, Constructed):
         Returns a new TensorDict [B] with `sample_log_prob`, `entropy` and `value`.
 
         Args:
-            td: batch shape [B], with `observation`, `action` and `extra_fields`. The minibatches of
-                a policy that `evaluates_sequences` have `sequences` in place of `state`.
+            td: [B], with `observation`, `action` and `extra_fields`. If the policy
+                `evaluates_sequences`, `sequences` replaces `state`.
         """
 
     @torch.no_grad()
     def get_action(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """Act without gradients.
-
-        Args:
-            td: [N], as in `forward`.
-            deterministic: take the mode of the distribution instead of a sample.
-            generator: draws the sample, as in `forward`.
-        """
+        """Call `forward` without gradients, for `td` [N]."""
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return what is trained, in groups as an optimizer takes them.
+        """Return the trainable parameters as optimizer groups.
 
-        A group may have `lr_scale`: what the learning rate is multiplied by for it.
+        The optional entry `lr_scale` of a group multiplies its learning rate.
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return what acting depends on, by name: parameters and buffers, less the critics'.
+        """Return the parameters and buffers that acting needs, by name: all but the critics'.
 
-        It is all that a collector with a copy of the policy gets of a new version.
+        Collectors with a copy of the policy receive only these tensors.
         """
         named = dict(self.named_parameters()) | dict(self.named_buffers())
         return {name: value for name, value in named.items() if not self.belongs_to_critic(name)}
 
     def belongs_to_critic(self, name: str) -> bool:
-        """Tell whether a parameter or a buffer is one that `value` alone depends on."""
+        """Return whether only `value` uses the parameter or buffer `name`."""
         return any(name == one or name.startswith(f"{one}.") for one in self.critic_modules)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """Return `extra_fields` as they would be had the policy chosen the actions [B, *A].
-
-        For learning from demonstrations.
+        """Return the `extra_fields` for given actions [B, *A], to learn from demonstrations.
 
         Raises:
-            ConfigurationError: where it has some and does not override this.
+            ConfigurationError: if the policy has such fields and does not override this method.
         """
         if set(self.extra_fields) <= {"sample_log_prob"}:
             return {}
@@ -229,30 +200,29 @@ class Policy(nn.Module, ABC, Constructed):
         )
 
     def compute_in(self, precision: str) -> None:
-        """Take up a `trainer.precision` for acting, in policies inside this one as well."""
+        """Apply `trainer.precision` to acting, also in policies inside this one."""
         for module in self.modules():
             if isinstance(module, Policy):
                 module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
 
     def put_in_eval_mode(self) -> None:
-        """Do what `eval` does, which sets every module anew whatever mode it is in."""
+        """Call `eval` if any module is in training mode."""
+        # `eval` alone visits every module each time.
         if any(module.training for module in self.modules()):
             self.eval()
 
     def rollout_actor(self, rollout: TensorDict) -> "RolloutActor":
-        """Return what acts with this policy on the storage of a rollout [N, T+1].
+        """Return the actor that fills the storage of a rollout [N, T+1] with this policy's actions.
 
-        Called once by the collector. A policy with a faster way than a call per step gives it.
+        The collector calls it once. Override it to act faster than with one `forward` per step.
         """
         return StepwiseActor(self, rollout)
 
     def update_normalization(self, rollout: TensorDict) -> None:
-        """Move the running statistics of the inputs, if there are any.
+        """Update the running statistics of the inputs, if any, from a rollout [N, T+1].
 
-        By a rollout [N, T+1] that has been trained on.
-
-        Called once per update, after it: the statistics under which a rollout was collected hold
-        until it is used up, and the first ratio of an update stays 1.
+        Called once after each update, so that the statistics do not change between collecting a
+        rollout and training on it, and the first ratio of an update is 1.
         """
 
 
@@ -262,11 +232,6 @@ def _refuse_unread(
     reads: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> None:
-    """Refuse a key of an observation that a policy neither reads nor ignores by name.
-
-    Raises:
-        ConfigurationError: naming the key.
-    """
     known = sorted(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
     for key in ignored:
         require(
@@ -287,16 +252,9 @@ def _refuse_unread(
 def noise_for(
     policy: Any, td: TensorDict, deterministic: bool, generator: torch.Generator | None
 ) -> Tensor | None:
-    """Return the noise [N, Z] of a call of `forward`; None for the mode of the distribution.
+    """Return the noise [N, Z] for `policy.forward` on `td` [N]; None for the mode.
 
-    A generator draws it. Without one, noise that was drawn before is taken from `td` (`NOISE`);
-    where there is none, torch's global generator draws.
-
-    Args:
-        policy: has `draw_noise`.
-        td: [N], as `forward` got it.
-        deterministic: whether the mode is wanted.
-        generator: as `forward` got it.
+    Without a `generator`: `td[NOISE]`, or, if missing, a draw of torch's global generator.
     """
     if deterministic:
         return None
@@ -305,7 +263,7 @@ def noise_for(
 
 
 def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
-    """Return the `state` [N, ...] with which episodes begin; nothing where a policy has none."""
+    """Return the initial `state` [N, ...] of episodes, empty for a policy without a state."""
     if "state" not in policy.extra_fields:
         return {}
     shape, dtype = policy.extra_fields["state"]
@@ -313,17 +271,14 @@ def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
 
 
 def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
-    """Refuse a policy whose weights or running statistics are NaN, or whose weights are infinite.
+    """Refuse a policy with NaN in weights or running statistics, or with infinite weights.
 
-    It would act all the same: a clipped NaN is a bound of the action space, or the first choice.
-
-    Args:
-        policy: is about to act, or to be written.
-        origin: the checkpoint, for the message.
+    `origin` names the checkpoint in the message.
 
     Raises:
-        ConfigurationError: naming the tensors.
+        ConfigurationError: with the names of the tensors.
     """
+    # Such a policy would still act: a NaN becomes a bound of the action space, or the first choice.
     broken = [name for name, p in policy.named_parameters() if not _all(p.isfinite())]
     # A buffer may be infinite on purpose, such as a mask.
     broken += [name for name, buffer in policy.named_buffers() if not _all(~buffer.isnan())]
@@ -341,46 +296,41 @@ def _all(flags: Tensor) -> bool:
 
 
 class RolloutActor(ABC):
-    """Acts on the storage of a rollout, slot by slot.
-
-    A policy chooses the kind (`Policy.rollout_actor`), by what is fastest for it.
-    """
+    """Fills the storage of a rollout with actions, slot by slot."""
 
     @abstractmethod
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """Take up the policy's weights as they are now, for slot `start` and those that follow.
+        """Load the current weights for slot `start` and the following slots.
 
-        Their noise is drawn from `generator`, here or as they come.
+        `generator` draws the noise, here or in `act`.
         """
 
     @abstractmethod
     def act(self, t: int) -> None:
-        """Write the action of slot `t`, from its observation."""
+        """Write the action of slot `t`, chosen from its observation."""
 
     @abstractmethod
     def finish(self, start: int, stop: int) -> None:
-        """Write what the policy stores beside the actions, where `act` has not.
+        """Write the other fields of slots `start` to `stop` - 1, if `act` did not.
 
-        For slots `start` to `stop` - 1, which were acted on with the present weights.
+        The weights are still those that chose the actions.
         """
 
 
 class StepwiseActor(RolloutActor):
     """Calls the policy at each step: works for every policy, on every device.
 
-    It carries the policy's `state` from slot to slot, where there is one. What counts is what
-    `Policy.forward` returns, however it came about: written into the TensorDict that it was given,
-    set or put in another. It is copied to where the rollout wants it.
+    Copies the returned TensorDict into the rollout, and `state` from slot to slot.
 
     Args:
-        policy: acts.
+        policy: chooses the actions.
         rollout: batch shape [N, T+1], written in place.
     """
 
     def __init__(self, policy: Policy, rollout: TensorDict) -> None:
         self._policy = policy
         fields = ("action", "sample_log_prob", *policy.extra_fields)
-        # Each once, as extra_fields may give the log-prob a shape; a state is read, not written.
+        # No duplicates: extra_fields may contain the log-prob. `state` is read, not written.
         self._fields = tuple(key for key in dict.fromkeys(fields) if key != "state")
         steps = step_views(rollout)
         self._steps = [step.select("observation", *fields) for step in steps]
@@ -395,18 +345,17 @@ class StepwiseActor(RolloutActor):
         self._generator = generator
 
     def act(self, t: int) -> None:
-        """Call the policy, and copy what it returns.
+        """Call the policy, and copy its output.
 
         Raises:
-            ConfigurationError: where the policy does not return a field, or one of another shape or
-                dtype.
+            ConfigurationError: if a returned field is missing or has another shape or dtype.
         """
         if t > 0:
             self._forget_ended(t)
         slots = self._slots[t]
         before = [version_of(slot) for slot in slots]
         with self._precision:
-            # A copy of the container: what is set in it must not be found there at the next call.
+            # A copy of the container: the next call must not find entries that the policy sets.
             result = self._policy(self._steps[t].copy(), generator=self._generator)
         if not isinstance(result, TensorDictBase):
             raise ConfigurationError(
@@ -416,7 +365,7 @@ class StepwiseActor(RolloutActor):
         for key, slot, version in zip(self._fields, slots, before, strict=True):
             value = result.get(key, None)
             if value is slot:
-                if version_of(slot) == version:  # where it lay before, and nobody has written it
+                if version_of(slot) == version:  # the policy has not written it
                     self._refuse(key, None, slot)
             elif value is None or value.shape != slot.shape or value.dtype != slot.dtype:
                 self._refuse(key, value, slot)
@@ -429,11 +378,10 @@ class StepwiseActor(RolloutActor):
             slot.copy_(value)
 
     def finish(self, start: int, stop: int) -> None:
-        """Write what `act` has not: of all fields, the last state alone may be left."""
         self._forget_ended(stop)
 
     def _forget_ended(self, t: int) -> None:
-        """Zero the state of slot t where the step before it ended an episode."""
+        """Zero the state of slot t for envs whose episode ended in slot t - 1."""
         if self._states[t]:
             _, terminated, truncated = self._states[t - 1]
             state = self._states[t][0]
@@ -445,7 +393,6 @@ class StepwiseActor(RolloutActor):
         return type(self._policy).__name__
 
     def _refuse(self, key: str, value: Any, slot: Tensor) -> NoReturn:
-        """Say what of a policy's output is not as announced."""
         wanted = f"{slot.dtype} of shape {list(slot.shape)}"
         if value is None:
             told = f"{self._name}.forward returned no '{key}'; it must be {wanted}"
@@ -463,17 +410,16 @@ class StepwiseActor(RolloutActor):
 
 
 class UniformActor(RolloutActor):
-    """Draws actions uniformly from the action space, whatever was observed.
+    """Draws actions uniformly from the action space, or from the actions that `action_mask` allows.
 
-    Where observations have an `action_mask`, from what it allows. Their log-probs are those of this
-    draw, not the policy's. A policy with a memory reads each observation, and its state is stored.
+    The log-probs belong to the uniform draw. A recurrent policy still updates its state.
 
     Args:
-        policy: whose action space it is.
+        policy: provides the action space.
         rollout: batch shape [N, T+1], written in place.
 
     Raises:
-        ConfigurationError: where the space has no bounds.
+        ConfigurationError: if the action space has no bounds.
     """
 
     def __init__(self, policy: Policy, rollout: TensorDict) -> None:
@@ -503,7 +449,7 @@ class UniformActor(RolloutActor):
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         self._policy.eval()
         actions = self._storage["action"][start:-1]
-        if self._policy.masks_actions:  # of what is observed as it comes
+        if self._policy.masks_actions:  # each mask is known only after the step before it
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
             self._noise = torch.empty(shape, device=actions.device)
             gumbel_(self._noise[start:], generator)
@@ -513,7 +459,7 @@ class UniformActor(RolloutActor):
         actions.copy_(drawn if actions.is_floating_point() else drawn.floor())
 
     def act(self, t: int) -> None:
-        """Choose among what is allowed; where nothing is forbidden the actions are there."""
+        # Without a mask, `begin` has written the actions.
         if not self._policy.masks_actions:
             return
         slot = self._storage[t]
@@ -522,7 +468,6 @@ class UniformActor(RolloutActor):
         slot["action"].copy_(chosen.view_as(slot["action"]))
 
     def finish(self, start: int, stop: int) -> None:
-        """Write the log-probs of the draw, and what the policy stores of an action."""
         steps = self._storage[start:stop]
         steps["sample_log_prob"].fill_(self._log_prob)
         if self._policy.masks_actions:
@@ -536,7 +481,7 @@ class UniformActor(RolloutActor):
             self._remember(start, stop)
 
     def _remember(self, start: int, stop: int) -> None:
-        """Write the states behind slots `start` to `stop` - 1, zero where an episode ended."""
+        """Write the states after slots `start` to `stop` - 1, zero after the end of an episode."""
         policy, states = self._policy, self._storage["state"]
         ended = self._storage["terminated"] | self._storage["truncated"]
         steps = self._storage.select("observation", "state").unbind(0)

@@ -1,7 +1,6 @@
-"""Describe what the function of a policy depends on beside its weights, and compare two of them.
+"""Describe and compare the settings that a policy's function depends on, apart from its weights.
 
-The same weights are another function behind another activation, another family of distributions,
-another temperature or other action bounds, and a state dict tells of none of these.
+A state dict contains neither activations nor distributions, temperatures or action bounds.
 """
 
 import zlib
@@ -13,48 +12,44 @@ from lightning_rl.policies.base import Policy
 from lightning_rl.system.torch_private import non_persistent_buffers_of
 
 Description = dict[str, dict[str, Any]]
-"""By the path of a module: the name of its class as `class`, where that says what it computes, and
-its plain attributes and the buffers that its state dict leaves out, as `settings`."""
+"""By module path: `class`, the name of a class that affects outputs, otherwise None, and
+`settings`, plain attributes and buffers that the state dict lacks."""
 
 LISTED_ENTRIES = 64
-"""A buffer with more entries is described by a checksum."""
+"""Larger buffers are described by a checksum."""
 
 NOT_OF_THE_FUNCTION = (
     *("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size"),
     *("critic_keys", "critic_reads_apart", "ignore_keys"),
     *("noise_correlation", "state_size", "state_sizes"),
 )
-"""Attributes of modules and policies that say how they are trained, what a critic reads, or how
-noise goes on: a clone, which has none, may begin to explore by any."""
+"""Attributes that only affect training, a critic or exploration noise: they may differ."""
 
 
 class Differences(NamedTuple):
-    """How two descriptions differ, in words: `PATH is a Tanh here, a ReLU there`."""
+    """Differences of two descriptions, as text."""
 
     classes: list[str]
     settings: list[str]
 
 
 def describe(policy: Policy) -> Description:
-    """Return the description of a policy, of plain values; its critic left out.
-
-    Modules of other libraries but torch's layers are left out with all that is in them: their
-    attributes are no settings of a policy, and change from version to version.
-    """
+    """Describe a policy without its critic, and without modules of libraries other than torch."""
     described: Description = {}
+    # Attributes of other libraries' modules are no settings, and change between versions.
     _add(policy, "", {"torch", "lightning_rl"}, policy.critic_modules, described)
     return described
 
 
 def differences(own: Description, saved: Description) -> Differences:
-    """Compare what both descriptions have: other names, other weights, are told by a state dict."""
+    """Compare the entries that both descriptions have."""
     classes, settings = [], []
     for path in own.keys() & saved.keys():
         here, there = own[path], saved[path]
         both = (here["class"], there["class"])
         if None not in both and both[0] != both[1]:
             classes.append(f"{path} is a {both[0]} and was a {both[1]}")
-            continue  # so its settings have other names
+            continue  # another class has other settings
         for name in here["settings"].keys() & there["settings"].keys():
             new, old = here["settings"][name], there["settings"][name]
             if _as_lists(new) != _as_lists(old):
@@ -64,14 +59,12 @@ def differences(own: Description, saved: Description) -> Differences:
 
 
 def _as_lists(value: Any) -> Any:
-    """Return a setting as JSON has it, which knows no tuples."""
     return [_as_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _add(
     module: nn.Module, path: str, packages: set[str], critic: tuple[str, ...], to: Description
 ) -> None:
-    """Describe a module and those in it."""
     home = type(module).__module__
     if isinstance(module, Policy):
         packages = packages | {home.split(".")[0]}
@@ -110,7 +103,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _value_of(buffer: Tensor) -> Any:
-    """Return the entries of a buffer, or what stands for them."""
+    """Return the entries of a buffer, or a checksum."""
     array = buffer.detach().cpu().contiguous()
     if array.numel() <= LISTED_ENTRIES:
         return array.tolist()

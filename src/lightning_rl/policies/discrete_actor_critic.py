@@ -1,4 +1,4 @@
-"""Choose among discrete actions, beside Q critics that value each of them."""
+"""Define an actor for discrete actions, and Q critics with one value per action."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,22 +17,21 @@ from lightning_rl.system.errors import require
 
 
 class DiscreteActorCritic(QActorCritic):
-    """An actor that chooses among discrete actions, and critics that value all of them at once.
+    """A categorical actor, and Q critics that output the values of all actions.
 
-    What an `action_mask` among the observation's keys forbids has no probability.
+    Actions that `action_mask` of the observation forbids have probability 0.
 
     Args:
-        observation_space: see `PerceptronPolicy`.
-        action_space: of one env: Discrete.
+        action_space: Discrete.
         hidden_sizes: units of the actor's hidden layers.
         critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
         kwargs: see `QActorCritic`, without `value_atoms`.
 
     Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+        ConfigurationError: for an unknown activation, or an unsupported space.
     """
 
-    distribution: Categorical  # type: ignore[assignment]  # the others' actions have units
+    distribution: Categorical  # type: ignore[assignment]  # the base class has bounded actions
     acts_as_perceptron = True
 
     def __init__(
@@ -65,7 +64,7 @@ class DiscreteActorCritic(QActorCritic):
         return features, self.distribution.num_choices
 
     def log_probs(self, td: TensorDict, features: Tensor) -> Tensor:
-        """Return the log-probs [B, n] of all actions where `td` [B] was observed.
+        """Return the log-probs [B, n] of all actions for `td` [B].
 
         `features` [B, D] are the output of `actor_features`.
         """
@@ -74,17 +73,16 @@ class DiscreteActorCritic(QActorCritic):
     def action_values(
         self, td: TensorDict, critic: QEnsemble | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the values [E, B, n] of all actions where `td` [B] was observed.
+        """Return the values [E, B, n] of all actions for `td` [B].
 
-        The default critic is the policy's. `features` [B, D], the output of `critic_features`, are
-        computed if they are not passed.
+        Default of `features` [B, D]: `critic_features`.
         """
         features = self.critic_features(td) if features is None else features
         values: Tensor = (self.critic if critic is None else critic).outputs(features)
         return values
 
     def num_allowed(self, td: TensorDict) -> Tensor:
-        """Return how many actions are allowed [B] where `td` [B] was observed."""
+        """Return the numbers [B] of allowed actions for `td` [B]."""
         if self.masks_actions:
             allowed: Tensor = td["observation"][MASK]
             return (allowed != 0).sum(-1).clamp(min=1).float()

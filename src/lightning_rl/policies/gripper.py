@@ -1,4 +1,4 @@
-"""Act with an arm, squashed to its bounds, and a gripper that a discrete critic commands."""
+"""Define a policy with a tanh-Gaussian arm, and a gripper with a discrete critic."""
 
 import math
 from collections.abc import Sequence
@@ -19,40 +19,35 @@ from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import require
 
 CLOSE, STAY, OPEN = 0, 1, 2
-"""The commands of a gripper, from the least to the greatest number of an action's last dimension.
+"""Commands of a gripper: minimum, middle and maximum of the last action dimension.
 
-This is the one convention of policies, demonstrations and replays: an env that has another one
-turns it where it is adapted, as `PickCube` does.
+Policies, demonstrations and replays share this convention. An env with another convention converts
+the action in its adapter, as `PickCube` does.
 """
 
 CLONING_TEMPERATURE = 0.1
-"""By which the values of the commands are divided where they stand for log-probs, in units of Q."""
+"""Temperature, in units of Q, that turns the commands' values into log-probs."""
 
 
 class GripperActorCritic(SquashedActorCritic):
-    """A tanh-Gaussian actor for all dimensions of an action but the last, a gripper's command.
+    """A tanh-Gaussian actor for an arm, and a discrete critic for a gripper command.
 
-    That is close, stay or open, the least, middle and greatest number of the dimension; what lies
-    between counts as the nearest of them. A critic of its own values the three, and the best one is
-    acted on, also where the actor draws: the states that its draws lead to are what the gripper
-    explores. Source: HIL-SERL (Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via
-    Human-in-the-Loop Reinforcement Learning", section III). The other critics are of the arm's
-    dimensions alone, as there: for them the gripper is a part of the env.
+    The command, close, stay or open, is the last action dimension: minimum, middle or maximum,
+    rounded to the nearest. The gripper's critic values the three commands, and the policy always
+    takes the best one; only the arm's noise explores. The other critics read the arm's action only,
+    with the gripper as a part of the env. Source: HIL-SERL (Luo et al. 2024, section III).
 
-    `sample_log_prob` is that of the arm. For cloning, `evaluate_actions` adds the log-prob of the
-    command under a softmax of the values at a temperature of `CLONING_TEMPERATURE`, small enough
-    that they stay in the range of rewards of 0 and 1.
+    `sample_log_prob` covers the arm only. For cloning, `evaluate_actions` adds the log-prob of the
+    command under a softmax of its values with `CLONING_TEMPERATURE`.
 
     Args:
-        observation_space: see `PerceptronPolicy`.
         action_space: of one env: a floating-point Box [A] with finite bounds, A at least 2.
         hidden_sizes: units of the actor's hidden layers.
         critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
-        kwargs: see `SquashedActorCritic`. The gripper's critic has the same hidden layers as the
-            others. It never uses `value_atoms`.
+        kwargs: see `SquashedActorCritic`; the gripper's critic ignores `value_atoms`.
 
     Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+        ConfigurationError: for an unknown activation, or an unsupported space.
     """
 
     commands: Tensor
@@ -126,27 +121,22 @@ class GripperActorCritic(SquashedActorCritic):
         return super().unit(action[..., :-1])
 
     def command_of(self, action: Tensor) -> Tensor:
-        """Return the commands [B] in actions [B, A]: `CLOSE`, `STAY` or `OPEN`, the nearest one."""
+        """Return the nearest commands [B] of actions [B, A]: `CLOSE`, `STAY` or `OPEN`."""
         return (action[..., -1:] - self.commands.to(action.dtype)).abs().argmin(-1)
 
     def gripper_values(
         self, td: TensorDict, critic: torch.nn.Module | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the values [B, 3] of the commands where `td` [B] was observed.
+        """Return the values [B, 3] of the commands for `td` [B].
 
-        The default critic is the policy's. `features` [B, D], the output of `actor_features`, are
-        computed if they are not passed.
+        Defaults: the policy's gripper critic, and `actor_features` [B, D] for `features`.
         """
         features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))
 
 
 def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
-    """Return the space of the arm, and the three numbers of the gripper's commands.
-
-    Raises:
-        ConfigurationError: for a space that has no such parts.
-    """
+    """Return the arm's space, and the gripper's three commands."""
     fits = (
         isinstance(space, gymnasium.spaces.Box)
         and not isinstance(space, StructuredActions)

@@ -12,14 +12,14 @@ from lightning_rl.system import ranks
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, merged batch by batch.
+    """Mean and variance of all samples so far, merged batch by batch.
 
     Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation
     2.1.
 
     Attributes:
         mean, var: [D] float32; 0 and 1 before the first update.
-        count: int64, how many samples they describe.
+        count: int64, number of samples.
     """
 
     mean: Tensor
@@ -34,10 +34,9 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Merge the samples of a batch [M, D].
+        """Merge a batch [M, D], or the batches of all ranks, of which some may be empty.
 
-        With several processes, those of all ranks, some of which may have none. A batch with a
-        value that is not finite is left out as a whole.
+        A batch with a value that is not finite is skipped.
         """
         number: int | Tensor = batch.shape[0]
         if number == 0 and ranks.world_size() == 1:
@@ -52,12 +51,12 @@ class RunningMoments(nn.Module):
                 torch.tensor(len(batch), device=batch.device), mean, var * len(batch)
             )
             number, mean, var = count[0].long(), mean.float(), (var / count).float()
-        # By `where` and not by `if`, which would wait for an accelerator.
+        # `where` instead of `if`, which would synchronize with the device.
         usable = (mean + var).isfinite().all()
         total = self.count + number
         weight = (number / total).to(mean.dtype)
         shift = mean - self.mean
-        # As an update of what is there: differences of large sums would lose float32's digits.
+        # An incremental update: differences of large sums would lose float32's digits.
         merged = self.var + (var - self.var) * weight + shift.square() * weight * (1 - weight)
         self.var.copy_(torch.where(usable, merged, self.var))
         self.mean.copy_(torch.where(usable, self.mean + shift * weight, self.mean))
@@ -73,28 +72,24 @@ class ObservationNormalizer(RunningMoments):
         self.eps = eps
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return the normalised observation, shape [..., D]."""
-        # A product, as `NumpyActor` has it too: dividing would give other last digits.
+        """Return the normalized observation [..., D]."""
+        # A product, as in `NumpyActor`: a division would give other last digits.
         return ((observation - self.mean) * self.factor()).clamp(-self.limit, self.limit)
 
     def factor(self) -> Tensor:
-        """Return what deviations from the mean are multiplied by, [D]."""
+        """Return the factors [D] of deviations from the mean."""
         return (self.var + self.eps).rsqrt()
 
 
 class RewardNormalizer(RunningMoments):
-    """Scale rewards by the standard deviation of the discounted return, clipped.
+    """Scale rewards by the standard deviation of returns: clip(r / sqrt(var(G) + eps), ±limit).
 
-    Clip(r / sqrt(var(G) + eps), ±limit).
-
-    G is the forward-accumulated return of `discounted_return`, which is why the mean is kept but
-    not subtracted. Source: Engstrom et al. 2020, "Implementation Matters in Deep RL", section 3.2,
-    and gymnasium's `NormalizeReward`. Differs from them: the statistics take in a whole rollout
-    before they scale it, so no reward is scaled by the few that happened to come before it.
+    G is the forward-accumulated return of `discounted_return`; its mean is not subtracted. Source:
+    Engstrom et al. 2020, "Implementation Matters in Deep RL", section 3.2, and gymnasium's
+    `NormalizeReward`. Differs: statistics include a rollout before scaling it.
 
     Attributes:
-        carry: [N], the running return of the episodes under way in this process; None before the
-            first rollout.
+        carry: [N], running return of the unfinished episodes; None before the first rollout.
     """
 
     def __init__(self, *, limit: float = 10.0, eps: float = 1e-8) -> None:
@@ -104,12 +99,7 @@ class RewardNormalizer(RunningMoments):
         self.carry: Tensor | None = None
 
     def observe_rollout(self, rollout: TensorDict, gamma: float) -> None:
-        """Take the rewards of a rollout [N, T+1] into the statistics, as `observe` does.
-
-        Args:
-            rollout: [N, T+1], what was collected.
-            gamma: discount per env step.
-        """
+        """Add the rewards of a rollout [N, T+1] to the statistics; `gamma` is per env step."""
         continues, padding = (rollout.get(key, None) for key in ("continues", "padding"))
         self.observe(
             discounted_reward(rollout, gamma),
@@ -129,15 +119,14 @@ class RewardNormalizer(RunningMoments):
         continues: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> None:
-        """Take the rewards of a rollout into the statistics; once, before they are scaled.
+        """Add the rewards of a rollout to the statistics; once, before they are scaled.
 
         Args:
             reward: [N, T].
             done: [N, T] bool.
-            discount: gamma, or [N, T]: gamma^k where an action took k env steps.
-            continues: [N] bool, where the rollout goes on with the episode that the one before it
-                ended in; None for everywhere.
-            counted: [N, T] bool, where something happened; None for everywhere.
+            discount: gamma, or [N, T]: gamma^k for actions of k env steps.
+            continues: [N] bool, whether the rollout continues the last episode; None for all.
+            counted: [N, T] bool, the entries that are not padding; None for all.
         """
         if self.carry is None or self.carry.shape[0] != reward.shape[0]:
             self.carry = torch.zeros_like(reward[:, 0])
@@ -146,42 +135,37 @@ class RewardNormalizer(RunningMoments):
             carry = torch.where(continues, carry, 0.0)
         returns = discounted_return(reward, done, carry, gamma=discount)
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
-        # What is not finite would stay so for the rest of the run.
+        # A value that is not finite would stay for the rest of the run.
         self.carry = torch.where(carry.isfinite(), carry, 0.0)
         self.update((returns if counted is None else returns[counted]).reshape(-1, 1))
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
-        """Return rewards [...] of any shape scaled, [...], by the statistics as they are."""
+        """Return scaled rewards [...]."""
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the running return [N] of the episodes under way, for the state dict."""
         return {"carry": self.carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take up the running return; another number of envs starts from zero."""
         self.carry = state["carry"]
 
 
 class ReturnNormalizer(RewardNormalizer):
-    """Scale rewards so that returns fit between -limit and limit.
+    """Scale rewards so that returns are between -limit and limit.
 
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
-    one so far, so that categorical critics can say what comes. Nothing is clipped, so a sum of
-    rewards may be scaled as a reward is. Source: Lee et al. 2025, "Hyperspherical Normalization for
-    Scalable Deep Reinforcement Learning" (SimbaV2), section 4.3.
+    |G| so far, so that returns fit categorical critics. Without clipping, sums of rewards scale
+    like rewards. Source: Lee et al. 2025 (SimbaV2), section 4.3.
 
-    With a `MixedReplay` the variance is that of the mixture that minibatches are drawn from:
-    collected transitions and demonstrations, weighted by their shares of a minibatch.
+    With a `MixedReplay`, the variance covers collected samples and demonstrations by their shares.
 
     Args:
-        limit: of returns; None where they may be as large as they are.
+        limit: of returns; None for no limit.
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.
-        given: share of the minibatches, mean and variance of G of the demonstrations; None for
-            none.
+        given: share of the minibatches, mean and variance of G of the demonstrations, or None.
     """
 
     largest: Tensor
@@ -207,9 +191,9 @@ class ReturnNormalizer(RewardNormalizer):
         """Set the statistics of the demonstrations' rewards.
 
         Args:
-            share: of each minibatch that is of demonstrations.
-            reward: [M], step by step.
-            ends: [M] bool, after which of them a return begins at zero again.
+            share: share of demonstrations in each minibatch.
+            reward: [M], in the order of steps.
+            ends: [M] bool, steps after which the return restarts at zero.
             gamma: discount per step.
         """
         self.given = None
@@ -222,7 +206,7 @@ class ReturnNormalizer(RewardNormalizer):
         self.largest.copy_(self.largest.maximum(returns.abs().amax().to(self.largest)))
 
     def variance(self) -> Tensor:
-        """Return the variance [1] of G over what minibatches are drawn from."""
+        """Return the variance [1] of G in minibatches."""
         if self.given is None:
             return self.var
         share, given_mean, given_var = self.given
@@ -238,7 +222,6 @@ class ReturnNormalizer(RewardNormalizer):
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
-        """Return rewards [...] of any shape, or sums of them, scaled, [...]."""
         scale = (self.variance() + self.eps).sqrt()
         if self.most is not None:
             scale = torch.maximum(scale, self.largest / self.most)

@@ -1,4 +1,4 @@
-"""Act, and value, with perceptrons that read what encoders make of observations."""
+"""Define the base class of policies with perceptrons on top of encoders."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -32,46 +32,39 @@ from lightning_rl.system.machine import settings
 
 
 class PerceptronPolicy(Policy):
-    """What policies have in common whose heads are perceptrons.
+    """Base class of policies whose actor and critic are perceptrons.
 
-    The heads read features [B, D]: what an encoder makes of an observation, or, without one, the
-    observation itself, flat and normalised. `actor_features`, then `action_output`, is how an
-    action comes about; `critic_features` is what a critic reads. No action is chosen that an
-    `action_mask` among the observation's keys forbids.
+    Actor and critic read features [B, D]: the encoder's output, or the flat, normalized
+    observation. `action_output(td, actor_features(td))` is the input of the action distribution.
+    Actions that `action_mask` of the observation forbids are never chosen.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
-            encoder, whatever that takes.
+        observation_space: Box (flat or matrix), MultiBinary, or a Dict of them; or the encoder's.
         action_space: of one env.
-        distribution: of the actions, by what the actor gives.
+        distribution: the action distribution, parameterized by the actor's output.
         hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalize_observation: scale observations by their running mean and variance, clipped to
-            ±10.
+        normalize_observation: scale by running mean and variance, clipped to ±10.
         actor_normalization: of the actor's hidden units: `none`, `layer` or `rms`.
-        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
-            hidden sizes, which are then all of one width.
-        initialization: of the weights of actor and critics: `orthogonal`, with the actor's last
-            layer small, or `fan_in`, uniform within ±1/sqrt(n) of a layer of n inputs.
-        encoder: turns observations, such as pictures, into the features that the heads read.
-            Without one the heads read the flat observation.
-        memory: a recurrent layer between encoder and hidden layers, such as `{class_path: LSTM,
-            init_args: {size: 64}}`. Critics share the memory if they share the encoder, and have
-            none otherwise.
-        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
-            not given.
-        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
+        network: `perceptron`, or `residual` with one block per hidden size (all equal).
+        initialization: of weights: `orthogonal`, with a small last layer of the actor, or `fan_in`,
+            uniform within ±1/sqrt(n) for n inputs.
+        encoder: turns observations into features. Default: flat observations.
+        memory: recurrent layer after the encoder: `{class_path: LSTM, init_args: {size: 64}}`.
+            Critics use it only if they share the encoder.
+        actor_keys: keys of a Dict observation that the actor reads. Default: all but `action_mask`.
+        ignore_keys: keys of a Dict observation that neither actor nor critic reads.
 
     Raises:
-        ConfigurationError: for an unknown activation or key, a space that the encoder, or without
-            one a perceptron, cannot take, and `normalize_observation` beside an encoder.
+        ConfigurationError: for an unknown activation or key, an unsupported observation space, and
+            `normalize_observation` with an encoder.
     """
 
-    critic: Any  # a module, where it has one
+    critic: Any  # a module, if there is one
     has_critic = False
     critic_modules = (*Policy.critic_modules, "critic_encoder", "critic_normalizer")
 
-    @abstractmethod  # a subclass names its settings; this one no config can name
+    @abstractmethod  # configs name subclasses
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -133,15 +126,13 @@ class PerceptronPolicy(Policy):
         critic_keys: Sequence[str] | None,
         share_encoder: bool,
     ) -> int:
-        """Lay out what the critic reads, and return how many features that are.
+        """Create the inputs of the critic, and return their number of features.
 
-        It reads the actor's features where it has no keys and no encoder of its own and shares that
-        one, and remembers with it; else it has an encoder, or a normaliser, for itself, with
-        weights of its own, and no memory. `ActorCritic` documents the arguments.
+        With the actor's keys and encoder, the critic reads the actor's features, with memory.
+        Otherwise it has its own encoder or normalizer, and no memory. Arguments: see `ActorCritic`.
 
         Raises:
-            ConfigurationError: for an unknown key, an encoder not to be shared where there is none,
-                and one that cannot take what the critic reads.
+            ConfigurationError: for an unknown key, or encoder settings that do not fit.
         """
         require(
             share_encoder or encoder is not None,
@@ -171,7 +162,7 @@ class PerceptronPolicy(Policy):
         return size
 
     @property
-    def counts_executed(self) -> bool:  # type: ignore[override]  # read only, as it follows
+    def counts_executed(self) -> bool:  # type: ignore[override]  # derived, so read-only
         return type(self).evaluate_actions is PerceptronPolicy.evaluate_actions
 
     @property
@@ -196,7 +187,7 @@ class PerceptronPolicy(Policy):
         if "next_state" in drawn:
             following.append(drawn.pop("next_state"))
         for key, value in drawn.items():
-            td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
+            td.set(key, value, inplace=True)  # writes into the rollout's storage
         if following:
             td.set("next_state", following[0] if len(following) == 1 else torch.cat(following, -1))
         return td
@@ -206,8 +197,8 @@ class PerceptronPolicy(Policy):
         return self.distribution.fill_noise(torch.empty(*batch, size, device=device), generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        # In bfloat16 NumPy has no way; and of a subclass only what it says itself counts, since
-        # one that overrides `forward` inherits the mark.
+        # NumPy has no bfloat16. The mark counts only if the class itself sets it: a subclass that
+        # overrides `forward` would inherit it.
         quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
         if quick and settings().numpy_acting and acts_in_numpy(self, rollout):
             return NumpyActor(self, rollout)
@@ -232,16 +223,15 @@ class PerceptronPolicy(Policy):
         return super().fields_of(action) if fields is None else fields
 
     def value_of(self, features: Tensor) -> Tensor:
-        """Return the value [B] of the critic's features [B, D]; zero, where there is no critic."""
+        """Return the value [B] of the critic's features [B, D]; zero without a critic."""
         if not self.has_critic:
             return features.new_zeros(features.shape[:-1])
         return widened(self.critic(features)).squeeze(-1)
 
     def actor_features(self, td: TensorDict) -> Tensor:
-        """Return what the actor reads [B, D] where `td` [B] was observed.
+        """Return the actor's features [B, D] of `td` [B].
 
-        With a memory that depends on what came before: on `sequences` where they lie beside the
-        samples of `td`, else on the `state` of each.
+        A memory reads `sequences` if `td` has them, otherwise the `state` of each sample.
         """
         if self.memory is None:
             return self._encoded(td)
@@ -256,9 +246,9 @@ class PerceptronPolicy(Policy):
         return self.read(td, self.encoder, self.normalizer, self.actor_keys)
 
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
-        """Return what the critic reads [B, D] where `td` [B] was observed.
+        """Return the critic's features [B, D] of `td` [B].
 
-        If actor and critic read the same, `actor_features` [B, D] are returned.
+        If actor and critic share their inputs, `actor_features` [B, D] are returned.
         """
         if self.critic_reads_apart:
             return self.read(td, self.critic_encoder, self.critic_normalizer, self.critic_keys)
@@ -266,11 +256,11 @@ class PerceptronPolicy(Policy):
 
     @property
     def encoder_of_critic(self) -> Encoder | None:
-        """The encoder that makes what the critic reads, the actor's where they share it."""
+        """The critic's encoder, which may be the actor's."""
         return self.critic_encoder if self.critic_reads_apart else self.encoder
 
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
-        """Return what the distribution makes actions of [B, F], of the actor's features [B, D]."""
+        """Return the inputs [B, F] of the action distribution for the actor's features [B, D]."""
         output = widened(self.actor(features))
         masked = self.distribution.masked
         return masked(output, td["observation"][MASK]) if self.masks_actions else output
@@ -281,7 +271,7 @@ class PerceptronPolicy(Policy):
             (self.critic_encoder, self.critic_normalizer, self.critic_keys),
         ):
             if encoder is not None:
-                # Time-major, as it is stored: flattened without a copy, which pictures would feel.
+                # Time-major, like the storage: flattening does not copy pictures.
                 steps = time_major(rollout.select("observation"))[:-1].flatten(0, 1)
                 encoder.update_normalization(_read(steps.get("observation"), keys))
             elif normalizer is not None:
@@ -296,12 +286,12 @@ class PerceptronPolicy(Policy):
         normalizer: ObservationNormalizer | None,
         keys: Sequence[str] | None,
     ) -> Tensor:
-        """Return features [B, D] of some keys of what was observed.
+        """Return features [B, D] of some keys of the observation.
 
         Args:
             td: [B], with `observation`.
-            encoder: makes them; None for the flat observation.
-            normalizer: of that; None for as it is.
+            encoder: makes the features; None for the flat observation.
+            normalizer: scales the flat observation; None for no scaling.
             keys: of a Dict observation.
         """
         observation = td.get("observation")
@@ -313,12 +303,11 @@ class PerceptronPolicy(Policy):
             and observation.dim() == batch_dims + 1
             and observation.dtype == torch.float32
         ):
-            flat = observation  # as it is: this is asked at each env step
+            flat = observation  # fast path: this runs at each env step
         else:
             flat = flatten_observation(observation, batch_dims, keys)
         return flat if normalizer is None else normalizer(flat)
 
 
 def _read(observation: Tensor | TensorDict, keys: Sequence[str] | None) -> Tensor | TensorDict:
-    """Return what there is to read of an observation, all of it where it has no keys."""
     return observation if isinstance(observation, Tensor) else observation.select(*(keys or ()))

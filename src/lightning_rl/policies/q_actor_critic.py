@@ -1,4 +1,4 @@
-"""Act with an actor within the bounds of its actions, beside an ensemble of Q critics."""
+"""Define actors with bounded actions, and ensembles of Q critics."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,38 +23,28 @@ from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 from lightning_rl.system.errors import check_range, require
 
 Through = tuple[nn.Module | None, Memory | None]
-"""What features are read through: an encoder, and the memory behind it."""
+"""An encoder, and the memory behind it."""
 
 
 class QActorCritic(PerceptronPolicy):
-    """An actor whose actions are learnt in units of their bounds, and critics of such actions.
+    """Base class of an actor and Q critics for off-policy algorithms.
 
-    What an off-policy algorithm asks of a policy, beside acting: `actor_features`,
-    `critic_features`, `unit`, `q_values`, `actor` and `critic`, of which, and of the encoder that
-    the critics read, it keeps slowly moving copies.
+    Critics read actions in units of the action bounds, [-1, 1].
 
     Args:
-        observation_space: see `PerceptronPolicy`.
-        action_space: of one env.
-        distribution: of the actions.
-        hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
-        critic_activation: likewise.
+        critic_hidden_sizes: units of the critics' hidden layers. Default: `hidden_sizes`.
+        critic_activation: default: `activation`.
         num_critics: E, critics in the ensemble.
         critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
-            what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
-        value_atoms: over which categorical critics distribute probability; null for critics that
-            give values.
+            the input of each layer over the minibatch, for algorithms with `tau: null`.
+        value_atoms: values of categorical critics; null for critics that output a value.
         initialization: of the weights of actor and critics: `fan_in` or `orthogonal`.
-        encoder: turns observations, such as pictures, into the features that the heads read.
-            Without one the heads read the flat observation.
-        critic_encoder: makes the critics' own features; where not given, as `encoder`.
-        critic_keys: of a Dict observation, those that the critics read; the actor's where not
-            given. Acting needs none of them.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys and
-            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
-        kwargs: see `PerceptronPolicy`.
+        encoder: turns observations into features. Default: flat observations.
+        critic_encoder: makes the critics' own features. Default: an encoder like `encoder`.
+        critic_keys: keys of a Dict observation that critics read. Default: the actor's.
+        share_encoder: use one encoder, trained by the critics' loss, if actor and critics read the
+            same keys and there is no `critic_encoder`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -117,42 +107,40 @@ class QActorCritic(PerceptronPolicy):
         )
 
     def sizes_of_critic(self, features: int) -> tuple[int, int]:
-        """Return how many numbers a critic reads, of so many features, and how many values it has.
+        """Return the numbers of inputs and outputs of a critic, for so many features.
 
-        An action is among what it reads, unless it has a value for each.
+        The action is an input, unless the critic has one output per action.
         """
         return features + self.distribution.size, 1
 
     def unit(self, action: Tensor) -> Tensor:
-        """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
+        """Return the actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
         return self.distribution.unit(action)
 
     def actor_modules(self) -> list[nn.Module]:
-        """Return what the actor's loss trains: the actor, and what it reads through on its own."""
+        """Return the modules that the actor's loss trains: actor, own encoder and memory."""
         return [self.actor, *(self._trunk if self.critic_reads_apart else [])]
 
     def critic_modules_to_train(self) -> list[nn.Module]:
-        """Return what the critics' loss trains: the critics, and what they read through."""
+        """Return the modules that the critics' loss trains: critics, their encoder and memory."""
         if not self.critic_reads_apart:
             return [self.critic, *self._trunk]
         return [self.critic, *([] if self.critic_encoder is None else [self.critic_encoder])]
 
     @property
     def _trunk(self) -> list[nn.Module]:
-        """What the actor reads through."""
         return [one for one in (self.encoder, self.memory) if one is not None]
 
     @property
     def memory_of_critic(self) -> Memory | None:
-        """The memory behind what the critics read: the actor's, where they share it."""
+        """The critics' memory: the actor's if shared, otherwise None."""
         return None if self.critic_reads_apart else self.memory
 
     def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
-        """Return what actor and critics read [B, D] where the actor is trained on `td` [B].
+        """Return the features [B, D] of actor and critics for the actor's loss on `td` [B].
 
-        With gradients for an encoder of the actor's own; one that they share, and the critics', is
-        left as it is, as that is what the critics' loss trains. Source: Yarats et al. 2021,
-        "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images", section 4.
+        Only the actor's own encoder gets gradients; the critics' loss trains others (Yarats et al.
+        2021).
         """
         if self.critic_reads_apart:
             actor_features = self.actor_features(td)
@@ -169,14 +157,13 @@ class QActorCritic(PerceptronPolicy):
         critic_through: Through,
         actor_through: Through = (None, None),
     ) -> tuple[Tensor, Tensor]:
-        """Return what actor and critics read [B, D] where a target is made of what followed.
+        """Return the features [B, D] of actor and critics at the next observations, for a target.
 
         Args:
-            td: [B], with `sequences` where the policy has a memory.
-            following: [B], with `observation`: what followed.
-            critic_through: slow copies of `encoder_of_critic` and of `memory_of_critic`; None for
-                that itself.
-            actor_through: likewise, of what the actor reads through.
+            td: [B], with `sequences` for a policy with a memory.
+            following: [B], with the next `observation`.
+            critic_through: slow copies of the critics' encoder and memory; None for the originals.
+            actor_through: slow copies of the actor's encoder and memory; None for the originals.
         """
         actor_features = self._next_features(td, following, *actor_through)
         if self.critic_reads_apart:
@@ -196,7 +183,7 @@ class QActorCritic(PerceptronPolicy):
         encoder: nn.Module | None,
         memory: Memory | None,
     ) -> Tensor:
-        """Return what the actor, or who shares with it, reads [B, D] of what followed `td` [B]."""
+        """Return the actor's, or shared, features [B, D] of the observation after `td` [B]."""
         if encoder is None and self.memory is None:
             return self.actor_features(following)
 
@@ -213,30 +200,22 @@ class QActorCritic(PerceptronPolicy):
         critic: nn.Module | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
+        """Return the values [E, B] of actions in [-1, 1] [B, A] for `td` [B].
 
-        The default critic is the policy's. `features` [B, D], the output of `critic_features`, are
-        computed if they are not passed.
+        Default of `features` [B, D]: `critic_features`.
         """
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
 
 
 class SquashedActorCritic(QActorCritic):
-    """A tanh-Gaussian actor with a standard deviation of its own for each observation, for SAC.
+    """A tanh-Gaussian actor with a state-dependent standard deviation, and Q critics, for SAC.
 
     Args:
-        observation_space: see `PerceptronPolicy`.
-        action_space: of one env: a floating-point Box with finite bounds.
+        action_space: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
-        log_std_bounds: least and greatest log standard deviation of what is squashed; what the
-            network gives is clamped.
-        noise_correlation: of the noise that an action is drawn with and the one before it, in
-            [0, 1): see `ActorOnly`.
-        kwargs: see `QActorCritic`.
-
-    Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+        log_std_bounds: (low, high), clamps the log standard deviation before tanh.
+        noise_correlation: of the noise of consecutive actions, in [0, 1); see `ActorOnly`.
     """
 
     distribution: StateStdTanhGaussian
@@ -260,27 +239,20 @@ class SquashedActorCritic(QActorCritic):
     ) -> tuple[Tensor, Tensor]:
         """Return actions in [-1, 1] [B, A] for `td` [B], with gradients, and their log-probs [B].
 
-        The noise [B, A] is standard normal. `features` [B, D], the output of `actor_features`, are
-        computed if they are not passed.
+        The noise [B, A] is standard normal. `features` [B, D] default to `actor_features`.
         """
         features = self.actor_features(td) if features is None else features
         return self.distribution.draw_unit(self.action_output(td, features), noise)
 
 
 class DeterministicActorCritic(QActorCritic):
-    """An actor that gives one action, and explores with Gaussian noise, for TD3.
+    """A deterministic actor with Gaussian exploration noise, and Q critics, for TD3.
 
     Args:
-        observation_space: see `PerceptronPolicy`.
-        action_space: of one env: a floating-point Box with finite bounds.
+        action_space: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
-        exploration_std: standard deviation of the noise, in units of the bounds of the action.
-        noise_correlation: of the noise that an action is drawn with and the one before it, in
-            [0, 1): see `ActorOnly`.
-        kwargs: see `QActorCritic`.
-
-    Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+        exploration_std: standard deviation of the noise, in units of the action bounds.
+        noise_correlation: of the noise of consecutive actions, in [0, 1); see `ActorOnly`.
     """
 
     distribution: NoisyTanh
@@ -304,8 +276,7 @@ class DeterministicActorCritic(QActorCritic):
     ) -> Tensor:
         """Return the actions in [-1, 1] [B, A] for `td` [B], with gradients, without noise.
 
-        The default actor is the policy's. `features` [B, D], the output of `actor_features`, are
-        computed if they are not passed.
+        Defaults: the policy's actor, and `actor_features` [B, D] for `features`.
         """
         features = self.actor_features(td) if features is None else features
         return widened((actor or self.actor)(features)).tanh()

@@ -1,4 +1,4 @@
-"""Simulate a policy that takes long to infer, for tests and benchmarks."""
+"""Simulate slow inference, for tests and benchmarks."""
 
 import time
 from collections.abc import Callable
@@ -13,22 +13,19 @@ from lightning_rl.policies.wrapper import PolicyWrapper
 from lightning_rl.system.errors import check_range
 
 PolicyFactory = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Policy]
-"""Makes a policy from the observation and the action space.
-
-In YAML the class and its other arguments.
-"""
+"""Makes a policy from the two spaces; in YAML, a class and its other arguments."""
 
 
 class SlowPolicy(PolicyWrapper):
-    """Another policy, with a simulated inference delay: each call that acts sleeps first.
+    """A policy with a simulated inference delay: each acting call sleeps first.
 
-    It stands for a large model on a device of its own: the CPU is free meanwhile, and the delay
-    does not depend on how many envs there are. The update is not delayed.
+    Simulates a large model on its own device: the CPU stays free, and the delay does not depend on
+    the number of envs. Updates are not delayed.
 
     Args:
         observation_space, action_space: of one env.
-        policy: makes the policy that does the work.
-        delay_ms: of each call that acts, in milliseconds of wall time.
+        policy: makes the wrapped policy.
+        delay_ms: of each acting call, in milliseconds of wall time.
 
     Raises:
         ConfigurationError: for a negative delay.
@@ -54,7 +51,7 @@ class SlowPolicy(PolicyWrapper):
         return super().forward(td, deterministic, generator)
 
     def wait(self) -> None:
-        """Take the time of one inference."""
+        """Sleep for one inference."""
         time.sleep(self.delay_ms / 1000.0)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
@@ -62,7 +59,7 @@ class SlowPolicy(PolicyWrapper):
 
 
 class SlowActor(RolloutActor):
-    """What acts for the policy inside, with the delay of the one around it."""
+    """Acts with the inner policy's actor, after the delay."""
 
     def __init__(self, policy: SlowPolicy, actor: RolloutActor) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Write spaces down as plain values, and make them again from these."""
+"""Convert spaces to plain values and back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
 
 SpaceData = dict[str, Any]
-"""`kind`, the name of the class, and the arguments of its constructor."""
+"""`kind`, the name of the class, and its constructor's arguments."""
 
 KINDS = (
     StructuredActions,
@@ -27,15 +27,12 @@ KINDS = (
 
 
 def spaces_of(policy: Policy) -> dict[str, SpaceData | None]:
-    """Return the spaces of a policy as data, by the names of its arguments."""
+    """Return the spaces of a policy as data, by argument name."""
     return {name: space_data(getattr(policy, name)) for name in GIVEN_BY_THE_ENV}
 
 
 def space_data(space: spaces.Space[Any]) -> SpaceData | None:
-    """Return a space as data that a checkpoint may hold; None for one of another kind than these.
-
-    Box, Discrete, MultiDiscrete, MultiBinary, and a Dict or Tuple of them.
-    """
+    """Return a space as plain values for a checkpoint; None for a kind that is not in `KINDS`."""
     own: dict[str, Any]
     if isinstance(space, StructuredActions):
         own = {"spaces": {"structure": space_data(space.structure)}}
@@ -59,12 +56,12 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
 
 
 def space_from(data: SpaceData) -> spaces.Space[Any]:
-    """Return the space of some data.
+    """Return the space for its data.
 
     Raises:
-        ValueError: for a kind of space that there is not.
-        AssertionError, AttributeError, KeyError, MemoryError, OverflowError, TypeError: for other
-            things that `space_data` has not written.
+        ValueError: for an unknown kind.
+        AssertionError, AttributeError, KeyError, MemoryError, OverflowError, TypeError: for data
+            that `space_data` did not write.
     """
     kind = data["kind"]
     if kind == "Dict":
@@ -90,10 +87,9 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
 
 
 def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
-    """Tell whether observations of a space have all that those of another one have.
+    """Return whether observations of `given` contain everything in `wanted`.
 
-    A Dict may have more keys; shapes and dtypes are compared, and bounds are not, which a dataset
-    does not know.
+    A Dict may have more keys. Bounds are not compared: datasets do not have them.
     """
     if isinstance(wanted, spaces.Dict):
         there = given.spaces if isinstance(given, spaces.Dict) else {}
@@ -102,7 +98,7 @@ def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
 
 
 def space_of(observation: Any) -> spaces.Space[Any]:
-    """Return the space of observations [M, ...], or a tree of them; floats get no bounds."""
+    """Return the space of observations [M, ...] or a tree of them; floats are unbounded."""
     if not isinstance(observation, Tensor):
         return spaces.Dict({key: space_of(child) for key, child in observation.items()})
     dtype: Any = np.dtype(str(observation.dtype).removeprefix("torch."))
@@ -116,7 +112,7 @@ def space_of(observation: Any) -> spaces.Space[Any]:
 
 
 def part_for(space: spaces.Space[Any], observation: Any) -> Any:
-    """Return of observations [*batch, ...] what a space has, which they fit."""
+    """Return the entries of observations [*batch, ...] that are in a space."""
     if not isinstance(space, spaces.Dict):
         return observation
     parts = {key: part_for(one, observation[key]) for key, one in space.items()}
@@ -124,6 +120,6 @@ def part_for(space: spaces.Space[Any], observation: Any) -> Any:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return the bounds of a Box, or the one number that all of them are."""
+    """Return the bounds of a Box, as one number if all are equal."""
     same = bound.size > 0 and bool((bound == bound.flat[0]).all())
     return bound.flat[0].item() if same else bound.tolist()

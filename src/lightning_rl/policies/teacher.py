@@ -1,4 +1,4 @@
-"""Have a teacher say what it would do where a student has come to, and act in a share of steps."""
+"""Label a student's observations with a teacher's actions, and act with the teacher at first."""
 
 from typing import Any
 
@@ -13,20 +13,17 @@ from lightning_rl.system.errors import check_range, require
 
 
 class Teacher:
-    """A trained policy that is asked, and not trained.
+    """A trained, fixed policy whose actions a student imitates.
 
-    It reads of an observation what its own observation space has: keys that the student's policy
-    leaves out may be what it knows more.
+    The teacher reads the keys of its own observation space, which the student may ignore.
 
     Args:
-        policy: is asked for the mode of its distribution.
-        student: learns from it.
-        env_steps: over which the share of the steps in which the teacher acts falls from 1 to 0, in
-            a straight line; of all processes. With 0 the student acts from the first one.
+        policy: the teacher; acts by the mode of its distribution.
+        student: learns from the teacher.
+        env_steps: of all processes; the teacher's share of actions falls linearly to 0 in them.
 
     Raises:
-        ConfigurationError: where the teacher reads or does something else than there is to, or has
-            a memory.
+        ConfigurationError: if the teacher's spaces do not fit, or the teacher has a memory.
     """
 
     def __init__(self, policy: Policy, student: Policy, env_steps: int = 0) -> None:
@@ -53,33 +50,32 @@ class Teacher:
 
     @torch.no_grad()
     def actions(self, observation: Any) -> Any:
-        """Return the actions [B, *A] that it would take, by its mode, within their bounds.
+        """Return the teacher's actions [B, *A], the mode within their bounds.
 
         Args:
-            observation: [B, ...], on any device, where the actions come back.
+            observation: [B, ...], on any device; the actions are returned on it.
         """
         read = part_for(self.policy.observation_space, observation)
         td = TensorDict({"observation": read}, [len(read)]).to(self.policy.version.device)
         action = self.policy.get_action(td, deterministic=True).get("action")
         low, high = (getattr(self.policy.action_space, name, None) for name in ("low", "high"))
-        if isinstance(action, Tensor) and low is not None:  # what an env clips, it has not done
+        if isinstance(action, Tensor) and low is not None:  # the env would clip the action
             action = action.clamp(*(torch.as_tensor(one).to(action) for one in (low, high)))
         return map_tree(lambda leaf: leaf.to(observation.device), action)
 
     def share(self, env_steps: int) -> float:
-        """Return in which share of the steps it acts, after so many of the run."""
+        """Return the share of steps in which the teacher acts, after `env_steps` of the run."""
         return 0.0 if env_steps >= self.env_steps else 1.0 - env_steps / self.env_steps
 
 
 class MixedActor(RolloutActor):
-    """Takes the teacher's action in a share of the steps, drawn row by row, else the student's.
+    """Acts with the teacher in a random share of steps and envs, otherwise with the student.
 
-    Source: Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
-    Prediction to No-Regret Online Learning", algorithm 3.1.
+    Source: Ross, Gordon and Bagnell 2011 (DAgger), algorithm 3.1.
 
     Args:
-        student: acts in the other steps, and draws as it would alone.
-        teacher: is asked at each step.
+        student: acts in the other steps; its random draws do not depend on the teacher.
+        teacher: provides an action at each step.
         share: in [0, 1].
         rollout: batch shape [N, T+1], written in place.
     """

@@ -14,14 +14,14 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-"""How the names of files of weights end."""
+"""Suffixes of files of weights."""
 
 WEIGHTS = f"a file of weights ({', '.join(SUFFIXES)}), or a directory that holds one"
-"""What a path of weights may be, for messages."""
+"""Description of a valid path, for messages."""
 
 
 class KeyReport(NamedTuple):
-    """How the names in a file of weights differ from those of a model."""
+    """Differences between the names in a file of weights and a model."""
 
     missing: list[str]
     unexpected: list[str]
@@ -35,30 +35,26 @@ class KeyReport(NamedTuple):
 def fill_with_weights(
     model: nn.Module, path: str, strict: bool = True, setting: str = "path"
 ) -> None:
-    """Load a file of weights, or those of a directory, into a model.
+    """Load a file or a directory of weights into a model.
 
     Args:
-        model: whose parameters and buffers are written.
+        model: its parameters and buffers are written.
         path: of the file or the directory.
-        strict: refuse weights whose names or shapes are not the model's; else warn.
-        setting: what the user calls the path, for the messages.
+        strict: refuse weights with other names or shapes; otherwise warn.
+        setting: name of the setting for the path, for messages.
 
     Raises:
-        ConfigurationError: where there are none, or they do not fit.
+        ConfigurationError: if there are no weights, or they do not fit.
     """
     weights = weights_at(path, setting)
     model.load_state_dict(fitting(model.state_dict(), weights, path, strict), strict=False)
 
 
 def weights_at(path: str, setting: str) -> dict[str, Tensor]:
-    """Read a file of weights, or those of a directory.
-
-    Args:
-        path: of the file or the directory.
-        setting: what the user calls the path, for the messages.
+    """Read a file or a directory of weights; `setting` names the path in messages.
 
     Raises:
-        ConfigurationError: where there are none.
+        ConfigurationError: if there are no weights.
     """
     weights: dict[str, Tensor] = {}
     for file in _files_of_weights(path, setting):
@@ -69,10 +65,10 @@ def weights_at(path: str, setting: str) -> dict[str, Tensor]:
 def fitting(
     own: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, strict: bool
 ) -> dict[str, Tensor]:
-    """Return the weights with a name and shape of a model's state dict `own`.
+    """Return the weights whose names and shapes are in a model's state dict `own`.
 
     Raises:
-        ConfigurationError: with `strict`, if names or shapes differ, naming them and `source`.
+        ConfigurationError: with `strict`, if names or shapes differ.
     """
     report = compared(own, weights)
     check_report(report, source, strict)
@@ -80,14 +76,14 @@ def fitting(
 
 
 def compared(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> KeyReport:
-    """Return how the names and shapes of weights differ from a model's state dict `own`."""
+    """Compare the names and shapes of weights with a model's state dict `own`."""
     wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
     missing, surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))
     return KeyReport(missing, surplus, wrong)
 
 
 def _files_of_weights(path: str, setting: str) -> list[Path]:
-    """Return a file, or the files in a directory that hold one model, whole or in shards."""
+    """Return a file, or the files of one model in a directory, whole or in shards."""
     place = expanded(path)
     require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
     if place.is_file():
@@ -105,13 +101,10 @@ def _files_of_weights(path: str, setting: str) -> list[Path]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights, without running anything in it.
-
-    It is a state dict, or holds one under any name, such as `state_dict` or `model_state_dict`.
+    """Read a file with a state dict, also under a name such as `state_dict`, without running code.
 
     Raises:
-        ConfigurationError: if the file holds objects that are neither plain values nor tensors,
-            no state dict, or several.
+        ConfigurationError: for objects that could run code, no state dict, or several.
     """
     try:
         if path.suffix == ".safetensors":
@@ -139,16 +132,15 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _is_state_dict(value: Any) -> bool:
-    """Tell whether something is tensors by name."""
     tensors = isinstance(value, dict) and len(value) > 0
     return tensors and all(isinstance(one, Tensor) for one in value.values())
 
 
 def check_report(report: KeyReport, source: str, strict: bool) -> None:
-    """Refuse, or warn of, weights that do not fit.
+    """Refuse weights that do not fit, or warn.
 
     Raises:
-        ConfigurationError: with `strict`, naming keys.
+        ConfigurationError: with `strict`, if the report is not empty.
     """
     if not any(report):
         return
@@ -159,13 +151,10 @@ def check_report(report: KeyReport, source: str, strict: bool) -> None:
 
 @contextmanager
 def one_message(beginning: str) -> Iterator[None]:
-    """Turn an error of transformers or peft, which raise many kinds, into one line.
-
-    Args:
-        beginning: of the message.
+    """Replace errors of transformers or peft by one message that starts with `beginning`.
 
     Raises:
-        ConfigurationError: if an error is raised within.
+        ConfigurationError: instead of any error in the block.
     """
     try:
         yield
@@ -176,7 +165,7 @@ def one_message(beginning: str) -> Iterator[None]:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Keep bars of weights that are loaded, and advice on generating text, from the screen."""
+    """Hide progress bars and advice of transformers."""
     said = transformers.utils.logging
     level, bars = said.get_verbosity(), said.is_progress_bar_enabled()
     said.set_verbosity_error()
@@ -193,7 +182,7 @@ def extra(name: str) -> Any:
     """Import a module of the extra `vla`.
 
     Raises:
-        ConfigurationError: where it cannot be imported.
+        ConfigurationError: if the import fails.
     """
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Put something around a policy, and pass on all the rest of what a policy is asked for."""
+"""Define the base class of policies around another policy."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from lightning_rl.rollout.contract import FieldSpec
 
 
 def _of_inner(name: str) -> Any:
-    """Return a property that is the inner policy's attribute, read and written."""
 
     def read(wrapper: "PolicyWrapper") -> Any:
         return getattr(wrapper.inner, name)
@@ -25,23 +24,19 @@ def _of_inner(name: str) -> Any:
 
 
 class PolicyWrapper(Policy):
-    """A policy around another one, to which it leaves whatever a subclass does not override.
+    """A policy that forwards all members to an inner policy, unless a subclass overrides them.
 
-    A test holds this class to every member of `Policy`, those that are still to come included: what
-    a wrapper forgets to pass on falls back to a default, and the policy learns in another way than
-    without it, unsaid.
-
-    A subclass's constructor takes the spaces first, as that of any policy, and makes the inner one.
-    A subclass with parameters of its own adds their groups to `parameter_groups`.
+    The constructor of a subclass takes the spaces first and creates the inner policy. A subclass
+    with its own parameters adds their groups to `parameter_groups`.
 
     Args:
-        inner: the policy that does the work.
+        inner: the wrapped policy.
 
     Attributes:
-        version: the inner policy's, which is the only one. In a state dict it stands under
-            `version` and `inner.version`.
+        version: the inner policy's, saved as `version` and `inner.version` in a state dict.
     """
 
+    # A test compares these with the members of `Policy`: a missing one falls back to a default.
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
     evaluates_sequences = _of_inner("evaluates_sequences")
@@ -58,12 +53,12 @@ class PolicyWrapper(Policy):
 
     @abstractmethod
     def __init__(self, inner: Policy) -> None:
-        # Not Policy's constructor: what that one makes is the inner policy's here.
+        # Not Policy's constructor, whose attributes here belong to the inner policy.
         nn.Module.__init__(self)
         self.inner = inner
 
     @property
-    def critic_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # read only, as it follows
+    def critic_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
         return tuple(f"inner.{name}" for name in self.inner.critic_modules)
 
     @property
@@ -79,7 +74,7 @@ class PolicyWrapper(Policy):
         return self.inner.draw_noise(batch, generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        """Return the inner policy's, unless a subclass acts in its own way."""
+        # The inner policy's actor would skip a subclass's own `forward`.
         if type(self).forward is PolicyWrapper.forward:
             return self.inner.rollout_actor(rollout)
         return StepwiseActor(self, rollout)
@@ -94,7 +89,6 @@ class PolicyWrapper(Policy):
         return self.inner.parameter_groups()
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return what the inner policy acts by, under the wrapper's names, and its own."""
         own = super().acting_state().items()
         inner = {f"inner.{name}": value for name, value in self.inner.acting_state().items()}
         return {name: value for name, value in own if not name.startswith("inner.")} | inner
@@ -106,7 +100,6 @@ class PolicyWrapper(Policy):
         self.inner.compute_in(precision)
 
     def put_in_eval_mode(self) -> None:
-        """Put the inner policy in eval mode, and modules of the wrapper's own."""
         self.inner.put_in_eval_mode()
         super().put_in_eval_mode()
 
@@ -121,7 +114,7 @@ class PolicyWrapper(Policy):
         destination[f"{prefix}version"] = version if keep_vars else version.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # The outer version is the true one: a wrapper once had its own, and left the inner's at 0.
+        # The outer version counts: in old state dicts the inner version may be 0.
         if f"{prefix}version" in state_dict:
             state_dict[f"{prefix}inner.version"] = state_dict.pop(f"{prefix}version")
         super()._load_from_state_dict(state_dict, prefix, *args)

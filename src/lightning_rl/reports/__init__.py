@@ -1,4 +1,4 @@
-"""Reports on runs: what they wrote is read, aggregated over seeds, and shown."""
+"""Reports on runs: read their files, aggregate over seeds, show tables and curves."""
 
 from lightning_rl.reports.comparison import Comparison as Comparison
 from lightning_rl.reports.comparison import Group as Group

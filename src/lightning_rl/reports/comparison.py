@@ -1,4 +1,4 @@
-"""Compare runs: those of the same settings are a group, over whose seeds is aggregated."""
+"""Compare runs: aggregate over the seeds of runs with the same settings."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,44 +21,44 @@ from lightning_rl.reports.statistics import (
 from lightning_rl.system.errors import ConfigurationError, closest
 
 METRIC = "eval/avg_reward"
-"""By which runs are compared where nothing else is said."""
+"""Default metric of a comparison."""
 
 SHOWN_TOO = (METRIC, "eval/success_rate", "eval/avg_length")
-"""Metrics of which curves are shown beside it, where runs have them."""
+"""Metrics with curves in addition to the compared one, if the runs have them."""
 
 OF_A_RUN = ("exp_name", "output_dir", "seed_everything", "data.seed", "trainer.run_dir")
-"""Settings by which runs of one group differ."""
+"""Settings that may differ within a group."""
 
 MOST_POINTS = 40_000
-"""Points of all curves of a metric together, so that a page of a hundred runs stays small."""
+"""Maximum points of all curves of a metric together, to keep the page of a hundred runs small."""
 
 FEWEST_POINTS, ENOUGH_POINTS = 50, 300
-"""Of one curve."""
+"""Minimum and maximum points of one curve."""
 
 LONGEST_NAME = 60
-"""Characters of a group's name that is made of its settings."""
+"""Maximum characters of a group name made of settings."""
 
 COMPARED = 8
-"""Groups that are compared each with each; of more of them, the first with each other."""
+"""Maximum groups for pairwise comparison; with more, the best is compared with each other one."""
 
 ENOUGH_STEPS = 0.99
-"""Share of the longest run's env steps below which a run is shorter than it."""
+"""Share of the longest run's env steps from which a run counts as equally long."""
 
 ABSENT = "–"
-"""What a setting is called that a run does not have."""
+"""Text of a missing value."""
 
 
 @dataclass
 class Curve:
-    """A metric of a group over env steps [T]; NaN where it is not known.
+    """A metric of a group over env steps [T]; NaN if unknown.
 
     Attributes:
         env_steps: [T].
-        seconds: of training, the mean over the runs [T].
-        centre: the interquartile mean over the runs [T].
-        low: of its 95 % interval [T].
-        high: of it [T].
-        runs: how many have got there [T].
+        seconds: mean training time of the runs [T].
+        centre: interquartile mean of the runs [T].
+        low: lower end of its 95 % interval [T].
+        high: upper end of its 95 % interval [T].
+        runs: number of runs that reached the env steps [T].
     """
 
     env_steps: np.ndarray
@@ -71,15 +71,15 @@ class Curve:
 
 @dataclass
 class Group:
-    """Runs with the same settings but for their seeds.
+    """Runs with the same settings and different seeds.
 
     Attributes:
-        name: by what sets it apart from the other groups.
-        settings: those in which groups differ.
+        name: made of the settings that differ from other groups.
+        settings: settings that differ between groups.
         runs: of the group.
-        scores: of its runs, by the metric.
-        score: their interquartile mean.
-        interval: its 95 % interval; None of one run.
+        scores: of each run, in the compared metric.
+        score: interquartile mean of the scores.
+        interval: its 95 % interval; None for one run.
         curves: by metric.
     """
 
@@ -94,19 +94,18 @@ class Group:
 
 @dataclass
 class Comparison:
-    """Groups of runs in one env, the best first.
+    """Groups of runs in one env.
 
     Attributes:
-        env: that all were trained in.
-        metric: by which they are compared.
+        env: of all runs.
+        metric: compared metric.
         higher_is_better: of the metric.
-        scored_by: what the scores are, in words.
-        groups: the best first.
-        improvements: (group, other, probability that a run of the first is better than one of the
-            other, its interval).
-        left_out: runs that could not be read or scored, and why.
-        notes: what a reader of the scores has to know.
-        metrics: of which there are curves.
+        scored_by: source of the scores, in words.
+        groups: best first.
+        improvements: (group, other, P(a run of group is better than a run of other), its interval).
+        left_out: runs that could not be read or scored, with the reason.
+        notes: warnings about the scores.
+        metrics: with curves.
     """
 
     env: str
@@ -123,17 +122,17 @@ class Comparison:
 def compare(
     given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
 ) -> Comparison:
-    """Read runs, and compare them.
+    """Read runs and compare them.
 
     Args:
-        given: run directories, or directories with runs in them.
+        given: run directories, or directories that contain runs.
         metric: of the evaluation: `eval/...`.
-        group_by: settings, by their paths or the ends of these; runs that agree in them are a
-            group. Where not given, in all but those that name a run and its seed.
+        group_by: settings, by their paths or the ends of their paths; runs that agree in them form
+            a group. Default: all settings except those that name a run and its seed.
 
     Raises:
-        ConfigurationError: where there is no run, none has the metric, they are of several envs,
-            or none has a setting.
+        ConfigurationError: for no runs, runs without the metric, several envs, or an unknown
+            setting.
     """
     runs, left_out = _read(find_runs(given), metric)
     if not runs:
@@ -175,7 +174,6 @@ def compare(
 
 
 def _notes(groups: Sequence[Group], metric: str) -> list[str]:
-    """Return what is unequal or doubtful about the runs that are compared."""
     notes = []
     ends = {run.path: run.curve(metric)[0][-1] for group in groups for run in group.runs}
     shortest, longest = min(ends, key=lambda path: ends[path]), max(ends, key=lambda p: ends[p])
@@ -205,7 +203,7 @@ def _notes(groups: Sequence[Group], metric: str) -> list[str]:
 
 
 def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
-    """Read runs; of those that cannot be shown return why."""
+    """Read runs; return the others with the reason."""
     runs: list[RunRecord] = []
     left_out: list[tuple[Path, str]] = []
     for path in paths:
@@ -232,7 +230,6 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
 
 
 def _env_of(runs: Sequence[RunRecord]) -> str:
-    """Return the env of all runs."""
     envs: dict[str, list[Path]] = {}
     for run in runs:
         envs.setdefault(run.env, []).append(run.path)
@@ -246,7 +243,6 @@ def _env_of(runs: Sequence[RunRecord]) -> str:
 
 
 def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[Group]:
-    """Put runs of the same settings together, and name them by what differs."""
     known = sorted({name for run in runs for name in run.settings})
     by = None if group_by is None else [_path_of(name, known) for name in group_by]
     found: dict[str, list[RunRecord]] = {}
@@ -271,7 +267,7 @@ def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[
 
 
 def _path_of(name: str, known: Sequence[str]) -> str:
-    """Return the path of the setting that has a name, or ends with it."""
+    """Return the path of the only setting that ends with a name."""
     found = [path for path in known if f".{path}".endswith(f".{name}")]
     if len(found) != 1:
         several = f"it may be {', '.join(found)}" if found else "no run has it"
@@ -283,24 +279,19 @@ def _path_of(name: str, known: Sequence[str]) -> str:
 
 
 def word_of(settings: Mapping[str, Any], name: str) -> str:
-    """Return the value of a setting in short: of a class its name.
-
-    Args:
-        settings: by their paths.
-        name: path of the setting.
-    """
+    """Return the value of a setting as a short text; a class without its module."""
     if name not in settings:
         return ABSENT
     value = settings[name]
     if name.endswith("class_path"):
         return str(value).rpartition(".")[2]
     if isinstance(value, float):
-        return f"{value:.6g}"  # one that a search has drawn has sixteen digits
+        return f"{value:.6g}"  # a search draws numbers with sixteen digits
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> list[str]:
-    """Name groups: by their settings where that is short, or as their runs are called."""
+    """Name groups by their settings if that is short, otherwise by their runs."""
     called = [
         {str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members
     ]
@@ -322,11 +313,7 @@ def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> l
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each setting's path, or more of it where two have the same.
-
-    Args:
-        paths: of settings.
-    """
+    """Map each setting's path to its last part, or to more parts if names would be equal."""
     plain = {path: path.removesuffix(".class_path").replace(".init_args", "") for path in paths}
     short = {}
     for path, words in plain.items():
@@ -340,7 +327,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _evaluated(run: RunRecord, metric: str) -> float | None:
-    """Return what `validate` found of the last weights, where it was asked of these."""
+    """Return the score of `rl-cli validate`, if it evaluated the last weights."""
     evaluation = run.evaluation
     if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
         return None
@@ -348,15 +335,10 @@ def _evaluated(run: RunRecord, metric: str) -> float | None:
 
 
 def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS) -> Curve:
-    """Aggregate a metric over runs, at all env steps at which one of them has it.
+    """Aggregate a metric over R runs, at all env steps at which a run was evaluated.
 
-    A run that was not evaluated there has what lies on the line between its evaluations before and
-    after; one that has not got there has no part in it.
-
-    Args:
-        runs: R of them.
-        metric: of the evaluation.
-        most: points at most, the last among them.
+    Other runs are interpolated between their evaluations, and left out before their first and after
+    their last one. At most `most` points are returned, including the last.
     """
     curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
     steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))
@@ -366,7 +348,7 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
     seconds = np.array([second for second, _ in at]).reshape(len(curves), len(steps))
     there = ~np.isnan(values)
     result = np.full((3, len(steps)), np.nan)
-    for pattern in np.unique(there, axis=1).T:  # points that the same runs have got to
+    for pattern in np.unique(there, axis=1).T:  # points that the same runs reached
         columns = (there == pattern[:, None]).all(axis=0)
         result[:, columns] = iqm_curve(values[np.ix_(pattern, columns)])
     counts = there.sum(axis=0)
@@ -382,12 +364,7 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Return so many of some values at most, the first and the last among them.
-
-    Args:
-        values: [T].
-        most: how many are left.
-    """
+    """Return at most `most` evenly spaced values of [T], including the first and the last."""
     count = min(most, len(values))
     kept: np.ndarray = values[np.linspace(0, len(values) - 1, count).round().astype(int)]
     return kept
@@ -396,7 +373,7 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def _at(
     steps: np.ndarray, own: np.ndarray, seconds: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return seconds [T] and values [T] of a run at env steps [T]; NaN where it has not been."""
+    """Interpolate seconds [T] and values [T] of a run at env steps [T]; NaN outside its range."""
     within = (steps >= own[0]) & (steps <= own[-1])
     return tuple(  # type: ignore[return-value]  # of two
         np.where(within, np.interp(steps, own, of), np.nan) for of in (seconds, values)
@@ -406,7 +383,6 @@ def _at(
 def _improvements(
     groups: Sequence[Group], higher: bool
 ) -> list[tuple[str, str, float, tuple[float, float]]]:
-    """Compare the best groups with each other, or the best with all where there are many."""
     pairs = list(combinations(groups, 2))
     if len(groups) > COMPARED:
         pairs = [(groups[0], other) for other in groups[1:]]
@@ -414,7 +390,7 @@ def _improvements(
     found = []
     for group, other in pairs:
         if len(group.scores) < 2 or len(other.scores) < 2:
-            continue  # one run says nothing of how others would do
+            continue  # one run gives no distribution
         x, y = ([[sign * score for score in one.scores]] for one in (group, other))
         found.append(
             (

@@ -1,4 +1,4 @@
-"""Write a comparison: as a page that needs no network, as Markdown, or as JSON."""
+"""Render a comparison as a self-contained page, as Markdown, or as JSON."""
 
 import base64
 import html
@@ -19,32 +19,28 @@ from lightning_rl.reports.comparison import ABSENT, Comparison, Group, short_nam
 from lightning_rl.reports.runs import RunRecord
 
 MIB = 2**20
-"""Bytes."""
+"""Bytes of a mebibyte."""
 
 CURVE_POINTS = 200
-"""Of the curve of one run, at most."""
+"""Maximum points of one run's curve."""
 
 TITLES = {
     "eval/avg_reward": "Return of an episode",
     "eval/success_rate": "Success rate",
     "eval/avg_length": "Length of an episode, env steps",
 }
-"""How axes are called."""
+"""Titles of the axes."""
 
 METHOD = (
     "Scores and curves are interquartile means over the runs of a group, with 95 % intervals by "
     "the stratified percentile bootstrap (Agarwal et al. 2021, as in rliable). Training time is "
     "that of collecting and updating, without evaluations."
 )
-"""What is said of how it was worked out."""
+"""Description of the statistics, for the reports."""
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain values: what `--format json` writes.
-
-    Args:
-        comparison: of runs.
-    """
+    """Return a comparison as plain values, for `--format json`."""
     return {
         "version": own_version(),
         "env": comparison.env,
@@ -107,7 +103,7 @@ def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str,
 
 
 def _plain(values: np.ndarray) -> list[float | int | None]:
-    """Return numbers by six digits: a page of a hundred runs has a hundred thousand of them."""
+    """Round numbers to six digits: a page of a hundred runs has a hundred thousand of them."""
     return [
         None if not math.isfinite(x) else int(x) if float(x).is_integer() else float(f"{x:.6g}")
         for x in values.tolist()
@@ -115,13 +111,10 @@ def _plain(values: np.ndarray) -> list[float | int | None]:
 
 
 def costs_of(runs: Sequence[RunRecord]) -> dict[str, float | None]:
-    """Return what runs took, each the mean over those that say it.
+    """Return the costs of runs, each a mean over the runs that report it.
 
-    `sps` (env steps per second of training), `seconds` (of all), `evaluation_seconds`,
+    `sps` (env steps per second of training), `seconds` (wall clock), `evaluation_seconds`,
     `cpu_seconds`, `memory` and `gpu_memory` (peaks, bytes).
-
-    Args:
-        runs: of a group.
     """
 
     def mean(values: list[float | None]) -> float | None:
@@ -141,15 +134,11 @@ def costs_of(runs: Sequence[RunRecord]) -> dict[str, float | None]:
 
 
 Table = tuple[str, list[str], list[list[str]]]
-"""A title, the names of the columns, and rows of cells."""
+"""Title, column names, and rows of cells."""
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
-    """Return the tables of a report, as text.
-
-    Args:
-        comparison: of runs.
-    """
+    """Return the tables of a report as text."""
     groups = comparison.groups
     tables: list[Table] = [
         (
@@ -171,7 +160,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
             [short[name], *(group.settings[name] for group in groups)]
             for name in groups[0].settings
         ]
-        if len(groups) > len(rows):  # the longer way down
+        if len(groups) > len(rows):  # the longer side becomes the rows
             columns = ["group", *(row[0] for row in rows)]
             rows = [[group.name, *group.settings.values()] for group in groups]
         else:
@@ -240,11 +229,7 @@ def _run_row(run: RunRecord, group: Group, score: float, comparison: Comparison)
 
 
 def number(value: float | None) -> str:
-    """Return a number by the digits that a reader needs.
-
-    Args:
-        value: None or NaN for one that is not known.
-    """
+    """Return a number as text, with few digits; None or NaN: unknown."""
     if value is None or math.isnan(value):
         return ABSENT
     if abs(value) >= 1000 or float(value).is_integer():
@@ -253,11 +238,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as a person says them.
-
-    Args:
-        seconds: None where it is not known.
-    """
+    """Return seconds as text with a fitting unit; None: unknown."""
     if seconds is None:
         return ABSENT
     if seconds < 90:
@@ -270,11 +251,7 @@ def _size(size: float | None) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return the tables of a report as Markdown.
-
-    Args:
-        comparison: of runs.
-    """
+    """Return the tables of a report as Markdown."""
     lines = [f"# {_title(comparison)}", "", f"{_summary(comparison)} {METHOD}", ""]
     for title, columns, rows in tables_of(comparison):
         lines += [f"## {title}", "", _row(columns), _row(["---"] * len(columns))]
@@ -300,12 +277,10 @@ def _summary(comparison: Comparison) -> str:
 
 
 def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
-    """Return a page that holds all it shows.
+    """Return a self-contained HTML page that will be written to `output`.
 
-    Args:
-        comparison: of runs.
-        output: where it will lie: films that are not in it are linked from there.
-        films_mib: MiB of films that lie in the page, those of the best groups first.
+    The page contains at most `films_mib` MiB of videos, the best groups' first, and links the
+    others.
     """
     template = (files("lightning_rl.reports") / "page.html").read_text(encoding="utf-8")
     data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)
@@ -318,7 +293,7 @@ def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
         "made": f"lightning_rl {html.escape(own_version())}, {now}",
         "tables": "\n".join(_sections(comparison)),
         "films": _films(comparison, output, films_mib),
-        "data": data.replace("<", "\\u003c"),  # no value ends the script
+        "data": data.replace("<", "\\u003c"),  # so that no value can close the script tag
     }
     for name, text in parts.items():
         template = template.replace(f"<!--{name}-->", text)
@@ -356,7 +331,6 @@ def _bars(
     rows: Sequence[tuple[float, tuple[float, float] | None, int | None]],
     span: tuple[float, float] | None = None,
 ) -> list[str]:
-    """Draw scores and their intervals as dots and lines, all on one scale."""
     if span is None:
         ends = [end for score, interval, _ in rows for end in (score, *(interval or ()))]
         span = (min(ends), max(ends))
@@ -382,7 +356,7 @@ def _bars(
 
 
 def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
-    """Show the newest film of each run: in the page as long as there is room, else linked."""
+    """Show the newest video of each run."""
     left = films_mib * MIB
     shown = []
     for group in comparison.groups:
@@ -394,7 +368,7 @@ def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
             if size <= left:
                 left -= size
                 source = f"data:video/mp4;base64,{base64.b64encode(film.read_bytes()).decode()}"
-                preload = "metadata"  # its first picture is shown
+                preload = "metadata"  # shows the first frame
             else:
                 preload = "none"
                 source = quote(os.path.relpath(film, output.absolute().parent))

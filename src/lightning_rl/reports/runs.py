@@ -1,4 +1,4 @@
-"""Read what a run wrote: its settings, its manifest, its curves, its evaluation, its films."""
+"""Read the files of a run: settings, manifest, metrics, evaluation, videos."""
 
 import csv
 import io
@@ -19,31 +19,31 @@ from lightning_rl.system.files import open_file, read_json, read_text
 from lightning_rl.system.plain_yaml import read_yaml
 
 MANIFEST, EVALUATION, NUMBERS = "run.json", "evaluation.json", Path("logs", "metrics.csv")
-"""By which a run directory is known, its last evaluation, and the table of its metrics."""
+"""Files of a run: manifest (marks a run directory), last evaluation, and metrics."""
 
 SHOWN = ("episodes", "env_steps", "avg_reward", "success_rate")
-"""Numbers of an evaluation that a report shows as they are."""
+"""Numbers of an evaluation that a report shows unchanged."""
 
 SPEED = "charts/SPS"
-"""The metric that gives training time: env steps of an iteration by the seconds that it took."""
+"""Metric for the training time: env steps of an iteration divided by its seconds."""
 
 
 MOST_BYTES, MOST_ROWS = 2**28, 10**6
-"""Of a table of metrics; one of a hundred thousand iterations has some 70 MB."""
+"""Limits of a table of metrics; one with a hundred thousand iterations has about 70 MB."""
 
 
 @dataclass
 class RunRecord:
-    """What a run wrote.
+    """Content of a run's files.
 
     Attributes:
-        path: its directory.
+        path: run directory.
         settings: by dotted path.
-        manifest: of `run.json`; empty without one.
-        evaluation: of `evaluation.json`; None without one.
-        env_steps: of the rows [P] in which one of the metrics asked for stands.
-        seconds: of training up to these rows [P], evaluations left out; NaN where it is not known.
-        metrics: those asked for that the run has, by name: values [P], NaN where a row has none,
+        manifest: of `run.json`; empty without the file.
+        evaluation: of `evaluation.json`; None without the file.
+        env_steps: of the rows [P] with at least one requested metric.
+        seconds: training time up to these rows [P], without evaluations; NaN if unknown.
+        metrics: requested metrics of the run, by name: values [P], NaN for rows without a value,
             inf for a number that is not finite.
         films: newest last.
     """
@@ -59,22 +59,21 @@ class RunRecord:
 
     @property
     def seed(self) -> int | None:
-        """Its seed, where it says so."""
+        """Seed of the run; None if the manifest has none."""
         seed = self.manifest.get("seed")
         return seed if isinstance(seed, int) else None
 
     @property
     def env(self) -> str:
-        """What it was trained in: the id of the env, or its class."""
+        """Id of the env, or its class."""
         names = ("data.env.init_args.id", "data.env.id", "data.env.class_path", "data.env")
         found = next((self.settings[name] for name in names if self.settings.get(name)), None)
         return "unknown" if found is None else str(found).rpartition(".")[2]
 
     def of_all_parts(self, name: str) -> float | None:
-        """Return the seconds of a kind that a run and its earlier parts took together.
+        """Return the seconds of the run and its earlier, resumed parts; killed parts have none.
 
-        Args:
-            name: total, evaluation or cpu. A part that was killed did not say, and is left out.
+        `name` is total, evaluation or cpu.
         """
         parts = [*(self.manifest.get("earlier") or []), self.manifest]
         seconds = [(part.get("seconds") or {}).get(name) for part in parts]
@@ -89,10 +88,10 @@ class RunRecord:
 
 
 def find_runs(given: Iterable[str | Path]) -> list[Path]:
-    """Return run directories: those given, and those below the directories given.
+    """Return the given run directories, and run directories below the given directories.
 
     Raises:
-        ConfigurationError: where there is none, saying what there is.
+        ConfigurationError: if a path has no run.
     """
     found: dict[Path, Path] = {}
     for one in map(Path, given):
@@ -111,19 +110,15 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
                 "it, such as outputs."
             )
         for run in runs:
-            found.setdefault(run.resolve(), run)  # by whichever path, each once
+            found.setdefault(run.resolve(), run)  # each run once, even if given by two paths
     return list(found.values())
 
 
 def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
-    """Read what a run wrote.
-
-    Args:
-        path: of its directory.
-        metrics: that are wanted; those that it does not have are left out.
+    """Read the files of a run; `metrics` that the run lacks are left out.
 
     Raises:
-        ConfigurationError: where a file of it cannot be read, naming the file and the place.
+        ConfigurationError: for a file that cannot be read, naming the file and the line.
     """
     steps, columns = read_columns(path, [*metrics, SPEED])
     seconds = _seconds(steps, columns.pop(SPEED))
@@ -144,7 +139,6 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
 
 
 def _films(path: Path) -> list[Path]:
-    """Return the films of a run, newest last."""
     written = {}
     for film in (path / "videos").glob("*.mp4"):
         with open_file(film, path, sys.maxsize) as file:
@@ -153,17 +147,13 @@ def _films(path: Path) -> list[Path]:
 
 
 def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Read env steps [P] and columns [P] of a table of metrics.
+    """Read env steps [P] and columns [P] of a run's table of metrics.
 
-    An empty cell is NaN, a number that is not finite is inf. A column that the table lacks is all
-    NaN, and a last line that a kill has cut short is left out.
-
-    Args:
-        run: directory of the run.
-        names: of the columns.
+    An empty cell is NaN, a number that is not finite is inf, a missing column is all NaN. A last
+    line cut short by a kill is skipped.
 
     Raises:
-        ConfigurationError: where there is no such table, or it is damaged: naming the line.
+        ConfigurationError: for a missing or damaged table, naming the line.
     """
     path = run / NUMBERS
     rows: list[list[float]] = []
@@ -203,9 +193,9 @@ def _cell(text: str) -> float:
 
 
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Return the seconds of training [P]: the env steps of each row by the speed in it.
+    """Return the training seconds [P]: the cumulative sum of env steps divided by speed.
 
-    A row of an evaluation between two that were logged has no speed: it has theirs.
+    A row of an evaluation has no speed; it is interpolated from the logged rows.
     """
     known = (speed > 0) & np.isfinite(speed)
     if not known.any():
@@ -216,7 +206,7 @@ def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    """Return the settings of a run: of the command line, or of Python as its logger wrote them."""
+    # A run of the command line has config.yaml; the logger of a run in Python writes hparams.yaml.
     for file in (path / "config.yaml", path / "logs" / "hparams.yaml"):
         try:
             content = read_yaml(read_text(file, path), str(file))
@@ -238,11 +228,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:
-    """Return the content of `evaluation.json`; None without one.
-
-    Raises:
-        ConfigurationError: where a part of it is missing or is not finite.
-    """
+    """Return the content of `evaluation.json`; None without the file."""
     try:
         content = read_json(path, path.parent)
     except FileNotFoundError:
@@ -268,11 +254,7 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the content of `run.json`; empty without one.
-
-    Raises:
-        ConfigurationError: where its times are not given as `RunRecord` reads them.
-    """
+    """Return the content of `run.json`; empty without the file."""
     try:
         content = read_json(path, path.parent)
     except FileNotFoundError:

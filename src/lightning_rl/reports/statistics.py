@@ -1,8 +1,7 @@
-"""Aggregate the scores of several seeds, with intervals: Agarwal et al. 2021, as rliable does.
+"""Aggregate scores over seeds, with intervals: Agarwal et al. 2021, as in rliable.
 
 "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv:2108.13264. Scores
-come by task: a sequence of tasks, each with the scores of its runs. Scores of several tasks have to
-be of one scale.
+are grouped by task; scores of several tasks must have the same scale.
 """
 
 from collections.abc import Sequence
@@ -13,23 +12,19 @@ import numpy as np
 from lightning_rl.system.errors import require
 
 RESAMPLES = 10_000
-"""How many samples a bootstrap draws."""
+"""Number of bootstrap samples."""
 
 CHUNK = 2**22
-"""Numbers that are resampled at a time: 32 MiB."""
+"""Numbers per resampled block: 32 MiB."""
 
 Scores = Sequence[Sequence[float]]
-"""By task: the scores of its runs, of which there may be more for some tasks."""
+"""Scores of each task's runs; tasks may have different numbers of runs."""
 
 
 def iqm(scores: Scores) -> float:
-    """Return the interquartile mean: of all scores but the lowest and the highest quarter.
+    """Return the interquartile mean: the mean without the lowest and the highest quarter.
 
-    Of n scores the floor(n / 4) lowest and as many of the highest are left out, so that of fewer
-    than four it is their mean.
-
-    Args:
-        scores: by task.
+    Of n scores, floor(n / 4) are dropped at each end; fewer than four give the plain mean.
 
     Raises:
         ConfigurationError: for a score that is not finite: NaN would sort as the best one.
@@ -40,12 +35,8 @@ def iqm(scores: Scores) -> float:
 def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Return (low, high), the 95 % percentile-bootstrap interval of the interquartile mean.
 
-    The bootstrap is stratified: of each task as many runs are drawn as it has, with replacement.
-    The samples are the same at every call.
-
-    Args:
-        scores: by task.
-        resamples: how many samples are drawn.
+    The bootstrap is stratified: it draws as many runs of each task as the task has, with
+    replacement. The seed is fixed.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -56,14 +47,14 @@ def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[floa
 
 
 def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
-    """Return the interquartile mean at each point of a curve, and its interval: [3, T].
+    """Return the interquartile mean at each point of a curve and its interval: [3, T].
 
-    Runs are drawn whole, as rliable does for a sample-efficiency curve. Of one run there is no
+    The bootstrap draws whole runs, as in rliable's sample-efficiency curves. One run has no
     interval: NaN.
 
     Args:
         values: of R runs at T points, [R, T].
-        resamples: how many samples are drawn.
+        resamples: number of bootstrap samples.
 
     Raises:
         ConfigurationError: for a value that is not finite.
@@ -82,14 +73,10 @@ def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> float:
-    """Return how probable it is that a run has a higher score than a run of others.
+    """Return the probability that a run has a higher score than a run of `others`.
 
-    It is the Mann-Whitney U statistic over the number of pairs, averaged over the tasks: the share
-    of the pairs in which it is higher, those with equal scores counted by a half.
-
-    Args:
-        scores: by task.
-        others: by task, of the same tasks.
+    Mann-Whitney U statistic divided by the number of pairs, averaged over tasks: the share of pairs
+    with the higher score, where ties count one half. Both arguments need the same tasks.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -101,14 +88,9 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
 def interval_of_improvement(
     scores: Scores, others: Scores, *, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Return (low, high), the 95 % percentile-bootstrap interval of that probability.
+    """Return (low, high), the 95 % percentile-bootstrap interval of the probability of improvement.
 
-    Runs of both are drawn, each within their task; the samples are the same at every call.
-
-    Args:
-        scores: by task.
-        others: by task, of the same tasks.
-        resamples: how many samples are drawn.
+    The bootstrap draws runs of both arguments within each task. The seed is fixed.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -122,11 +104,6 @@ def interval_of_improvement(
 
 
 def _finite(scores: Any) -> np.ndarray:
-    """Return scores as an array.
-
-    Raises:
-        ConfigurationError: if one is not finite.
-    """
     values = np.asarray(scores, float)
     wrong = values[~np.isfinite(values)]
     require(
@@ -138,7 +115,7 @@ def _finite(scores: Any) -> np.ndarray:
 
 
 def _trimmed_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis of all but a quarter at either end."""
+    """Return the mean over the last axis, without a quarter at each end."""
     count = values.shape[-1]
     cut = count // 4
     mean: np.ndarray = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
@@ -148,15 +125,14 @@ def _trimmed_mean(values: np.ndarray) -> np.ndarray:
 def _resampled(
     scores: Sequence[float], resamples: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return samples [resamples, R] of R scores."""
     values = _finite(scores)
     return values[generator.integers(len(values), size=(resamples, len(values)))]
 
 
 def _share_above(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the share [B] of pairs of x [B, X] and y [B, Y] in which x is higher."""
+    """Return the share [B] of pairs of x [B, X] and y [B, Y] with higher x."""
     higher = np.zeros(len(x))
-    for column in y.T[:, :, None]:  # [Y, B, 1]: no array of all pairs of all samples
+    for column in y.T[:, :, None]:  # [Y, B, 1]: avoids an array of all pairs
         higher += (x > column).mean(axis=1) + 0.5 * (x == column).mean(axis=1)
     share: np.ndarray = higher / y.shape[1]
     return share

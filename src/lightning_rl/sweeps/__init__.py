@@ -1,1 +1,1 @@
-"""Searches over settings: points, trials and the processes that run them."""
+"""Searches over settings: points, trials and their processes."""

@@ -1,4 +1,4 @@
-"""Keep the trials of a sweep in Optuna's journal, which the processes of several machines share."""
+"""Store the trials of a sweep in Optuna's journal, which processes of several machines share."""
 
 import os
 import re
@@ -31,16 +31,16 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import lock_file, open_file, writing
 
 JOURNAL, LOCK = "journal.log", ".lock"
-"""Files of a sweep: its journal, and the lock of the process that reads or writes it."""
+"""Files of a sweep: its journal, and the lock for access to the journal."""
 
 NAME = "sweep"
-"""Of Optuna's study in a journal."""
+"""Name of Optuna's study in the journal."""
 
 RUNNER = ".runner-"
-"""First part of the names of the files that processes lock while they run trials of a sweep."""
+"""Prefix of the files that processes lock while they run trials."""
 
 MOST_BYTES = 2**28
-"""Of a journal; a trial with a hundred evaluations takes 30 kB."""
+"""Maximum bytes of a journal; a trial with a hundred evaluations takes 30 kB."""
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Trial:
     """A run of a sweep: a point of its space, and a seed.
 
     Attributes:
-        number: in the sweep. All seeds of a point follow each other.
-        asked: Optuna's trial. A trial that is tried again has another one there.
+        number: in the sweep; the seeds of a point have consecutive numbers.
+        asked: Optuna's trial; a repeated trial has a new one.
     """
 
     number: int
@@ -59,12 +59,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """First part of the name of its run directory."""
+        """Prefix of the name of the run directory."""
         return f"trial_{self.number:03d}_seed{self.seed}"
 
 
 class _NoLock(JournalFileOpenLock):
-    """Optuna's lock stays behind when its process is killed; `SweepJournal` holds the system's."""
+    """No lock: Optuna's lock file would survive a kill. `SweepJournal` uses a system lock."""
 
     def acquire(self) -> bool:
         return True
@@ -74,17 +74,13 @@ class _NoLock(JournalFileOpenLock):
 
 
 class SweepJournal:
-    """The trials of a sweep.
+    """Trials of a sweep.
 
-    A process that runs trials locks a file of its own (`RUNNER`) for as long as it lives, and each
-    running trial names that file: where the lock is free, the trial was cut off. The journal may
-    come from others, so each of its trials is compared with the space and the seeds.
+    Each process that runs trials locks its own file (`RUNNER`) while it lives, and each running
+    trial names that file: if the file is not locked, the trial was interrupted. The journal may
+    come from other users, so each trial is checked against the space and the seeds.
 
-    Args:
-        directory: of the sweep. A missing journal is created.
-        settings: of the sweep, all of them set.
-        space: of the sweep.
-        mode: whether the largest (`max`) or the smallest (`min`) score is the best.
+    With `mode` `max`, high scores are better, with `min` low ones.
 
     Raises:
         ConfigurationError: for a journal that cannot be read.
@@ -118,7 +114,7 @@ class SweepJournal:
                 self.trials()
         except ConfigurationError:
             raise
-        except Exception as error:  # Optuna replays each line as if it had written it
+        except Exception as error:  # Optuna replays lines without checks: any error is possible
             why = f"{type(error).__name__}: {error}"
             raise ConfigurationError(
                 f"{self.path} cannot be read: {why}. Begin a new sweep."
@@ -127,7 +123,7 @@ class SweepJournal:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep the other processes out, and repair what a kill or a full disk has left."""
+        """Lock the journal, and remove an incomplete last line."""
         descriptor = lock_file(self._directory / LOCK, "", wait=True)
         try:
             with writing(self.path):
@@ -138,11 +134,7 @@ class SweepJournal:
                 os.close(descriptor)
 
     def trials(self) -> dict[int, FrozenTrial]:
-        """Return the latest try of each trial that has begun, by its number in the sweep.
-
-        Raises:
-            ConfigurationError: for a trial that is not of this sweep.
-        """
+        """Return the latest attempt of each started trial, by its number in the sweep."""
         found: dict[int, FrozenTrial] = {}
         for one in self._study.get_trials(deepcopy=False):
             require(
@@ -158,7 +150,6 @@ class SweepJournal:
         return int(attrs["point"] * len(self._seeds) + self._seeds.index(attrs["seed"]))
 
     def _is_ours(self, one: FrozenTrial, begun: int) -> bool:
-        """Return whether a line of the journal may have come from this sweep."""
         attrs = one.user_attrs
         params = [*one.system_attrs.get("fixed_params", {}).items(), *one.params.items()]
         running = one.state == TrialState.RUNNING and "runner" in attrs
@@ -178,13 +169,11 @@ class SweepJournal:
         )
 
     def enter(self, *, others_allowed: bool) -> None:
-        """Begin to run trials, and queue again those that have failed.
-
-        Args:
-            others_allowed: whether other processes may run trials of this sweep.
+        """Register this process, and queue failed trials again.
 
         Raises:
-            ConfigurationError: where others do and may not, or the file system has no locks.
+            ConfigurationError: if other processes run the sweep although `others_allowed` is false,
+                or the file system has no locks.
         """
         with self._alone():
             self._descriptor = lock_file(self._directory / self._runner, "")
@@ -213,16 +202,15 @@ class SweepJournal:
         )
 
     def leave(self) -> None:
-        """Run no more trials."""
         (self._directory / self._runner).unlink(missing_ok=True)
         if self._descriptor is not None:
             os.close(self._descriptor)
 
     def _owner(self, runner: str) -> str | None:
-        """Return the process that holds the lock of a runner, in words; None if it has ended."""
+        """Return the process that holds a runner's lock, in words; None if it has ended."""
         path = self._directory / runner
         if runner == self._runner:
-            return "this process"  # to look would release the lock
+            return "this process"  # opening the file would release the lock
         try:
             descriptor = lock_file(path, "{owner}")
         except ConfigurationError as error:
@@ -231,11 +219,11 @@ class SweepJournal:
             path.unlink(missing_ok=True)
             os.close(descriptor)
         elif self._descriptor is not None:
-            return "an unknown process"  # its file cannot be opened now; this one's could
+            return "an unknown process"  # its file cannot be opened, although this process's could
         return None
 
     def claim(self) -> Trial | None:
-        """Return the next trial to run, or None if all have begun."""
+        """Return the next trial to run; None if all have begun."""
         with self._alone():
             trials = self.trials()
             for one in trials.values():
@@ -250,7 +238,7 @@ class SweepJournal:
 
     def _ask(self) -> Trial:
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        # Each point has a sampler of its own, whose random numbers follow from the journal alone.
+        # Each point has its own sampler: its random numbers depend only on the journal.
         self._study.sampler = sampler_of(self._settings, waiting[0].user_attrs["point"])
         try:
             asked = self._study.ask(self._space)
@@ -264,10 +252,9 @@ class SweepJournal:
         return Trial(number, seed, decoded(self._space, asked.params), asked)
 
     def _queue_next(self, trials: dict[int, FrozenTrial]) -> None:
-        """Queue the trial that follows those that have begun."""
         point, seed = divmod(len(trials), len(self._seeds))
         settings = self._settings
-        params: Point = {}  # which the sampler chooses
+        params: Point = {}  # left to the sampler
         if seed > 0:
             params = trials[len(trials) - seed].params
         elif settings.search == GRID:
@@ -284,7 +271,7 @@ class SweepJournal:
         self._study.enqueue_trial(params, attrs)
 
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
-        """Tell the pruner of evaluations [(env steps, score)]; return whether the trial may end."""
+        """Report evaluations [(env steps, score)] to the pruner; return whether to prune."""
         if self._settings.pruner is None:
             return False
         with self._alone():
@@ -297,34 +284,32 @@ class SweepJournal:
             return bool(trial.asked.should_prune())
 
     def finish(self, trial: Trial, score: float | None, *, pruned: bool) -> None:
-        """Note the score of a trial; None for one that has failed."""
+        """Record the score of a trial; None if it failed."""
         state = TrialState.FAIL
         if score is not None:
-            state = (
-                TrialState.PRUNED if pruned else TrialState.COMPLETE
-            )  # of PRUNED: the last report
+            # Optuna scores a pruned trial by its last report.
+            state = TrialState.PRUNED if pruned else TrialState.COMPLETE
         with self._alone():
             if self._is_run_here(trial, self.trials()[trial.number]):
                 self._study.tell(trial.asked, None if pruned else score, state=state)
 
     def give_back(self, trial: Trial) -> None:
-        """Queue a trial that was cut off: the next process that claims it resumes it."""
+        """Queue an interrupted trial again; the next process that claims it resumes it."""
         with self._alone():
             one = self.trials()[trial.number]
             if self._is_run_here(trial, one):
                 self._queue_again(one)
 
     def _is_run_here(self, trial: Trial, one: FrozenTrial) -> bool:
-        """Return whether no other process took a trial over, as if this machine had died."""
+        """Return whether the trial still belongs to this process."""
         return one.number == trial.asked.number and one.state == TrialState.RUNNING
 
     def count(self, *states: TrialState) -> int:
-        """Return how many trials are in one of these states."""
         with self._alone():
             return sum(one.state in states for one in self.trials().values())
 
     def points(self) -> list[tuple[Point, list[FrozenTrial]]]:
-        """Return the points that were tried, each with the trials of its seeds."""
+        """Return the tried points, each with the trials of its seeds."""
         found: dict[int, list[FrozenTrial]] = {}
         with self._alone():
             for one in self.trials().values():
@@ -333,12 +318,10 @@ class SweepJournal:
 
 
 def point_count(settings: SweepSettings, space: Space) -> int:
-    """Return how many points a sweep tries."""
     return size_of(space) if settings.search == GRID else settings.trials or TRIALS
 
 
 def _drop_cut_off_line(path: Path) -> None:
-    """Cut off what stands behind the last whole line of a file, if there is one."""
     if not path.exists():
         return
     with path.open("r+b") as file:

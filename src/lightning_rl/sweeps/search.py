@@ -1,4 +1,4 @@
-"""Read the space of a sweep, and make the samplers and pruners of Optuna that search it."""
+"""Read the space of a sweep, and make Optuna's samplers and pruners."""
 
 import json
 import math
@@ -19,29 +19,27 @@ from lightning_rl.sweeps.sweep_settings import SweepSettings
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
 GRID, RANDOM = "grid", "random"
-"""The searches that are named by a word, and not by a class of Optuna."""
+"""Searches that are not classes of Optuna."""
 
 SAMPLERS = ("TPESampler", "GPSampler", "NSGAIISampler", "NSGAIIISampler", "QMCSampler")
-"""Samplers that read only numbers and text of a journal."""
+"""Samplers that read only numbers and text from a journal."""
 
 UNPICKLING = ("CmaEsSampler",)
-"""Samplers that keep pickles in the journal: reading them runs code."""
+"""Samplers that store pickles in the journal: reading them runs code."""
 
 RANGE = ("low", "high", "log", "step")
-"""The keys of a range."""
 
 Space = dict[str, BaseDistribution]
-"""By the path of a setting: the values to choose from, each as JSON, or a range."""
+"""Values by setting: a list of JSON texts, or a range."""
 
 Point = dict[str, Any]
-"""A value for each setting of a space."""
+"""One value for each setting of a space."""
 
 
 def space_of(given: Mapping[str, Any]) -> Space:
     """Read a search space.
 
-    Args:
-        given: `{setting: [value, ...]}`, or `{setting: {low: a, high: b, log: true, step: c}}`.
+    `given` is `{setting: [value, ...]}`, or `{setting: {low: a, high: b, log: true, step: c}}`.
 
     Raises:
         ConfigurationError: for any other value, naming the setting.
@@ -80,11 +78,11 @@ def _distribution(where: str, value: Any) -> BaseDistribution:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # and no bool
+    return type(value) in (int, float) and math.isfinite(value)  # type(): excludes bool
 
 
 def holds(allowed: BaseDistribution, value: Any) -> bool:
-    """Return whether a value, as Optuna keeps it, is one of a setting's."""
+    """Return whether a setting allows a value, in Optuna's encoding."""
     if isinstance(allowed, CategoricalDistribution):
         return value in allowed.choices
     assert isinstance(allowed, IntDistribution | FloatDistribution)
@@ -92,7 +90,7 @@ def holds(allowed: BaseDistribution, value: Any) -> bool:
 
 
 def encoded(space: Space, point: Point) -> Point:
-    """Return a point as Optuna keeps it: choices, which may be lists, as JSON."""
+    """Return a point in Optuna's encoding: choices, which may be lists, as JSON."""
     return {
         name: json.dumps(value, default=str) if _is_choice(space[name]) else value
         for name, value in point.items()
@@ -100,7 +98,7 @@ def encoded(space: Space, point: Point) -> Point:
 
 
 def decoded(space: Space, params: Point) -> Point:
-    """Return a point of what Optuna keeps, in the order of its space."""
+    """Return a point from Optuna's encoding, in the order of its space."""
     return {
         name: json.loads(params[name]) if _is_choice(of) else params[name]
         for name, of in space.items()
@@ -120,11 +118,7 @@ def ends_of(allowed: BaseDistribution) -> Sequence[Any]:
 
 
 def check_first(space: Space, points: Sequence[Point]) -> None:
-    """Refuse points to begin with that lie outside of a space.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
+    """Refuse first points outside of the space."""
     for point in points:
         unknown = [name for name in point if name not in space]
         require(
@@ -146,11 +140,7 @@ def check_first(space: Space, points: Sequence[Point]) -> None:
 
 
 def size_of(space: Space) -> int:
-    """Return how many points a grid has.
-
-    Raises:
-        ConfigurationError: for a space with a range.
-    """
+    """Return the number of points of a grid."""
     ranges = [name for name, allowed in space.items() if not _is_choice(allowed)]
     require(
         not ranges,
@@ -161,19 +151,17 @@ def size_of(space: Space) -> int:
 
 
 def grid_point(space: Space, number: int) -> Point:
-    """Return a point of a grid, as Optuna keeps it; the last setting changes first."""
+    """Return a point of a grid, in Optuna's encoding; the last setting changes fastest."""
     choices = [allowed.choices for allowed in space.values()]  # type: ignore[attr-defined]
     places = np.unravel_index(number, [len(values) for values in choices])
     return {name: of[i] for name, of, i in zip(space, choices, places, strict=True)}
 
 
 def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampler:
-    """Make what chooses the next point.
+    """Make the sampler of a point, by the point's number.
 
-    Args:
-        settings: of the sweep.
-        point: its number. The random numbers follow from it, so a search that is resumed, or that
-            several processes share, draws what it would have drawn in one process.
+    The random numbers depend on `settings.seed` and that number only, so a resumed or shared search
+    draws the same points as one process.
 
     Raises:
         ConfigurationError: for a class or arguments that Optuna does not have.
@@ -187,7 +175,7 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
     if how in (GRID, RANDOM):
         return optuna.samplers.RandomSampler(seed=seed)
     if how == "QMCSampler":
-        seed = settings.seed  # of the whole sequence, whose place the journal keeps
+        seed = settings.seed  # one sequence for all points; the journal stores its position
     known = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
     args = {"seed": seed, **settings.search_args}
     sampler: optuna.samplers.BaseSampler = _made(optuna.samplers, "search", how, args, known)
@@ -195,14 +183,9 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
 
 
 def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
-    """Make what ends trials early, or nothing that does.
-
-    Raises:
-        ConfigurationError: as in `sampler_of`.
-    """
     if settings.pruner is None:
         require(not settings.pruner_args, "sweep.pruner_args are of no pruner: name one.")
-        return optuna.pruners.NopPruner()  # a study that is given none has one of Optuna's own
+        return optuna.pruners.NopPruner()  # with None, Optuna would use its own default
     known = [name for name in optuna.pruners.__all__ if name != "BasePruner"]
     pruner: optuna.pruners.BasePruner = _made(
         optuna.pruners, "pruner", settings.pruner, settings.pruner_args, known
@@ -213,7 +196,6 @@ def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
 def _made(
     module: Any, setting: str, name: str | None, args: Mapping[str, Any], known: Sequence[str]
 ) -> Any:
-    """Make an object of a class of Optuna's."""
     require(
         name in known,
         f"sweep.{setting} must be one of {', '.join(known)}; got '{name}'"
@@ -223,7 +205,7 @@ def _made(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return getattr(module, str(name))(**args)
-    except Exception as error:  # each class raises its own for arguments that it does not take
+    except Exception as error:  # each class raises its own errors for wrong arguments
         raise ConfigurationError(
             f"sweep.{setting}: {name} of Optuna takes no {dict(args)}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Run `rl-cli sweep`: train by several seeds and settings, on several machines, across kills."""
+"""Run `rl-cli sweep`: train with several seeds and settings, resumable, on several machines."""
 
 import gc
 import json
@@ -50,22 +50,22 @@ from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 from lightning_rl.system.runs import CHECKPOINTS, new_run_dir
 
 SETTINGS, BASE = "sweep.yaml", "base.yaml"
-"""Files of a sweep: its settings, and the configuration that all trials begin with."""
+"""Files of a sweep: its settings, and the base configuration of all trials."""
 
 SHARE_OF_READING = 0.02
-"""Of the time, at most, that reading curves for the pruner takes; a curve may have 100,000 rows."""
+"""Maximum share of the time for reading curves for the pruner; a curve may have 100,000 rows."""
 
 SAVING_SECONDS = 60.0
-"""How long trials may take to save once a signal has come, before they are killed."""
+"""Seconds that trials may take to save after a signal, before they are killed."""
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the journal while other processes run the last trials."""
+"""Seconds between reads of the journal while other processes run the last trials."""
 
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
-"""Settings that a space must not have: the sweep sets them."""
+"""Settings that the sweep sets; a space must not contain them."""
 
 OF_A_MACHINE = ("jobs", "cores_per_trial")
-"""Settings that may differ on each machine that runs trials."""
+"""Settings that may differ between machines."""
 
 OUTCOMES = {
     TrialState.WAITING: "waiting",
@@ -76,24 +76,20 @@ OUTCOMES = {
 }
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
-"""Checks options of `fit`, alone and with each of several others, and returns the configuration."""
+"""Checks options of `fit`, alone and with each of several others; returns the configuration."""
 
 
 def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
-    """Run a sweep, resume one, or join one that other processes run.
+    """Begin, resume or join a sweep.
 
     Args:
-        options: of the command line: `--sweep...`, `--resume` and `--join`; the others are those of
-            `fit`.
+        options: of the command line: `--sweep...`, `--resume`, `--join`, and options of `fit`.
         parse: checks options of `fit`.
-        begin: runs `rl-cli fit`, in a process of its own.
-
-    Raises:
-        ConfigurationError: for what cannot be swept, before a trial begins.
+        begin: runs `rl-cli fit` in its own process.
     """
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
-        sweep_parser().parse_args(["--help"])  # which ends the process
+        sweep_parser().parse_args(["--help"])  # exits
     settings = sweep_settings(own)
     joined = value_of("--join", own) is not None
     made = (
@@ -105,7 +101,6 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of the sweep, and those of its trials."""
     own: list[str] = []
     rest: list[str] = []
     into = rest
@@ -118,7 +113,6 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
-    """Check everything, and make the directory of a sweep."""
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
         cure = {
             "--ckpt_path": "trials begin with a policy by --trainer.init_from",
@@ -134,7 +128,7 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
     base = read_yaml(text, "The configuration")
     if settings.seeds is None:
         settings.seeds = [base["seed_everything"]]
-    made = _Sweep(Path(), settings, text)  # which refuses settings that contradict each other
+    made = _Sweep(Path(), settings, text)  # checks the settings before the directory exists
     made.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
     made.directory.mkdir(parents=True, exist_ok=True)
     write_atomically(made.directory / BASE, lambda file: file.write(text.encode()))
@@ -150,17 +144,14 @@ def _space_of(settings: SweepSettings) -> Space:
 
 
 def _probes(space: Space) -> Iterator[list[str]]:
-    """Yield options that together give each setting each of its values, and both ends of a range.
-
-    A parse takes 0.2 s. There are as many as the longest list has values, not one for each value.
-    """
+    """Yield options that together cover each value of each list, and both ends of each range."""
+    # A parse takes 0.2 s: the longest list gives the number of parses, not the product.
     values = {name: ends_of(allowed) for name, allowed in space.items()}
     for i in range(max(map(len, values.values()), default=0)):
         yield [f"--{name}={_typed(of[i % len(of)])}" for name, of in values.items()]
 
 
 def _typed(value: Any) -> str:
-    """Return a value as it is typed behind an option: YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -169,7 +160,7 @@ def _flags(options: Sequence[str]) -> set[str]:
 
 
 def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
-    """Read a sweep that is resumed or joined, with what may be changed."""
+    """Read a sweep to resume or join, and apply the settings that may change."""
     resumed, joined = value_of("--resume", own), value_of("--join", own)
     require(resumed is None or joined is None, "A sweep is resumed or joined: give one of both.")
     changeable = OF_A_MACHINE if joined else (*OF_A_MACHINE, "trials")
@@ -219,11 +210,11 @@ def _found(given: str, output_dir: str) -> Path:
 
 @dataclass
 class _Running:
-    """A trial that runs here.
+    """A trial that this process runs.
 
     Attributes:
-        slot: which of the cores it has.
-        reported: how many of its evaluations the pruner knows.
+        slot: index of its cores.
+        reported: number of evaluations that were reported to the pruner.
     """
 
     trial: Trial
@@ -236,14 +227,6 @@ class _Running:
 
 
 class _Sweep:
-    """The trials of a sweep that this process runs.
-
-    Args:
-        directory: of the sweep.
-        settings: of the sweep.
-        text: configuration of all trials.
-    """
-
     journal: SweepJournal
 
     def __init__(self, directory: Path, settings: SweepSettings, text: str) -> None:
@@ -261,7 +244,7 @@ class _Sweep:
         self._check_cores(threads, trainer)
         self._running: dict[int, _Running] = {}  # by the number of its trial
         self._signal: int | None = None
-        self._hurried = False  # by a second one
+        self._hurried = False  # by a second signal
 
     def _check_seeds(self) -> None:
         seeds = self.settings.seeds
@@ -287,7 +270,7 @@ class _Sweep:
         check_range("sweep.seed", given.seed, least=0)
         check_range("sweep.trials", given.trials, least=1)
         point_count(given, self.space)
-        sampler_of(given, 0), pruner_of(given)  # which refuse what Optuna does not have
+        sampler_of(given, 0), pruner_of(given)  # raise if Optuna lacks them
         require(
             given.search != GRID or given.trials is None,
             f"sweep.trials is {given.trials}, but a grid tries every point: leave it out, or "
@@ -300,7 +283,6 @@ class _Sweep:
         )
 
     def _check_cores(self, threads: int, trainer: dict[str, Any]) -> None:
-        """Work out how many trials run at a time, and on how many cores each."""
         given, ranks = self.settings, _count(trainer["devices"])
         cores = threads if given.cores_per_trial is None else given.cores_per_trial
         check_range("sweep.cores_per_trial", cores, least=0)
@@ -323,24 +305,20 @@ class _Sweep:
         self._cores = cores_of(self.jobs, cores)
 
     def save_settings(self) -> None:
-        """Write its settings down."""
         content = dump_yaml(asdict(self.settings)).encode()
         write_atomically(self.directory / SETTINGS, lambda file: file.write(content))
 
     def open(self) -> None:
-        """Read its journal, or begin one."""
         self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
     def run(self, begin: Begin, joined: bool) -> None:
-        """Run trials until none is left, and print the table; exit with 1 if a trial has failed.
+        """Run trials until all have ended, and print the table; exit with 1 if a trial has failed.
 
-        Args:
-            begin: runs `rl-cli fit`.
-            joined: whether other processes may run trials of this sweep, too.
+        `joined`: whether other processes may also run trials of this sweep.
         """
         self.open()
         self.journal.enter(others_allowed=joined)
-        # Or each fork looks for garbage among all that is imported, and copies its pages.
+        # Otherwise the garbage collector of each fork would touch, and so copy, all pages.
         gc.freeze()
         try:
             self._run(begin, joined)
@@ -396,7 +374,7 @@ class _Sweep:
                 self._end_all()
 
     def _run_of(self, trial: Trial) -> str | None:
-        """Return the run directory that a trial can go on in; remove those without a checkpoint."""
+        """Return the run directory to resume a trial in; remove those without a checkpoint."""
         kept = None
         runs = sorted(self.directory.glob(f"{trial.name}_2*"))
         for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
@@ -421,7 +399,7 @@ class _Sweep:
             arguments += [f"--{name}={_typed(value)}" for name, value in trial.point.items()]
         else:
             last = self.directory / run / CHECKPOINTS / "last.ckpt"
-            # The configuration in it is ours, and may name code of the user's.
+            # Trusted: the sweep wrote its configuration, which may name the user's code.
             arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
             arguments += ["--output_dir", str(self.directory)]
         taken = {running.slot for running in self._running.values()}
@@ -439,7 +417,6 @@ class _Sweep:
         return f"trial {trial.number + 1}/{self.journal.total}"
 
     def _look_at(self, running: _Running) -> None:
-        """Ask the pruner about new evaluations."""
         began = time.monotonic()
         if self.settings.pruner is None or running.pruned or began < running.next_look:
             return
@@ -453,7 +430,6 @@ class _Sweep:
         running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
 
     def _finish(self, running: _Running) -> None:
-        """Note what became of a trial that has ended."""
         trial, code = running.trial, running.process.exit_code or 0
         curve, run = self._curve(trial), self._run_of(trial)
         pruned = running.pruned and code != 0
@@ -470,7 +446,7 @@ class _Sweep:
             why = f"ended by {signal.Signals(ended_by).name}"
         else:
             why = running.process.last_line()
-        self.journal.report(trial, curve)  # by which others are pruned
+        self.journal.report(trial, curve)  # the pruner compares other trials with it
         self.journal.finish(trial, score, pruned=pruned)
         told = f"failed: {why} (all of it: {self.directory / f'{trial.name}.log'})"
         if score is not None:
@@ -481,7 +457,7 @@ class _Sweep:
         print(f"{self._title(trial)} {told}", flush=True)
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
-        """Return (env steps, score) of the evaluations so far."""
+        """Return (env steps, score) of the evaluations up to now."""
         found = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
         if not found:
             return []
@@ -492,7 +468,7 @@ class _Sweep:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have a signal end the sweep, and a second one end it at once."""
+        """Let the first signal end the sweep after saving, and the second one immediately."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
@@ -512,7 +488,7 @@ class _Sweep:
                 signal.signal(number, handler)
 
     def _end_all(self) -> None:
-        """Leave no process: have each save, and kill those that take too long."""
+        """Ask all trials to save and end; kill those that take too long."""
         for running in self._running.values():
             running.process.terminate()
         deadline = time.monotonic() + SAVING_SECONDS
@@ -521,9 +497,10 @@ class _Sweep:
                 if time.monotonic() > deadline:
                     break
             running.process.kill()
-            running.process.wait(SAVING_SECONDS)  # for the system to do so
+            running.process.wait(SAVING_SECONDS)  # until the system has killed it
         for running in self._running.values():
-            with suppress(ConfigurationError):  # a full disk: `claim` finds them without an owner
+            # If the disk is full: `claim` later finds trials without an owner.
+            with suppress(ConfigurationError):
                 if running.process.exit_code == 0:
                     self._finish(running)
                 else:
@@ -540,13 +517,13 @@ class _Sweep:
             "95 % interval",
             "outcome",
         ):
-            table.add_column(name, overflow="fold")  # a name that is cut short is none
+            table.add_column(name, overflow="fold")  # no name may be cut
         rows = [self._row(point, trials) for point, trials in self.journal.points()]
         best_first = self.mode == "max"
         rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
         for _, cells in rows:
             table.add_row(*cells)
-        if not console.is_terminal:  # a file has no width, and rows in one line are read by tools
+        if not console.is_terminal:  # a file has no width; tools expect one line per row
             whole = console.measure(table, options=console.options.update(max_width=10_000))
             console.width = max(console.width, whole.maximum)
         console.print(table)
@@ -566,7 +543,7 @@ class _Sweep:
 
 
 def _count(devices: int | str | list[int]) -> int:
-    """Return how many processes `trainer.devices` starts; 1 where it leaves that open, as auto."""
+    """Return the number of processes of `trainer.devices`; 1 if it is left open, as with `auto`."""
     listed = devices.split(",") if isinstance(devices, str) else devices
     if isinstance(listed, list) and len(listed) > 1:
         return len(listed)

@@ -1,4 +1,4 @@
-"""Read what is said of a sweep: which trials it has, and how many run at a time."""
+"""Read the settings of a sweep."""
 
 import json
 import os
@@ -18,42 +18,42 @@ from lightning_rl.system.files import expanded, read_text
 from lightning_rl.system.plain_yaml import read_yaml
 
 TRIALS = 20
-"""Points of a search that is no grid, where not given."""
+"""Default number of points, except for a grid."""
 
 GONE = dict.fromkeys(
     ("address", "gpus_per_trial"),
     " Ray no longer runs trials: run rl-cli sweep --join DIRECTORY on each machine, or for each "
     "GPU with CUDA_VISIBLE_DEVICES set.",
 )
-"""Settings of earlier versions, and what takes their place."""
+"""Removed settings, with their replacement."""
 
 OF_ANY_TYPE = ("space", "search_args", "first", "pruner_args")
-"""Settings of a sweep whose values may be of any type."""
+"""Settings whose values may have any type."""
 
 
 @dataclass
 class SweepSettings:
-    """Say which trials a sweep has, and how many run at a time.
+    """Trials of a sweep, and how many run in parallel.
 
     Args:
-        seeds: of each point of the space: a number n for 1 to n, or a list of them; the
-            configuration's own where not given.
+        seeds: of each point of the space: a number n for 1 to n, or a list of seeds. Default: the
+            configuration's seed.
         space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
             {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
         search: grid (all combinations of the values), random, or a class of optuna.samplers such
-            as TPESampler; where not given grid, or random if there is a range.
-        search_args: of that class.
-        trials: points that are tried where the search is no grid; 20 where not given.
-        first: points that are tried before those that the search chooses, each with a value for
-            every setting of the space: what is known to be good.
-        pruner: a class of optuna.pruners, such as MedianPruner, that ends trials whose evaluations
-            fall behind; its steps are env steps.
-        pruner_args: of that class.
-        score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
-        jobs: trials at a time; as many as the cores allow where not given.
-        cores_per_trial: that a trial is pinned to; those of trainer.num_threads and devices where
-            not given, 0 to leave it to the system.
-        seed: of what the search draws.
+            as TPESampler. Default: grid, or random if there is a range.
+        search_args: arguments of the search's class.
+        trials: number of points, except for a grid. Default: 20.
+        first: points to try first, such as settings that are known to be good; each needs a value
+            for every setting of the space.
+        pruner: class of optuna.pruners, such as MedianPruner, that ends trials with bad
+            evaluations early; its steps are env steps.
+        pruner_args: arguments of the pruner's class.
+        score: score of a trial: its last or its best evaluation, by trainer.best_metric.
+        jobs: number of parallel trials. Default: as many as the cores allow.
+        cores_per_trial: number of cores that a trial is pinned to; 0: no pinning. Default: from
+            trainer.num_threads and devices.
+        seed: seed of the search.
     """
 
     seeds: int | list[int] | None = None
@@ -71,7 +71,7 @@ class SweepSettings:
 
 
 def sweep_parser() -> OptionParser:
-    """Return the parser of what `rl-cli sweep` takes beside the options of `fit`."""
+    """Return the parser of `rl-cli sweep`, without the options of `fit`."""
     parser = OptionParser(
         prog="rl-cli sweep",
         formatter_class=HelpFormatter,
@@ -95,16 +95,9 @@ def sweep_parser() -> OptionParser:
 
 
 def sweep_settings(own: Sequence[str]) -> SweepSettings:
-    """Read what is said of the sweep.
-
-    Args:
-        own: options that begin with `--sweep`, `--resume` or `--join`.
-
-    Raises:
-        ConfigurationError: for a name that there is not, and YAML or a file that cannot be read.
-    """
+    """Read the settings from options that begin with `--sweep`, `--resume` or `--join`."""
     arguments = list(own)
-    given: dict[str, Any] = {}  # by YAML, and by no later option
+    given: dict[str, Any] = {}  # from YAML, unless a later option overrides it
     for i, option in enumerate(own):
         flag, _, inline = option.partition("=")
         if flag.startswith("--sweep."):
@@ -123,25 +116,21 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
 
 
 def kept_settings(path: Path) -> SweepSettings:
-    """Read the settings that a sweep wrote down, each checked like a typed one.
-
-    Raises:
-        ConfigurationError: for an unknown setting, or a value of another type.
-    """
+    """Read the settings file of a sweep, with the checks of the command line."""
     content = _content(read_text(path, path.parent), str(path))
     with explained_refusals([]):
-        parsed = sweep_parser().parse_object({"sweep": deepcopy(content)})  # which changes it
+        parsed = sweep_parser().parse_object({"sweep": deepcopy(content)})  # changes its input
     return _settings(parsed, content)
 
 
 def _settings(parsed: Namespace, given: dict[str, Any]) -> SweepSettings:
-    # Of any type, a string is read as YAML once more: "off", in quotes, would be false.
+    # The parser reads a string of any type as YAML again: a quoted "off" would become false.
     as_read = {name: value for name, value in given.items() if name in OF_ANY_TYPE}
     return SweepSettings(**parsed.sweep.as_dict() | as_read)
 
 
 def _check_name(path: str, message: str) -> str:
-    """Return the setting that a path begins with."""
+    """Return the setting at the begin of a path."""
     name = path.split(".")[0].rstrip("+")
     known = [one.name for one in fields(SweepSettings)]
     if name in known:
@@ -154,7 +143,7 @@ def _check_name(path: str, message: str) -> str:
 
 
 def _text_of(given: str) -> tuple[str, str]:
-    """Return YAML that stands there, or in the file of that name, and how to call it."""
+    """Return YAML text or the content of the YAML file, and its name for messages."""
     path = expanded(given)
     if given.endswith((".yaml", ".yml")) and not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.y*ml")]
@@ -166,7 +155,6 @@ def _text_of(given: str) -> tuple[str, str]:
 
 
 def _content(text: str, name: str) -> dict[str, Any]:
-    """Return settings of a sweep in YAML, each of a name that there is."""
     content = read_yaml(text, name)
     require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
     for key in content:

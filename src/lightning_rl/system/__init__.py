@@ -1,1 +1,1 @@
-"""Errors, files, processes, and what is private to a dependency: one file for each."""
+"""Errors, files, processes, and one file for each dependency whose internals are used."""

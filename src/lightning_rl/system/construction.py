@@ -1,4 +1,4 @@
-"""Remember how an object was constructed, in the words of a config, so that a file can say it."""
+"""Remember how an object was constructed, as plain values for a config."""
 
 import inspect
 import sys
@@ -13,47 +13,42 @@ import numpy as np
 import torch
 
 LARGEST = 1_000
-"""A list or an array with more entries is not written to a config."""
+"""Most entries of a list or an array in a config."""
 
 NOT_WRITTEN = "not written: "
-"""Prefix of the text that a config has in the place of a setting that cannot be written."""
+"""Prefix of the text in a config for a setting that cannot be written."""
 
 GIVEN_BY_THE_ENV = ("observation_space", "action_space")
-"""Arguments of policies that no config holds: they flow in from the env."""
+"""Arguments of policies that come from the env; no config holds them."""
 
 
 class Constructed:
-    """An object that remembers the arguments of its constructor, whoever calls it.
+    """An object that remembers the arguments of its constructor, as plain values.
 
-    It takes them in `__new__`, which sees those of the outermost class, before any constructor can
-    change them; what it keeps are plain values and words, never the objects themselves. As a base
-    class it comes last: Python takes the signature of a class from `__new__` where it finds that
+    `__new__` gets the arguments of the outermost class before any constructor can change them. List
+    this base class last: Python takes the signature of a class from `__new__` if it finds that
     before an `__init__`.
     """
 
     _construction: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Take the arguments; a copy gets none, and its state holds those of the original."""
+        """Remember the arguments. A copy gets none: its state has the arguments of the original."""
         self = super().__new__(cls)
         self.__dict__["_construction"] = _construction_of(cls, args, kwargs)
         return self
 
 
 def construction(constructed: Constructed) -> dict[str, Any]:
-    """Return how an object was constructed: `{class_path: ..., init_args: {...}}`.
-
-    The settings are plain values; see `described` for those that cannot be written.
-    """
+    """Return `{class_path: ..., init_args: {...}}` in plain values; see `described`."""
     return constructed._construction
 
 
 def described(value: Any) -> Any:
     """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
 
-    Args:
-        value: plain, a dataclass, an object that remembers its construction, a class or function of
-            a module, a `partial` of a class with named arguments, or lists and dicts of these.
+    Supported are plain values, dataclasses, `Constructed` objects, classes and functions of a
+    module, a `partial` of a class with named arguments, and lists and dicts of these.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -79,17 +74,17 @@ def described(value: Any) -> Any:
 
 
 def is_unwritten(value: Any) -> bool:
-    """Tell whether a value of a config marks a setting that could not be written."""
+    """Return whether a value of a config marks a setting that could not be written."""
     return isinstance(value, str) and value.startswith(NOT_WRITTEN)
 
 
 def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     path = _path_of(cls) or f"{NOT_WRITTEN}{_words_for(cls)}"
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class that is made
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # `cls` is the constructed class
     try:
         bound = signature.bind_partial(None, *args, **kwargs)
     except TypeError:
-        return {"class_path": path, "init_args": {}}  # which its constructor is about to say
+        return {"class_path": path, "init_args": {}}  # the constructor reports it
     given: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind
@@ -110,7 +105,7 @@ def _is_plain(value: partial[Any]) -> bool:
 
 
 def _path_of(named: Any) -> str | None:
-    """Return the shortest import path by which a class or a function is found again, or None."""
+    """Return the shortest import path of a class or a function, or None."""
     parts, name = named.__module__.split("."), named.__qualname__
     for end in range(1, len(parts) + 1):
         module = ".".join(parts[:end])
@@ -120,7 +115,7 @@ def _path_of(named: Any) -> str | None:
 
 
 def _words_for(value: Any) -> str:
-    """Say what a value is that no config can hold."""
+    """Describe a value that no config can hold."""
     if isinstance(value, partial):
         inner = value.func if isinstance(value.func, type) else type(value.func)
         return f"a partial of {inner.__name__}"

@@ -1,4 +1,4 @@
-"""Read declared types: which classes and values they take, and how a message calls these."""
+"""Read declared types: the classes and values that they accept, and their names in messages."""
 
 import collections.abc as abc
 import dataclasses
@@ -14,7 +14,7 @@ LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
 OF_VALUES = ("builtins", "pathlib", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
-"""Modules whose types are those of plain values, or are converted from texts."""
+"""Modules of types with plain values, or with values that texts are converted to."""
 
 WORDS = {
     **dict.fromkeys(("int", "integer"), "a whole number"),
@@ -25,17 +25,17 @@ WORDS = {
     "str": "a text",
     "NoneType": "null",
 }
-"""How a message calls a type."""
+"""Names of types in messages."""
 
 
 class Family(NamedTuple):
     """The class that a declared type asks for: an instance of it, or a factory of instances.
 
     Attributes:
-        cls: the class that a named class must derive from.
-        leading: number of leading arguments that the caller of the factory gives.
-        named: keyword arguments that the caller of the factory gives.
-        is_factory: whether a function may stand there, too.
+        cls: required base class.
+        leading: number of positional arguments that the caller of the factory passes.
+        named: keyword arguments that the caller of the factory passes.
+        is_factory: whether a function is accepted, too.
     """
 
     cls: type
@@ -46,11 +46,11 @@ class Family(NamedTuple):
 
 @dataclasses.dataclass
 class Parts:
-    """What a declared type takes: the members of a union, by their kinds.
+    """The members of a declared type, which may be a union, by kind.
 
     Attributes:
-        plain: types of values without classes.
-        families: classes, of which one is named.
+        plain: types of plain values.
+        families: classes, one of which a config names.
         group: a dataclass.
         entries: type of the entries of a list with classes.
         values: type of the values of a mapping with classes.
@@ -64,12 +64,12 @@ class Parts:
 
     @property
     def has_classes(self) -> bool:
-        """Whether a class is named somewhere in it."""
+        """Whether the type contains classes."""
         return any((self.families, self.group, self.entries, self.values))
 
 
 def parts_of(kind: Any) -> Parts:
-    """Return what a declared type takes."""
+    """Split a declared type into its parts."""
     parts = Parts()
     for one in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
         origin, args = get_origin(one), get_args(one)
@@ -105,7 +105,7 @@ def _family(kind: Any) -> Family | None:
 
 
 def in_words(kind: Any) -> str:
-    """Return what a value of a declared type is called in a message."""
+    """Return the name of a declared type in messages."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
@@ -120,7 +120,7 @@ def in_words(kind: Any) -> str:
 
 
 def in_short(message: str) -> str:
-    """Return a message of the parser without its inner workings."""
+    """Shorten a message of jsonargparse to what concerns the user."""
     key = re.search(r'Parser key "([^"]+)"', message)
     of_class, of_choices = r"<class '(?:\w+\.)*(\w+)'>", r"typing\.Literal\[(.+?)\]"
     kinds = re.findall(f"Expected a (?:{of_class}|{of_choices})", message)

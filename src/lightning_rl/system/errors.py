@@ -1,7 +1,4 @@
-"""Name the errors that a user can cure.
-
-The message says what was wrong, what is allowed, and what to do.
-"""
+"""Errors that users can cure: the message names the problem, the allowed values and the cure."""
 
 import difflib
 import re
@@ -9,26 +6,22 @@ from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
-    """A setting, a file or an environment is not usable as given.
-
-    `rl-cli` prints the message without a traceback. A Box of many bounds is written by its shape:
-    Gymnasium writes that of a humanoid in 84 lines.
-    """
+    """A setting, a file or an environment is not usable; `rl-cli` prints no traceback."""
 
     def __str__(self) -> str:
         return BOUNDS.sub("Box(..., ", super().__str__())
 
 
 BOUNDS = re.compile(r"Box\(\[[^()]{100,}\], (?=\()")
-"""The bounds of a Box, as Gymnasium writes them where they differ, and are many."""
+"""Long bounds of a Box: for a humanoid, Gymnasium prints 84 lines."""
 
 
 class EnvFaultError(ConfigurationError):
-    """An env did what it must not: returned something else than announced, or hung."""
+    """An env broke its contract: it returned unexpected values, or it hung."""
 
 
 class WriteError(ConfigurationError, OSError):
-    """A file cannot be written: the disk is full, or the directory takes no files."""
+    """A file cannot be written: the disk is full, or the directory is not writable."""
 
 
 def closest(name: str, allowed: Iterable[str], *, most: int = 4) -> str:
@@ -38,10 +31,10 @@ def closest(name: str, allowed: Iterable[str], *, most: int = 4) -> str:
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuse what does not fulfil a condition.
+    """Raise an error unless a condition holds.
 
     Raises:
-        ConfigurationError: with the message, unless the condition holds.
+        ConfigurationError: with the message.
     """
     if not condition:
         raise ConfigurationError(message)
@@ -56,12 +49,12 @@ def check_range(
     most: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Refuse a number outside an interval, whose ends are in it (`least`, `most`) or not.
+    """Refuse a number outside an interval with closed (`least`, `most`) or open ends.
 
-    None stands for a setting that is switched off, and is in every interval.
+    None stands for a setting that is switched off, and always passes.
 
     Raises:
-        ConfigurationError: naming the setting, the value and what is allowed.
+        ConfigurationError: naming the setting, the value and the allowed interval.
     """
     low = least if above is None else above
     high = most if below is None else below

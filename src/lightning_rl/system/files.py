@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and read those that others may have made."""
+"""Write files completely or not at all, and read files that others may have made."""
 
 import errno
 import json
@@ -18,10 +18,10 @@ from lightning_rl.system.errors import ConfigurationError, WriteError
 try:
     import fcntl
 except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]  # asked for below
+    fcntl = None  # type: ignore[assignment]  # checked below
 
 TEMPORARY = ".tmp-"
-"""How the names of unfinished files begin; the number of the process that writes one follows."""
+"""Prefix of unfinished files; the id of the process that writes one follows."""
 
 CURES = {
     errno.ENOSPC: "Free some space, or set --output_dir to another disk",
@@ -34,37 +34,37 @@ CURES = {
 
 
 PAGE = 4096
-"""Bytes that a file takes on most disks, if it has any."""
+"""Bytes that a small file takes on most disks."""
 
 MOST_BYTES = 4 * 2**20
-"""Of a file of settings: a configuration, a manifest, a description."""
+"""Most bytes of a configuration, a manifest or a description."""
 
 DEEPEST = 100
-"""Levels of such a file."""
+"""Most levels of such a file."""
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the path that a user meant, `~` as the home directory: every path passes here once."""
+    """Expand `~` in a user's path; every path passes here once."""
     return Path(path).expanduser()
 
 
 def shown(path: Path) -> Path:
-    """Return an absolute path as a user writes it in the working directory."""
-    with suppress(OSError, ValueError):  # the working directory was deleted, or lies elsewhere
+    """Return an absolute path relative to the working directory, if it lies in it."""
+    with suppress(OSError, ValueError):  # deleted working directory, or a path outside of it
         return path.relative_to(Path.cwd())
     return path
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let `write` fill a temporary file beside the target, flush it to the disk, and rename it.
+    """Fill a temporary file next to the target by `write`, flush it, and rename it.
 
-    A kill at any moment leaves the file that was there before; an error leaves no temporary one.
+    A kill leaves the previous file unchanged; an error leaves no temporary file.
 
     Raises:
-        WriteError: where the disk is full, or the directory cannot be written.
+        WriteError: if the disk is full, or the directory is not writable.
     """
     target = Path(path)
-    # Not by mkstemp, whose files are for their owner alone: others may read the runs of a group.
+    # Not mkstemp: only the owner could read its files, but a group shares its runs.
     temporary = target.parent / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
         os.replace(temporary, target)
         _flush_directory(target.parent)
     except BaseException as error:
-        with suppress(OSError):  # where there is no such directory either
+        with suppress(OSError):  # the directory may be missing, too
             temporary.unlink(missing_ok=True)
         cause = _refusal(error)
         if cause is None:
@@ -84,20 +84,20 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
 
 
 def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
-    """Open a file of a directory that may come from others, for reading.
+    """Open a file for reading that may come from others.
 
-    A link may lead to a file that is not the sender's to show, and a pipe or a device never ends.
+    A link could expose a private file, and a pipe or a device never ends.
 
     Args:
-        path: of the file.
-        inside: the directory that the file must lie in, after links are followed; None for any, as
-            in the cache of Hugging Face, which consists of links.
-        most_bytes: that it may hold.
+        path: path of the file.
+        inside: directory of the file, after links are followed. None: any directory, as for the
+            cache of Hugging Face, which consists of links.
+        most_bytes: largest size in bytes.
 
     Raises:
-        FileNotFoundError: where there is none.
-        ConfigurationError: for a link that leaves the directory, for anything that is no regular
-            file, and for a file that is too large or cannot be opened.
+        FileNotFoundError: if there is no such file.
+        ConfigurationError: for a link out of the directory, for a pipe or a device, and for a file
+            that is too large or cannot be opened.
     """
     real = os.path.realpath(path)
     if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
@@ -106,7 +106,7 @@ def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
             "file there if it is yours."
         )
     try:
-        # Without O_NONBLOCK the opening of a pipe waits for a writer.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | _AT_ONCE)
     except FileNotFoundError:
         raise
@@ -125,11 +125,11 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # Windows has none
 
 
 def read_text(path: str | Path, inside: Path | None = None) -> str:
-    """Return the text of a small file in UTF-8, whatever the locale says; see `open_file`.
+    """Return the text of a small file in UTF-8, for any locale; see `open_file`.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ConfigurationError: if it cannot be read, or is in another encoding.
+        FileNotFoundError: if there is no such file.
+        ConfigurationError: if it cannot be read, or has another encoding.
     """
     with open_file(Path(path), inside, MOST_BYTES) as file:
         try:
@@ -144,13 +144,7 @@ def read_text(path: str | Path, inside: Path | None = None) -> str:
 
 
 def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
-    """Return the mapping in a small JSON file; see `open_file`.
-
-    Raises:
-        FileNotFoundError: where there is none.
-        ConfigurationError: where it cannot be read, is no JSON or no mapping, or has more than
-            `DEEPEST` levels.
-    """
+    """Return the mapping in a small JSON file with at most `DEEPEST` levels; see `read_text`."""
     text = read_text(path, inside)
     try:
         content = json.loads(text)
@@ -173,27 +167,19 @@ def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Say readably what keeps a library from writing a file, or into a directory.
-
-    Raises:
-        WriteError: where it raises what the system said.
-    """
+    """Raise an `OSError` of a library again as a readable `WriteError`."""
     try:
         yield
     except WriteError:
         raise
-    except FileNotFoundError as error:  # what was missing has been made before
+    except FileNotFoundError as error:  # the directory existed before
         raise WriteError(gone(Path(path))) from error
     except OSError as error:
         raise _explained(Path(path), error) from error
 
 
 def check_writable(directory: Path) -> None:
-    """Make a directory, and see whether it takes a file with something in it.
-
-    Raises:
-        WriteError: where it does not.
-    """
+    """Make a directory; raise a `WriteError` unless it accepts a file with content."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -205,17 +191,13 @@ def check_writable(directory: Path) -> None:
 
 
 def check_still_there(directory: Path) -> None:
-    """Refuse to go on in a directory that has been deleted: files would begin another one.
-
-    Raises:
-        WriteError: saying so.
-    """
+    """Raise a `WriteError` if a directory was deleted: a write would create another one."""
     if not directory.is_dir():
         raise WriteError(gone(directory))
 
 
 def gone(directory: Path) -> str:
-    """Return the message for a directory that was made and is not there any more."""
+    """Return the message for a directory that was deleted during the run."""
     return (
         f"Cannot write into {directory}: it was deleted while the run went on, with all that was "
         "in it."
@@ -223,7 +205,7 @@ def gone(directory: Path) -> str:
 
 
 def remove_leftovers(directory: str | Path) -> None:
-    """Remove the unfinished files that a kill has left, unless who writes them is still alive."""
+    """Remove the unfinished files of killed processes; living processes keep their files."""
     for path in Path(directory).glob(f"{TEMPORARY}*"):
         number = path.name.removeprefix(TEMPORARY).partition("-")[0]
         if path.is_file() and not (number.isdigit() and _writes(int(number))):
@@ -231,17 +213,13 @@ def remove_leftovers(directory: str | Path) -> None:
 
 
 def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
-    """Lock a file, and write into it who does; None where that is not possible here.
+    """Lock a file, and write the owner into it; return None if locks are not available.
 
-    The lock is the system's, and goes with the process or with the descriptor that is returned.
-
-    Args:
-        path: of the file, made where it is missing.
-        refusal: what is said where another process has it, with `{owner}` for which.
-        wait: for another process to release it, instead of refusing.
+    The system's lock ends with the process, or when the returned descriptor is closed. `refusal` is
+    the message if another process has the lock, with `{owner}` for its name.
 
     Raises:
-        ConfigurationError: where another process has it, or it is a link.
+        ConfigurationError: if another process has the lock (unless `wait`), or for a link.
     """
     if path.is_symlink():  # its target would be overwritten
         raise ConfigurationError(f"{path} is a link, and a lock is a file: remove it.")
@@ -251,7 +229,7 @@ def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError:
-        return None  # who writes there first says it readably
+        return None  # the first write there raises a readable error
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except (BlockingIOError, PermissionError) as error:
@@ -261,21 +239,17 @@ def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
     except OSError:
         os.close(descriptor)
         return None
-    if not _is_file(descriptor, path):  # whoever had it has removed it in between
+    if not _is_file(descriptor, path):  # the previous owner removed it in between
         os.close(descriptor)
         return lock_file(path, refusal, wait=wait)
-    with suppress(OSError):  # a full disk; the lock holds all the same
+    with suppress(OSError):  # the disk may be full; the lock holds anyway
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
     return descriptor
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a whole file or directory, such that both last through a power cut.
-
-    Raises:
-        WriteError: where the disk is full, or the directory cannot be written.
-    """
+    """Rename a file or directory, safely for a power cut; raise a `WriteError` if that fails."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_file():
@@ -286,7 +260,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file is the one that has this name now."""
+    """Return whether an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
@@ -294,7 +268,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 def _flush_directory(directory: Path) -> None:
-    """Make the rename last through a power cut; some file systems cannot, and say so."""
+    """Make a rename survive a power cut, on file systems that can."""
     with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -304,7 +278,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _refusal(error: BaseException) -> OSError | None:
-    """Return what the system said; `torch.save` hides it behind an error of its own."""
+    """Return the system's error; `torch.save` hides it behind its own."""
     chain: BaseException | None = error
     while chain is not None and not isinstance(chain, OSError):
         chain = chain.__cause__ or chain.__context__
@@ -318,17 +292,19 @@ def _explained(target: Path, error: OSError) -> WriteError:
     if error.errno == errno.ENOSPC:
         with suppress(OSError):
             free = f" ({shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free)"
-    return WriteError(f"Cannot write {target}: {error.strerror or error}{free}. {cure}.{there}")
+    return WriteError(
+        f"Cannot write {shown(target)}: {error.strerror or error}{free}. {cure}.{there}"
+    )
 
 
 def _writes(process: int) -> bool:
-    """Tell whether another process of this number is there; ours has left nothing unfinished."""
+    """Return whether another process has this id; this process leaves no unfinished files."""
     if process == os.getpid():
         return False
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is there, and somebody else's
+    except OSError:  # it belongs to another user
         return True
     return True

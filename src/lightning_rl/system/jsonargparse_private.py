@@ -1,4 +1,4 @@
-"""All that is used of jsonargparse beyond its documented interface; no other file imports it.
+"""The internals of jsonargparse that the package uses; no other file imports them.
 
 Tried with jsonargparse 4.53.
 """
@@ -21,7 +21,7 @@ from jsonargparse.typing import register_type
 from lightning_rl.system.plain_yaml import QuotedText, dump_yaml, load_yaml
 
 PARSER_MODE = "lightning_rl"
-"""The mode of a parser that reads and writes YAML as `plain_yaml` does."""
+"""Mode of a parser that reads and writes YAML by `plain_yaml`."""
 
 
 set_loader(PARSER_MODE, load_yaml, exceptions=(yaml.YAMLError,))
@@ -31,28 +31,19 @@ register_type(QuotedText, lambda text: text, lambda text: text)
 
 @cache
 def parameters_of(made: Any) -> dict[str, ParamData]:
-    """Return the parameters of a constructor or a function, and of those behind its `**kwargs`."""
+    """Return the parameters of a constructor or function, and those behind `**kwargs`."""
     return {one.name: one for one in get_signature_parameters(made)}
 
 
 def converted(kind: Any, value: Any, given: str | None = None) -> Any:
-    """Return a value as the parser has it for a type, of which no part is a class.
-
-    Args:
-        kind: the type.
-        value: plain.
-        given: the text that the value was read from, if it was one.
-
-    Raises:
-        ValueError: where it is of another type; TypeError, too.
-    """
+    """Convert a plain value to a type without classes, or raise ValueError or TypeError."""
     with parser_context(load_value_mode=PARSER_MODE):
         return adapt_typehints(value, kind, orig_val=given)
 
 
 @contextmanager
 def parsing_settings_kept() -> Iterator[None]:
-    """Take back what `set_parsing_settings` sets meanwhile, which holds for the whole process."""
+    """Restore what `set_parsing_settings` changes for the whole process."""
     before = dict(parsing_settings)
     try:
         yield

@@ -1,27 +1,27 @@
-"""The ways that are faster on some machines, in one place, with a switch for each."""
+"""Optimisations for some machines, with a switch for each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """What is done for speed alone, and how to do without it.
+    """Switches of optimisations for speed.
 
-    Each is used where it can be and is left out where not; `run.json` says under `computing` what
-    was used. They hold for the whole process, from the making of a trainer on.
+    An optimisation is used if the machine supports it; `run.json` lists the used ones under
+    `computing`. The switches hold for the whole process, from the construction of a trainer.
 
     Args:
         cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Results are the same.
-        keep_freed_memory: have the C library (glibc) keep what is freed, see `keep_freed_memory` of
-            `process`. Results are the same. What an earlier trainer of the process has set stays.
-        numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
-            the same but for their last digits.
-        compiled_steps: where `compile` has graphs compiled, step a batched torch env by one, acting
-            included. Last digits differ, as those of the update do.
-        skip_signal_exchange: with several processes, leave out what Lightning asks rank 0 before
-            each batch, for 2 ms by gloo: whether it has got a signal. Signals come to us.
-        mujoco_profiler: leave MuJoCo's own profiler on, which its Python bindings switch on, and
-            which takes a tenth of a step; for who reads `MjData.timer`. Physics is the same.
+        keep_freed_memory: make glibc keep freed memory, see `keep_freed_memory` of `process`. The
+            setting of an earlier trainer stays. Results are the same.
+        numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. Last digits of
+            actions differ.
+        compiled_steps: if `compile` compiles graphs, act and step a batched torch env by a compiled
+            graph. Last digits differ, as in the update.
+        skip_signal_exchange: with several processes, skip Lightning's question to rank 0 about
+            signals before each batch (2 ms with gloo). The trainer handles signals itself.
+        mujoco_profiler: keep MuJoCo's profiler on, for readers of `MjData.timer`. It takes a tenth
+            of a step. Physics is the same.
     """
 
     cuda_graphs: bool = True
@@ -40,7 +40,7 @@ PLAIN = MachineSettings(
     skip_signal_exchange=False,
     mujoco_profiler=True,
 )
-"""Nothing that is done for speed alone: what benchmarks compare with."""
+"""No optimisation: the baseline of benchmarks."""
 
 _in_force = MachineSettings()
 
@@ -51,6 +51,6 @@ def settings() -> MachineSettings:
 
 
 def put_in_force(wanted: MachineSettings) -> None:
-    """Have these hold from here on, in this process and those that it forks."""
+    """Apply settings to this process, and to processes that it forks from now on."""
     global _in_force
     _in_force = wanted

@@ -1,4 +1,4 @@
-"""Name the phases of an iteration for a profiler, at no cost where nobody profiles."""
+"""Name the phases of an iteration for a profiler, without cost if there is none."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,17 +8,15 @@ from typing import Any
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
 PhaseTimer = Callable[[str], AbstractContextManager[Any]]
-"""Gives a context that times what runs inside it, under a name."""
+"""Returns a context that times its body under a name."""
 
 _contexts: defaultdict[str, nullcontext[None]] = defaultdict(nullcontext)
 
 no_phases: PhaseTimer = _contexts.__getitem__
-"""Times nothing. A lookup: entering a function of Python's would cost as much as some phases do."""
+"""Times nothing. A dict lookup: calling a Python function would take as long as some phases."""
 
 
 def phases_of(profiler: Profiler) -> PhaseTimer:
-    """Return the timer of a Lightning profiler: `no_phases` where it is the one that does nothing.
-
-    Entering even that one costs a microsecond, and acting is timed at every env step.
-    """
+    """Return the timer of a Lightning profiler; `no_phases` for `PassThroughProfiler`."""
+    # Acting is timed at every env step, and entering even a `PassThroughProfiler` takes 1 µs.
     return no_phases if isinstance(profiler, PassThroughProfiler) else profiler.profile

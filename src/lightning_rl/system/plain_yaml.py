@@ -1,7 +1,4 @@
-"""Write and read YAML of plain values, by libyaml where PyYAML was built with it.
-
-That takes a third of the time that Python takes.
-"""
+"""Read and write YAML of plain values, by libyaml if PyYAML has it (a third of the time)."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +11,7 @@ from lightning_rl.system.errors import ConfigurationError
 
 _FLOAT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
-# 1e6 is a number, and a date is a text. A class of its own, as PyYAML's is the whole process's.
+# 1e6 is a number, and a date is a text. An own class, because the process shares PyYAML's.
 _Loader: Any = type("_Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
 _Loader.add_implicit_resolver(*_FLOAT, list("-+0123456789"))
 for _first, _tags in _Loader.yaml_implicit_resolvers.items():
@@ -22,21 +19,21 @@ for _first, _tags in _Loader.yaml_implicit_resolvers.items():
     _Loader.yaml_implicit_resolvers[_first] = _kept
 
 MOST_VALUES = 10_000
-"""Values of a configuration, those of an alias counted each time."""
+"""Most values of a configuration; the values of an alias count each time."""
 
 MOST_DEPTH = 100
-"""Levels of a configuration. PyYAML builds each level by a call, and libyaml's end the process."""
+"""Most levels of a configuration. PyYAML recurses for each level, and libyaml would crash."""
 
 LONGEST_TEXT = 10_000
-"""Characters of a value. `1:59:59...` is one number, and takes the square of its length."""
+"""Most characters of a value. `1:59:59...` is one number, which is parsed in quadratic time."""
 
 
 class QuotedText(str):
-    """A text that the parser leaves alone, where it reads a plain `str` again as YAML."""
+    """A text that jsonargparse leaves unchanged; it would parse a plain `str` as YAML."""
 
 
-# A class of its own, as PyYAML's is the whole process's. It puts a text in quotes that some reader
-# of YAML takes for a number, as `1e3`.
+# An own class, because the process shares PyYAML's. It quotes texts that some YAML parsers read as
+# numbers, such as `1e3`.
 _Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
 _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
 _Dumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
@@ -44,27 +41,24 @@ _Dumper.add_implicit_resolver(*_FLOAT, None)
 
 
 def dump_yaml(content: object) -> str:
-    """Return what `yaml.safe_dump` would, keys in their order."""
+    """Dump like `yaml.safe_dump`, with unsorted keys."""
     text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
     return text
 
 
 def load_yaml(text: str) -> Any:
-    """Return what `yaml.safe_load` would, of a text that this process wrote."""
+    """Load like `yaml.safe_load`, a text that this process wrote."""
     return yaml.load(text, Loader=_Loader)
 
 
 def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
-    """Return what `yaml.safe_load` would, of a text of any origin.
+    """Load like `yaml.safe_load`, a text of any origin.
 
-    Args:
-        text: of the YAML.
-        name: begins the messages, such as `The configuration in FILE`.
-        cure: ends them.
+    `name` begins the messages, such as `The configuration in FILE`; `cure` ends them.
 
     Raises:
-        ConfigurationError: if the text is not valid YAML of plain values, is larger than any
-            configuration (aliases of aliases double a text with each line), or has a key twice.
+        ConfigurationError: if the text is not valid YAML of plain values, has a key twice, or is
+            too large (aliases of aliases double a text with each line).
     """
     try:
         check_size(text, name, cure)
@@ -80,23 +74,13 @@ def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
 
 
 def check_size(text: str, name: str, cure: str = "Correct it.") -> None:
-    """Refuse YAML that is larger than any configuration; see `read_yaml`.
-
-    Raises:
-        YAMLError: where it is none.
-        ConfigurationError: saying which bound it exceeds.
-    """
+    """Raise an error for YAML that is invalid, or larger than any configuration."""
     if (reason := _too_large(text)) is not None:
         raise ConfigurationError(f"{name} holds {reason}, as no configuration does. {cure}")
 
 
 def check_keys(text: str, name: str) -> None:
-    """Refuse YAML in which a key stands twice: only the last one would count.
-
-    Raises:
-        YAMLError: where it is none.
-        ConfigurationError: naming the path of the key and both lines.
-    """
+    """Raise an error for YAML that is invalid, or has a key twice: only the last would count."""
     for path, first, second in _duplicate_keys(yaml.compose(text, Loader=_Loader), "", set()):
         lines = (f"{first} and again in line {second}", f"{first}, twice")[first == second]
         raise ConfigurationError(
@@ -108,16 +92,16 @@ def check_keys(text: str, name: str) -> None:
 def _duplicate_keys(
     node: yaml.Node | None, path: str, seen: set[int]
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the path and both lines of each key that stands twice, in the order of the text."""
+    """Yield the path and both lines of each duplicate key, in the order of the text."""
     if id(node) in seen:
-        return  # an alias; written to that end, they multiply beyond all bounds
+        return  # an alias; malicious ones multiply without bounds
     seen.add(id(node))
     lines: dict[str, int] = {}
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     for key, value in pairs:
         if isinstance(key, yaml.ScalarNode):
             name, line = f"{path}.{key.value}".lstrip("."), key.start_mark.line + 1
-            # `<<` may come again: it merges, and overrides nothing.
+            # `<<` may repeat: it merges, and overrides nothing.
             if name in lines and key.tag != "tag:yaml.org,2002:merge":
                 yield name, lines[name], line
             lines[name] = line
@@ -128,7 +112,7 @@ def _duplicate_keys(
 
 
 def _too_large(text: str) -> str | None:
-    """Return which bound a YAML text exceeds, before anything is built from it."""
+    """Return the bound that a YAML text exceeds, or None, before building any object."""
     sizes: dict[str, int] = {}  # values below each anchor that is closed
     opened: list[tuple[str | None, int]] = []
     count = 0

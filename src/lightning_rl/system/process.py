@@ -1,4 +1,4 @@
-"""Set how the process computes, in memory and in the smallest numbers, and end it by force."""
+"""Set how the process treats memory and denormal numbers, and end it by force."""
 
 import ctypes
 import multiprocessing
@@ -11,20 +11,18 @@ from contextlib import contextmanager, suppress
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Names of glibc's `mallopt`."""
+"""Parameters of glibc's `mallopt`."""
 
 LARGEST_KEPT = 2**30
-"""Bytes of a block; a larger one is given back when it is freed."""
+"""Bytes; glibc returns larger blocks to the system when they are freed."""
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library to give memory back late; return whether it does.
+    """Make glibc keep freed memory; return whether it does.
 
-    glibc hands the large blocks of an update's activations back to the system at once, and asks for
-    them anew at the next minibatch: a page fault for each 4 KiB of them. For a network that looks
-    at pictures on a CPU these took 40 % of the update. What a process once needed it keeps.
-
-    Nothing is done where there is no glibc, nor where the environment sets `MALLOC_*` itself.
+    Otherwise glibc returns the large blocks of an update's activations to the system, and requests
+    them again in the next minibatch, with a page fault for each 4 KiB: 40 % of the update of an
+    image network on a CPU. Nothing changes without glibc, or if the environment sets `MALLOC_*`.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False
@@ -36,35 +34,29 @@ def keep_freed_memory() -> bool:
 
 
 def flush_denormals(wanted: bool) -> bool:
-    """Have this thread, and those that it starts, take denormal numbers for zero, or not.
+    """Switch whether this thread, and those that it starts, treat denormals as zero.
 
-    Below 1.2e-38 a float32 has fewer digits the smaller it is. Intel's CPUs take a hundred cycles
-    or more for each operation on one, and the backward pass of a sharp softmax is full of them.
-
-    Returns:
-        whether they are taken for zero now; not every CPU can.
+    Intel's CPUs take a hundred cycles or more for each operation on a float32 below 1.2e-38; the
+    backward pass of a sharp softmax has many. Return whether denormals are zero now.
     """
     return torch.set_flush_denormal(wanted) and wanted
 
 
 def flushes_denormals() -> bool:
-    """Tell whether this thread takes denormal numbers for zero."""
+    """Return whether this thread treats denormals as zero."""
     smallest = torch.full((), sys.float_info.min, dtype=torch.float64)
     return float(smallest / 2) == 0.0
 
 
 LAST_ACT_SECONDS = 2.0
-"""How long what is to be done before the process is ended may take."""
+"""Seconds for the functions of `last_act`."""
 
 _last_acts: list[Callable[[Exception], object]] = []
 
 
 @contextmanager
 def last_act(act: Callable[[Exception], object]) -> Iterator[None]:
-    """Have `end_process` call a function with the error, while the context is open.
-
-    It is called from another thread than the one that has opened the context, which hangs.
-    """
+    """Make `end_process` call a function, in another thread, while the context is open."""
     _last_acts.append(act)
     try:
         yield
@@ -73,10 +65,7 @@ def last_act(act: Callable[[Exception], object]) -> Iterator[None]:
 
 
 def end_process(error: Exception) -> None:
-    """End the process from any thread, where its main thread cannot: print why, and leave with 1.
-
-    Processes that it has started are killed; what else has to be done, see `last_act`.
-    """
+    """Print the error, and end the process and its children from any thread, with status 1."""
     sys.stderr.write(
         f"\nrl-cli: error: {error}\nNothing could interrupt it, and the process was ended.\n"
     )

@@ -1,7 +1,7 @@
-"""Add up, gather and agree over the processes of a run; with one process nothing is called.
+"""Sum, gather and agree over the processes of a run; a single process communicates nothing.
 
-All of it goes through the default group of `torch.distributed`, which Lightning's strategy opens.
-These are collectives: every rank calls the same ones in the same order, from the main thread.
+The functions use the default group of `torch.distributed`, which Lightning's strategy opens. They
+are collectives: every rank calls the same ones in the same order, from the main thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,22 +21,21 @@ class LostRankError(RuntimeError):
 
 
 def world_size() -> int:
-    """Return how many processes train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def is_first_process() -> bool:
-    """Tell whether a run begins in this process, also before its processes are connected."""
-    return bool(getattr(rank_zero_only, "rank", 0) == 0)  # of the launcher's environment
+    """Return whether this is rank 0, even before the processes are connected."""
+    return bool(getattr(rank_zero_only, "rank", 0) == 0)  # set by the launcher's environment
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over ranks, the same bit for bit on all; any device."""
+    """Return the sum of a tensor over ranks, equal bit for bit on all; any device."""
     if world_size() == 1:
         return tensor
     with _peers_needed():
@@ -47,7 +46,6 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def max_over_ranks(number: int) -> int:
-    """Return the largest of the ranks' numbers."""
     if world_size() == 1:
         return number
     largest = torch.tensor(number, device=_device())
@@ -57,12 +55,12 @@ def max_over_ranks(number: int) -> int:
 
 
 def agree(flag: bool) -> bool:
-    """Tell whether a flag is up on any rank."""
+    """Return whether a flag is set on any rank."""
     return bool(max_over_ranks(int(flag)))
 
 
 def gather_over_ranks(value: T) -> list[T]:
-    """Return the ranks' values, in their order; anything that can be pickled."""
+    """Return the values of all ranks, in order; pickle transfers them."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -74,20 +72,20 @@ def gather_over_ranks(value: T) -> list[T]:
 def moments_over_ranks(
     count: Tensor, mean: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge the moments of samples that lie on several ranks; float64 where there are several.
+    """Merge the moments of samples on several ranks; in float64 if there are several.
 
     Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation
     2.1.
 
     Args:
-        count: [D] or [], how many samples.
-        mean: [D]; whatever it is where there are none.
+        count: [D] or [], number of samples.
+        mean: [D], mean; any value without samples.
         square: [D], sum of squared deviations from the mean.
     """
     if world_size() == 1:
         return count, mean, square
     counts = count.expand_as(mean)
-    # What a rank without samples has for mean and square may be NaN, and would spoil the sum.
+    # Without samples, mean and square may be NaN, which would spoil the sum.
     own = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
     # A row per rank, summed: a gather of tensors, without pickling them.
     table = own.new_zeros(world_size(), *own.shape)
@@ -99,11 +97,11 @@ def moments_over_ranks(
 
 
 def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1e-8) -> Tensor:
-    """Do what `normalize_advantage` does, for several minibatches that ranks have parts of.
+    """Apply `normalize_advantage` to minibatches with parts on several ranks.
 
     Args:
-        values: [M], this rank's parts, one after the other.
-        sizes: of the parts; their sum is M.
+        values: [M], this rank's parts, concatenated.
+        sizes: lengths of the parts; their sum is M.
         eps: added to the standard deviation.
     """
     # float64: a variance as a difference of sums of squares loses half of the digits.
@@ -120,28 +118,28 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
 
 
 def way_of_sums() -> str | None:
-    """Return the backend that sums go through; None with one process."""
+    """Return the backend of the sums; None with one process."""
     return None if world_size() == 1 else str(dist.get_backend())
 
 
 def disconnect() -> None:
-    """Close the connections to the other ranks, as the last thing before the process ends.
+    """Close the connections right before the process ends, which Lightning does on GPUs only.
 
-    Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.
+    Without it, gloo's threads may abort the ending process.
     """
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Tell whether an error only says that another rank has gone, whose own says why."""
+    """Return whether an error only means that another rank is lost; that rank says why."""
     return isinstance(error, LostRankError | dist.DistBackendError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)
     )
 
 
 def _device() -> torch.device:
-    """Return where the group's backend wants its tensors."""
+    """Return the device that the group's backend needs for tensors."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -149,7 +147,7 @@ def _device() -> torch.device:
 
 @contextmanager
 def _peers_needed() -> Iterator[None]:
-    """Say what a failing collective means, which its own message does not."""
+    """Explain the error of a failing collective."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,6 @@
-"""Tell Gymnasium of the tasks: `gymnasium.make_vec("lightning_rl/PushCube-v0", num_envs=64)`.
+"""Register the tasks in Gymnasium: `gymnasium.make_vec("lightning_rl/PushCube-v0", num_envs=64)`.
 
-Importing this registers them, and `import lightning_rl` does it. Their code is imported when one is
-made.
+`import lightning_rl` imports this file. The code of a task is imported when an env is made.
 """
 
 import gymnasium

@@ -1,4 +1,4 @@
-"""Make the directory of a run, keep it to one process, and find checkpoints of earlier runs."""
+"""Make run directories, lock them for one process, and find the checkpoints of earlier runs."""
 
 import atexit
 import os
@@ -16,28 +16,27 @@ from lightning_rl.system.process import last_act
 
 CHECKPOINTS = "checkpoints"
 ALIASES = ("last", "best")
-"""What `--ckpt_path` may say instead of a path."""
+"""Values of `--ckpt_path` that are not paths."""
 
 LOCK = ".lock"
-"""The file in a run directory that the process which trains there holds."""
+"""Lock file of the process that trains in a run directory."""
 
 AT_ITS_BEGINNING = ("config.yaml", "run.json", "logs", LOCK)
-"""What a run writes before its first iteration: it says how it was meant, and nothing else."""
+"""Files that a run writes before its first iteration; they hold no results."""
 
 _made: set[Path] = set()
-"""The directories that this process has made for runs, and those above them."""
+"""Directories that this process made for runs, and their new parents."""
 
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
-    """Make a directory `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that nobody else has.
+    """Make a new directory `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]`.
 
-    It is made where its name is chosen, or another run that starts in the same second would choose
-    the same; it goes at exit if nothing was written into it. One that cannot be made is left to
-    whoever writes there first, which says why. Of several processes the first makes it, and the
-    others get it from `Peers`.
+    The directory reserves the name against runs that start in the same second. It is removed at
+    exit if it is empty. If it cannot be made, the first write there raises a readable error. Of
+    several processes the first makes it, and `Peers` sends the path to the others.
 
     Raises:
-        ConfigurationError: for a name that would lead elsewhere.
+        ConfigurationError: if `exp_name` is not a plain name.
     """
     require(
         Path(exp_name).name == exp_name,
@@ -53,7 +52,7 @@ def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
 
 @contextmanager
 def removed_if_refused(directory: Path) -> Iterator[None]:
-    """Leave no empty directory of a run that did not begin."""
+    """Remove the empty directory of a run that did not begin."""
     try:
         yield
     except BaseException:
@@ -62,18 +61,14 @@ def removed_if_refused(directory: Path) -> Iterator[None]:
 
 
 def remove_if_empty(directory: Path) -> None:
-    """Remove a directory in which nothing was written, and those that were made for it."""
-    with suppress(OSError):  # something was, or it has gone
+    """Remove an empty directory, and the parents that were made for it."""
+    with suppress(OSError):  # not empty, or already removed
         directory.rmdir()
         _remove_parents(directory)
 
 
 def remove_refused(directory: Path) -> None:
-    """Remove the directory of a run that was refused before its first iteration.
-
-    Only one that this process has made, and in which nothing lies but what a run writes at its
-    beginning.
-    """
+    """Remove the directory of a refused run if this process made it and it holds no results."""
     with suppress(OSError):
         names = {path.name for path in directory.iterdir()}
         if directory.absolute() in _made and names <= set(AT_ITS_BEGINNING):
@@ -90,16 +85,15 @@ def _remove_parents(directory: Path) -> None:
 
 @contextmanager
 def alone_in(run_dir: Path) -> Iterator[None]:
-    """Train in a run directory while no other process does.
+    """Lock a run directory, so that no other process trains in it.
 
-    The lock is the system's and goes with the process, however that ends. It is a record lock
-    (`lockf`), which forked env workers do not inherit: with `flock`, one that hangs would hold it.
-    A file system without locks has none, and nothing is said.
+    The lock ends with the process. File systems without locks are used without a lock.
 
     Raises:
-        ConfigurationError: where another process trains there; it says which, and what to do.
+        ConfigurationError: if another process trains there, naming the process and the cure.
     """
     path = run_dir / LOCK
+    # A record lock (`lockf`): forked env workers inherit `flock`, and a hanging one would keep it.
     descriptor = lock_file(
         path,
         f"Run {run_dir} is being trained by {{owner}}: two would write over each other. Wait for "
@@ -111,13 +105,13 @@ def alone_in(run_dir: Path) -> Iterator[None]:
             yield
     finally:
         if descriptor is not None:
-            path.unlink(missing_ok=True)  # first: who opens it now finds that it has gone
+            path.unlink(missing_ok=True)  # before the close, so that others see that it is gone
             os.close(descriptor)
-        remove_if_empty(run_dir)  # refused before anything was written
+        remove_if_empty(run_dir)  # a refused run has written nothing
 
 
 def run_dir_of(checkpoint: str | Path) -> Path | None:
-    """Return the run directory that a checkpoint lies in, or None if it lies elsewhere."""
+    """Return the run directory of a checkpoint, or None if it is in no run directory."""
     parent = Path(checkpoint).absolute().parent
     return (
         parent.parent
@@ -127,16 +121,16 @@ def run_dir_of(checkpoint: str | Path) -> Path | None:
 
 
 def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = None) -> Path:
-    """Turn what `--ckpt_path` says into the path of a file.
+    """Resolve the value of `--ckpt_path` to the path of a file.
 
     Args:
-        spec: a checkpoint, a run directory (then its last checkpoint), or `last` or `best` of the
-            newest run.
-        output_dir: where runs are looked for.
-        exp_name: consider only the runs of this name; None for all.
+        spec: a checkpoint, a run directory (its last checkpoint), or `last` or `best` of the newest
+            run.
+        output_dir: directory of runs.
+        exp_name: name of the runs to search. Default: all runs.
 
     Raises:
-        ConfigurationError: where there is no such file, saying what there is.
+        ConfigurationError: if there is no such file, naming the files that exist.
     """
     if spec not in ALIASES:
         path = expanded(spec)
@@ -165,18 +159,14 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
 
 
 def refuse_live_run(run_dir: Path | None) -> None:
-    """Refuse to go on with a run that another process trains.
-
-    Raises:
-        ConfigurationError: see `alone_in`, which keeps others out from then on.
-    """
+    """Raise an error if another process trains in a run directory; see `alone_in`."""
     if run_dir is not None:
         with alone_in(run_dir):
             pass
 
 
 def _claim(path: Path) -> bool:
-    """Make a directory; tell whether the name was free, or none can be made there."""
+    """Make a directory; return whether the name was free, or none can be made there."""
     if not ranks.is_first_process():
         return not path.exists()
     new = [parent for parent in path.absolute().parents if not parent.exists()]
@@ -189,7 +179,7 @@ def _claim(path: Path) -> bool:
         path.mkdir()
     except FileExistsError:
         return False
-    except FileNotFoundError:  # another run that was refused has taken its parent away
+    except FileNotFoundError:  # another refused run removed the parent
         return _claim(path)
     except OSError:
         return True

@@ -1,4 +1,4 @@
-"""All that is used of TensorBoard beyond its documented interface; nothing else imports such names.
+"""The internals of TensorBoard that the package uses; no other file imports them.
 
 Tried with tensorboard 2.21.
 """
@@ -10,10 +10,9 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread as W
 
 
 def leave_errors_to_the_caller() -> None:
-    """Have TensorBoard's thread print no traceback of what the system refuses it.
+    """Stop tracebacks of system errors from TensorBoard's thread, in the whole process.
 
-    It raises the same error in the thread that gives it something to write. This holds for the
-    whole process, and for no other thread of it.
+    The next write raises the same error in the caller's thread.
     """
     before = threading.excepthook
     if getattr(before, "__name__", "") == leave_errors_to_the_caller.__name__:

@@ -1,7 +1,7 @@
-"""All that is used of torch beyond its documented interface; nothing else imports such names.
+"""The internals of torch that the package uses; no other file imports them.
 
-Tried with torch 2.13.0. A test goes through the imports below, and fails by the name of what
-another version lacks. Without `torch._inductor` nothing is compiled; the rest is needed.
+Tried with torch 2.13.0. A test checks the imports below, and names what another version lacks.
+Nothing is compiled without `torch._inductor`; the rest is required.
 """
 
 import torch
@@ -30,29 +30,28 @@ __all__ = [
 ]
 
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
-"""The operation by which Python gets the value of a tensor."""
+"""Operation by which Python reads the value of a tensor."""
 
 EXPORTERS = (
     "torch.onnx._internal.exporter._registration",
     "onnxscript.optimizer._constant_folding",
 )
-"""Log lines on operations of torchvision where that is not installed, and on constants that stay as
-they are, which nobody has asked for."""
+"""Loggers with useless lines on missing operations of torchvision and on constants."""
 
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
-"""What `nn.Module` reads of itself at each call."""
+"""Attributes that `nn.Module` reads at each call."""
 
 
 def step_is_listened_to(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer has hooks around its steps."""
+    """Return whether an optimizer has hooks around its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return a number that every write into a tensor's storage raises."""
+    """Return a counter that every write into a tensor's storage increases."""
     return tensor._version
 
 
 def non_persistent_buffers_of(module: torch.nn.Module) -> list[str]:
-    """Return the names of a module's own buffers that its `state_dict` leaves out, sorted."""
+    """Return the names of a module's own non-persistent buffers, sorted."""
     return sorted(module._non_persistent_buffers_set)

@@ -1,4 +1,4 @@
-"""Write a trained policy for where this package is not, and prove that it acts alike there."""
+"""Export a trained policy, and check that the export acts like the policy."""
 
 from lightning_rl.deploy.export.graph import ActingGraph as ActingGraph
 from lightning_rl.deploy.export.graph import ports_of as ports_of

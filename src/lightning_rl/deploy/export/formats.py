@@ -1,4 +1,4 @@
-"""Write a policy as ONNX, as a program of torch or as weights, and the report of its parity."""
+"""Write a policy as ONNX, as a `torch.export` program or as weights, with a parity report."""
 
 import io
 import json
@@ -22,20 +22,15 @@ from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import write_atomically
 
 Format = Literal["onnx", "torch", "safetensors"]
-"""What a policy is written as."""
+"""File formats."""
 
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
-"""How the names of the files end. A program of `torch.export` is what the ONNX file is made of too,
-so there is one way of tracing; TorchScript, the other that torch has, is deprecated by it."""
+"""File suffixes. The ONNX file is made from the `torch.export` program, so tracing works in one
+way; TorchScript is deprecated."""
 
 
 class Exported(NamedTuple):
-    """What was written.
-
-    Attributes:
-        files: the policy first.
-        report: of its parity, see `parity`; None where it was not compared.
-    """
+    """The written files, policy first, and the parity report (None without a comparison)."""
 
     files: list[Path]
     report: dict[str, Any] | None
@@ -50,21 +45,20 @@ def export_policy(
     making: Mapping[str, Any],
     read_again: Callable[[Path], Policy],
 ) -> Exported:
-    """Write a policy, and compare what was written with it.
+    """Write a policy that is on the CPU, and compare the written file with it.
 
     Args:
-        policy: on the CPU.
-        ports: of it.
-        kind: of the file.
-        path: of the file; others lie beside it.
-        metadata: of it; inside an ONNX file, beside the others as JSON.
-        making: what makes the policy again, beside its weights.
-        read_again: makes the policy of a file of weights.
+        policy: the policy.
+        ports: its inputs and outputs.
+        kind: format of the file.
+        path: path of the file; other files are written next to it.
+        metadata: plain values, written into the ONNX file, or as JSON next to other formats.
+        making: description from which the policy is rebuilt, apart from the weights.
+        read_again: loads the policy from a file of weights.
 
     Raises:
-        ConfigurationError: for a policy that this format cannot hold, a package that is missing,
-            weights that are not finite numbers, and an export that acts otherwise than the policy;
-            then the files are there, to look at.
+        ConfigurationError: if the format cannot hold the policy, a package is missing, weights are
+            not finite, or the export acts differently; in the last case the files remain.
     """
     check_weights_are_numbers(policy)
     beside = description_of(path)
@@ -86,7 +80,7 @@ def export_policy(
         content_of_onnx = onnx_of(traced(graph), graph, as_properties(metadata))
         write_atomically(path, lambda file: file.write(content_of_onnx))
         acts = graph_acts(ports, _onnx_runner(runtime, path, ports))
-    reference = policy if kind == "safetensors" else graph.policy  # in float32, as the graph is
+    reference = policy if kind == "safetensors" else graph.policy  # the graph is in float32
     dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
     said = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
     report = said | parity(reference, acts)
@@ -97,10 +91,10 @@ def export_policy(
 
 
 def onnxruntime() -> Any:
-    """Return the library.
+    """Import onnxruntime.
 
     Raises:
-        ConfigurationError: where it is not installed.
+        ConfigurationError: if it is not installed.
     """
     try:
         return import_module("onnxruntime")
@@ -146,17 +140,17 @@ def _onnx_runner(runtime: Any, path: Path, ports: Ports) -> Callable[[Arrays], A
 
 
 def _write_adapters(policy: Policy, path: Path) -> list[Path]:
-    """Write the adapters of peft in a policy as peft does, each into a directory of its own."""
+    """Save each peft adapter of a policy by peft, in its own directory."""
     found: dict[str, Any] = {}
     for name, module in policy.named_modules():
-        # The outermost: what is inside of it passes such questions on.
+        # The outermost module only: modules inside may delegate these attributes.
         inside = any(name.startswith(f"{outer}.") for outer in found)
         if not inside and hasattr(module, "peft_config") and hasattr(module, "save_pretrained"):
             found[name] = module
     directories = []
     for number, module in enumerate(found.values()):
         directories.append(path.with_name(f"{path.stem}.adapter{number or ''}"))
-        # By "auto" peft would ask a hub about the base model.
+        # With "auto", peft would query a hub about the base model.
         module.save_pretrained(directories[-1], save_embedding_layers=False)
     return directories
 
@@ -167,11 +161,6 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _refuse_differing(path: Path, report: Mapping[str, Any]) -> None:
-    """Refuse an export that acts otherwise.
-
-    Raises:
-        ConfigurationError: naming the parts of the action, and by how much.
-    """
     differing = [
         f"{name} by {one['largest_difference']:.3g}"
         if "largest_difference" in one

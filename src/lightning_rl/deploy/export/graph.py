@@ -1,4 +1,4 @@
-"""Trace what a policy does into one graph of tensors, with all that belongs to acting inside."""
+"""Trace a policy's acting, with normalisation and clipping, into one graph of tensors."""
 
 import copy
 import logging
@@ -23,17 +23,17 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.torch_private import EXPORTERS
 
 OBSERVATION, ACTION, STATE, NEXT_STATE = "observation", "action", "state", "next_state"
-"""Names of inputs and outputs; those of a Dict have the keys behind them: `observation.rgb`."""
+"""Names of inputs and outputs; entries of a Dict append their keys: `observation.rgb`."""
 
 
 class Port(NamedTuple):
-    """An input or an output of a graph: [B, *shape].
+    """An input or output [B, *shape] of a graph.
 
     Attributes:
-        name: of it.
-        shape: of one row.
-        dtype: of its numbers.
-        space: whose element a row is; None of a state.
+        name: name of the port.
+        shape: shape of one row.
+        dtype: dtype of the tensor.
+        space: space of one row; None for a state.
     """
 
     name: str
@@ -43,12 +43,11 @@ class Port(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """What goes into a graph, and what comes out.
+    """Inputs and outputs of a graph.
 
     Attributes:
-        inputs: of the observation, and `state` of a policy with a memory: zeros where an episode
-            begins.
-        outputs: `action`, or a part of it each where it has parts, and `next_state`.
+        inputs: the observation, and `state` for a policy with a memory: zeros at first.
+        outputs: `action` or its parts, and `next_state`.
     """
 
     inputs: list[Port]
@@ -56,10 +55,9 @@ class Ports(NamedTuple):
 
 
 def ports_of(policy: Policy) -> Ports:
-    """Return what a policy needs to act by the mode, and what it gives.
+    """Return the inputs and outputs of a policy that acts by the mode.
 
-    Without what critics alone read, and of its state without the noise that only drawn actions
-    have.
+    Entries that only critics read are left out, and the state of the noise of drawn actions.
     """
     leaves = leaves_of(policy.acting_space, OBSERVATION)
     inputs = [Port(name, *space_spec(space), space) for name, space in leaves.items()]
@@ -73,13 +71,13 @@ def ports_of(policy: Policy) -> Ports:
 
 
 class ActingGraph(nn.Module):
-    """The mode of a policy's actions as a function of tensors: what an env gives, what it takes.
+    """The mode of a policy as a function of tensors, from the env's observation to its action.
 
-    Normalisation, unscaling and clipping are inside.
+    Includes normalisation, unscaling and clipping.
 
     Args:
-        policy: is copied, without its critics.
-        ports: of it.
+        policy: the policy; it is copied without its critics.
+        ports: inputs and outputs of the policy.
     """
 
     def __init__(self, policy: Policy, ports: Ports) -> None:
@@ -89,7 +87,7 @@ class ActingGraph(nn.Module):
         self._observed_space = policy.acting_space
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs [B, ...] by name, of the inputs [B, ...] by name."""
+        """Map inputs [B, ...] by name to outputs [B, ...] by name."""
         rows = inputs[self.ports.inputs[0].name].shape[0]
         observation = _observed(self._observed_space, inputs, OBSERVATION, rows)
         td = TensorDict({OBSERVATION: observation}, [rows])
@@ -107,7 +105,7 @@ class ActingGraph(nn.Module):
         return outputs
 
     def examples(self, rows: int = 2) -> dict[str, Tensor]:
-        """Return inputs [B, ...] of zeros; of a mask, of ones."""
+        """Return example inputs [B, ...]: ones for an action mask, else zeros."""
         make = {True: torch.ones, False: torch.zeros}
         return {
             port.name: make[port.name.endswith("action_mask")](
@@ -125,7 +123,7 @@ def unwrapped(policy: Policy) -> Policy:
 
 
 def why_not_traced(policy: Policy) -> str | None:
-    """Say why there is no graph of a policy, or return None."""
+    """Return why a policy cannot be traced, or None."""
     kind = type(unwrapped(policy))
     if issubclass(kind, VLAPolicy | CustomVLA):
         return (
@@ -137,11 +135,10 @@ def why_not_traced(policy: Policy) -> str | None:
 
 
 def traced(graph: ActingGraph) -> ExportedProgram:
-    """Trace a graph, for any number of rows.
+    """Trace a graph with a dynamic batch size.
 
     Raises:
-        ConfigurationError: where the policy has no graph, or is written so that it cannot be
-            traced.
+        ConfigurationError: if the policy cannot be traced.
     """
     why = why_not_traced(graph.policy)
     require(why is None, str(why))
@@ -151,7 +148,7 @@ def traced(graph: ActingGraph) -> ExportedProgram:
             return torch.export.export(graph, (graph.examples(),), dynamic_shapes=(rows,))
     except ConfigurationError:
         raise
-    except Exception as error:  # of whatever kind a policy of one's own raises
+    except Exception as error:  # a user's policy may raise any type
         raise ConfigurationError(
             f"{type(unwrapped(graph.policy)).__name__} cannot be traced into a graph by "
             f"torch.export: {_reason(error)} Write its forward by tensor operations alone, "
@@ -161,15 +158,10 @@ def traced(graph: ActingGraph) -> ExportedProgram:
 
 
 def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str, str]) -> bytes:
-    """Return a traced graph as an ONNX file.
-
-    Args:
-        program: of the graph.
-        graph: says how inputs and outputs are called.
-        metadata: goes into `metadata_props`.
+    """Convert a traced graph to the bytes of an ONNX file; `metadata` becomes `metadata_props`.
 
     Raises:
-        ConfigurationError: where the extra is not installed, or ONNX lacks an operation.
+        ConfigurationError: if the `export` extra is not installed, or ONNX lacks an operation.
     """
     inputs, outputs = ([port.name for port in ports] for ports in graph.ports)
     rows = {name: {0: "batch"} for name in inputs}
@@ -188,7 +180,7 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
             f"torch writes ONNX by packages that are not installed: pip install "
             f"'lightning-rl[export]'. ({error})"
         ) from error
-    except Exception as error:  # of the exporter, which has many kinds
+    except Exception as error:  # the exporter raises many types
         raise ConfigurationError(
             f"{type(unwrapped(graph.policy)).__name__} has an operation that torch cannot write "
             f"as ONNX: {_reason(error)} Export it with --format torch."
@@ -200,14 +192,13 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
 
 
 def _reason(error: Exception) -> str:
-    """Return what an exporter says, as much of it as fits a message."""
     words = " ".join(str(error).replace("For more information, run with TORCH_LOGS=", "").split())
     return textwrap.shorten(words or type(error).__name__, 300, placeholder=" ...") + "."
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Leave out what exporters say of themselves."""
+    """Silence the warnings and log lines of exporters."""
     loggers = [logging.getLogger(name) for name in EXPORTERS]
     for logger in loggers:
         logger.addFilter(_nothing)
@@ -235,7 +226,6 @@ def _action_ports(space: gymnasium.Space[Any]) -> Iterator[Port]:
 
 
 def _parts(executed: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of an action by the names of their ports."""
     if isinstance(executed, dict | tuple):
         pairs = executed.items() if isinstance(executed, dict) else enumerate(executed)
         for key, child in pairs:
@@ -247,7 +237,7 @@ def _parts(executed: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def _observed(
     space: gymnasium.Space[Any], inputs: Mapping[str, Tensor], name: str, rows: int
 ) -> Tensor | TensorDict:
-    """Return the observation [B, ...] that inputs are the leaves of."""
+    """Assemble the observation [B, ...] from the inputs."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return inputs[name]
     children = {key: _observed(one, inputs, f"{name}.{key}", rows) for key, one in space.items()}
@@ -255,11 +245,9 @@ def _observed(
 
 
 def _acting_alone(policy: Policy) -> Policy:
-    """Return a copy without what only critics need, which computes in the dtype of its weights.
-
-    Few runtimes compute in bfloat16 on a CPU, and none of these to the same bits.
-    """
+    """Return a copy without critics that computes in the dtype of its weights."""
     alone = copy.deepcopy(policy)
+    # Few runtimes compute in bfloat16 on a CPU, and none with the same bits as torch.
     alone.compute_in("32-true")
     for name in alone.critic_modules:
         owner, _, child = name.rpartition(".")

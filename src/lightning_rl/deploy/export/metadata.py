@@ -1,4 +1,4 @@
-"""Say what an exported policy reads and does, of which run it is, and how well it did there."""
+"""Describe an exported policy: its inputs and outputs, its run and its evaluation."""
 
 import csv
 import io
@@ -26,25 +26,25 @@ from lightning_rl.system.files import open_file, read_json
 from lightning_rl.system.runs import CHECKPOINTS
 
 MOST_METRICS = 2**30
-"""The most bytes of a run's metrics.csv."""
+"""Most bytes of a run's metrics.csv."""
 
 FORMAT = 1
-"""Grows when a key changes its meaning."""
+"""Increases when a key changes its meaning."""
 
 SAID_BY_ENVS = (
     *("joint_names", "joint_stiffness", "joint_damping", "default_joint_pos"),
     *("observation_names", "action_names", "action_scale", "command_names"),
 )
-"""What is taken over from an env's `metadata`, under the same names; as mjlab calls them."""
+"""Keys that are copied from an env's `metadata`; mjlab uses these names."""
 
 EVALUATED = (
     *("episodes", "avg_reward", "std_reward", "ci95", "avg_length"),
     *("success_rate", "success_ci95", "deterministic", "env_steps"),
 )
-"""What of `evaluation.json` is taken over."""
+"""Keys that are copied from `evaluation.json`."""
 
 PACKAGES = ("torch", "numpy", "gymnasium", "onnx", "onnxscript", "onnxruntime", "safetensors")
-"""Whose versions are said, beside this one's."""
+"""Packages whose versions are recorded, in addition to this one."""
 
 
 def metadata_of(
@@ -55,15 +55,9 @@ def metadata_of(
     settings: Mapping[str, Any],
     env: VectorEnv | None,
 ) -> dict[str, Any]:
-    """Return what is written with an exported policy, of plain values.
+    """Return the metadata of an exported policy as plain values.
 
-    Args:
-        policy: is exported.
-        ports: of it.
-        path: of its checkpoint.
-        content: of that.
-        settings: the configuration of its run.
-        env: one of its run; None where it cannot be made here.
+    `path`, `content` and `settings` belong to its checkpoint; `env` is None if it cannot be built.
     """
     directory, steps = directory_of(path), content[STATE_KEY].get("env_steps")
     said, manifest = {} if env is None else env.metadata, _json(directory / "run.json")
@@ -96,13 +90,13 @@ def metadata_of(
 
 
 def directory_of(path: Path) -> Path:
-    """Return the run directory of a checkpoint, or the one that it lies in."""
+    """Return the run directory of a checkpoint, or else the directory of the file."""
     parent = path.absolute().parent
     return parent.parent if parent.name == CHECKPOINTS else parent
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that took part."""
+    """Return the versions of Python and of the packages."""
     found = {"lightning-rl": own_version(), "python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -111,12 +105,11 @@ def versions() -> dict[str, str]:
 
 
 def as_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return metadata as ONNX keeps it: texts by name, here JSON each."""
+    """Return metadata as ONNX properties: one JSON text per name."""
     return {name: json.dumps(value) for name, value in metadata.items()}
 
 
 def _described(port: Port) -> dict[str, Any]:
-    """Return name, shape, dtype and limits of an input or an output."""
     assert port.space is not None
     dtype = str(port.dtype).removeprefix("torch.")
     said: dict[str, Any] = {"name": port.name, "shape": list(port.shape), "dtype": dtype}
@@ -130,7 +123,7 @@ def _described(port: Port) -> dict[str, Any]:
 
 
 def _numbers(bound: np.ndarray) -> Any:
-    """Return a bound as a list, or as one number where all are equal; null for none."""
+    """Return a bound as a list, or as one number if all are equal; null for an infinite one."""
     same = bound.size and (bound == bound.flat[0]).all()
     return plain_json(bound.flat[0] if same else bound)
 
@@ -150,7 +143,7 @@ def _class_name(part: Mapping[str, Any]) -> str | None:
 
 
 def _control_period(metadata: Mapping[str, Any]) -> float | None:
-    """Return the seconds between two env steps; None where the env does not say."""
+    """Return the seconds between two env steps; None if the env does not give them."""
     period = metadata.get("control_period")
     if period is None and metadata.get("render_fps"):
         period = 1.0 / float(metadata["render_fps"])
@@ -158,9 +151,9 @@ def _control_period(metadata: Mapping[str, Any]) -> float | None:
 
 
 def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
-    """Return how well this very policy did: by `validate`, or else when it was trained."""
+    """Return the scores of this policy: from `validate`, or else from training."""
     directory = directory_of(path)
-    for place in (directory, path.parent):  # the latter of a run in Python
+    for place in (directory, path.parent):  # the second for a run in Python
         said = _json(place / "evaluation.json")
         if steps is not None and said.get("env_steps") == steps:
             return {name: plain_json(said[name]) for name in EVALUATED if name in said}
@@ -179,7 +172,7 @@ def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return a JSON file of a run; empty, with a warning unless it is missing, if unreadable."""
+    """Read a JSON file of a run; return {} if it is missing or (with a warning) unreadable."""
     try:
         return read_json(path, directory_of(path))
     except FileNotFoundError:

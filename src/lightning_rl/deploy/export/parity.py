@@ -1,4 +1,4 @@
-"""Compare what was exported with the policy in torch, on observations that are drawn."""
+"""Compare an export with the policy in torch, on drawn observations."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,38 +21,38 @@ from lightning_rl.deploy.export.graph import (
 from lightning_rl.policies import Policy
 
 Arrays = dict[str, np.ndarray]
-"""[N, ...] each, by the names of inputs or outputs."""
+"""Arrays [N, ...] by the names of inputs or outputs."""
 
 Acts = Callable[[Any], Arrays]
-"""Gives the parts of the action for an observation of N envs; it keeps its state itself."""
+"""Maps an observation of N envs to the parts of the action; it keeps its state itself."""
 
 STEPS = 20
-"""Observations in sequence, over which a memory is carried."""
+"""Consecutive observations, which a memory carries its state over."""
 
 ROWS = (1, 49)
-"""In batches of these sizes: 1,000 observations in all."""
+"""Batch sizes: 1,000 observations in all."""
 
 TOLERANCE = 1e-5
 """Allowed difference of an action, in units of half the distance of its bounds, or of 1."""
 
 TOLERANCE_WITH_MEMORY = 5e-5
-"""The same of a policy with a memory, in which rounding adds up: 2e-6 after the first of `STEPS`,
-and up to 1.3e-5 later, of a correct GRU (by AVX-512's kernels)."""
+"""The same for a policy with a memory, which accumulates rounding errors: a correct GRU differs by
+2e-6 after the first step, and by up to 1.3e-5 later (AVX-512 kernels)."""
 
 DIFFERING_CHOICES = 1e-3
-"""Share of the choices that may differ: where two are equally good to the last digit."""
+"""Allowed share of different choices: two may be equally good to the last digit."""
 
 
 def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
-    """Return how far an exported policy is from `load_policy`'s, both acting by the mode.
+    """Compare an exported policy with the policy of `load_policy`; both act by the mode.
 
     Args:
-        policy: in torch. One that cannot be traced is slow: one observation has to do.
-        make: returns what acts by the export, from the beginning of episodes.
+        policy: the policy in torch. A policy that cannot be traced is slow: it gets 1 observation.
+        make: returns the exported policy at the start of episodes.
 
     Returns:
-        `observations`, how many; `tolerance`; of each part of an action `largest_difference` and
-        `equal`, the share of entries that are the same bit for bit; `passed`.
+        `observations` (their number), `tolerance`, `passed`, and in `actions` for each part of the
+        action `largest_difference`, `equal` (share of bit-equal entries) and `passed`.
     """
     steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
     generator = np.random.default_rng(0)
@@ -85,24 +85,18 @@ def flat(tree: Any, name: str = ACTION) -> dict[str, Any]:
 
 
 def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
-    """Draw an observation of N envs: as the normaliser has seen them, else by Gymnasium's sampler.
-
-    Args:
-        policy: whose observation it is.
-        rows: N.
-        generator: of the draw.
-    """
+    """Draw an observation [N, ...]: by the normaliser's moments, else by Gymnasium's sampler."""
     space = batch_space(policy.acting_space, rows)
     space.seed(int(generator.integers(2**31)))
     observation = space.sample()
     arrays = flat(observation, OBSERVATION)
     normalizer, start = getattr(policy, "normalizer", None), 0
-    # In the order in which a normaliser has them: by key, level by level.
+    # In the normaliser's order: by key, level by level.
     leaves = leaves_of(policy.acting_space, OBSERVATION)
     for name in sorted(leaves, key=lambda name: name.split(".")):
         leaf = leaves[name]
         array = arrays[name]
-        if name.endswith(".action_mask"):  # something must be allowed
+        if name.endswith(".action_mask"):  # at least one action must be allowed
             np.maximum(array, array.max(-1, keepdims=True) == 0, out=array, casting="unsafe")
         elif isinstance(leaf, gymnasium.spaces.Box):
             mean, std = np.zeros(()), np.ones(())
@@ -132,12 +126,7 @@ def _compared(
 
 
 def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Acts]:
-    """Return what makes a function of observations of one that runs an exported graph.
-
-    Args:
-        ports: of it, say how inputs and outputs are called.
-        run: gives outputs for inputs.
-    """
+    """Return a function that makes an `Acts` from an exported graph, which `run` computes."""
 
     def make() -> Acts:
         state: Arrays = {}
@@ -159,6 +148,6 @@ def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Ac
 
 
 def port_array(port: Port, rows: int) -> np.ndarray:
-    """Return zeros [N, ...] as an input takes them."""
+    """Return zeros [N, ...] for an input."""
     zeros: np.ndarray = torch.zeros((rows, *port.shape), dtype=port.dtype).numpy()
     return zeros

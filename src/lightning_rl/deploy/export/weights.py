@@ -1,7 +1,6 @@
-"""Write the weights of a policy with what makes it again, and read them as a checkpoint.
+"""Write the weights of a policy and a description to rebuild it; read both as a checkpoint.
 
-Two files: `NAME.safetensors`, and `NAME.safetensors.json` beside it, of which `making` is what
-`load_policy` needs. Both are data.
+`NAME.safetensors` holds the weights, `NAME.safetensors.json` the description. Both are data.
 """
 
 import math
@@ -25,27 +24,27 @@ from lightning_rl.system.files import read_json, write_atomically
 from lightning_rl.system.plain_yaml import dump_yaml
 
 SUFFIX = ".safetensors"
-"""How the names of files of weights end."""
+"""Suffix of files of weights."""
 
 MAKING = "making"
-"""The key of what makes the policy again, in the JSON beside its weights."""
+"""JSON key of the description from which the policy is rebuilt."""
 
 
 def is_exported(path: Path) -> bool:
-    """Tell whether a file is one of weights that were exported."""
+    """Return whether a file holds exported weights, by its suffix."""
     return path.suffix == SUFFIX
 
 
 def description_of(path: Path) -> Path:
-    """Return where what belongs to an exported file is said."""
+    """Return the path of the JSON file that belongs to an exported file."""
     return path.with_name(f"{path.name}.json")
 
 
 def safetensors() -> Any:
-    """Return the library.
+    """Import safetensors.
 
     Raises:
-        ConfigurationError: where it is not installed.
+        ConfigurationError: if it is not installed.
     """
     try:
         return import_module("safetensors.torch")
@@ -57,20 +56,15 @@ def safetensors() -> Any:
 
 
 def write_weights(policy: Policy, path: Path) -> None:
-    """Write the weights and buffers of a policy."""
-    # Copies, as safetensors takes none that share memory.
+    """Write the parameters and buffers of a policy."""
+    # Copies, because safetensors refuses tensors that share memory.
     state = {name: one.detach().cpu().clone() for name, one in policy.state_dict().items()}
     content: bytes = safetensors().save({name: one.contiguous() for name, one in state.items()})
     write_atomically(path, lambda file: file.write(content))
 
 
 def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes the policy of a checkpoint again, as plain values.
-
-    Args:
-        content: of the checkpoint.
-        settings: its configuration, of which the policy and its precision are kept.
-    """
+    """Return a description to rebuild the policy of a checkpoint, as plain values."""
     model = settings.get("model", {}).get("init_args", {})
     return {
         "config": {
@@ -82,10 +76,10 @@ def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
 
 
 def read_exported(path: Path) -> dict[str, Any]:
-    """Return exported weights as the content of a checkpoint.
+    """Read exported weights as the content of a checkpoint.
 
     Raises:
-        ConfigurationError: where they, or what is said of them, cannot be read.
+        ConfigurationError: if the weights or their description cannot be read.
     """
     beside = description_of(path)
     try:
@@ -111,7 +105,7 @@ def read_exported(path: Path) -> dict[str, Any]:
 
 
 def plain_json(value: Any) -> Any:
-    """Return JSON of a tree of values: null for a number that is not finite."""
+    """Convert a tree of values to JSON types; numbers that are not finite become null."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return plain_json(value.tolist())
     if isinstance(value, Mapping):
@@ -124,7 +118,7 @@ def plain_json(value: Any) -> Any:
 
 
 def _without_infinities(value: Any) -> Any:
-    """Return a tree as JSON has it, which knows no infinite numbers: as texts."""
+    """Write infinite numbers as texts, because JSON has none."""
     if isinstance(value, dict):
         return {str(key): _without_infinities(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -133,7 +127,7 @@ def _without_infinities(value: Any) -> Any:
 
 
 def _with_infinities(value: Any) -> Any:
-    """Return the tree that `_without_infinities` was given."""
+    """Undo `_without_infinities`."""
     if isinstance(value, dict):
         return {key: _with_infinities(child) for key, child in value.items()}
     if isinstance(value, list):

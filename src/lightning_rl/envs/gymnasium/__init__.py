@@ -1,1 +1,1 @@
-"""Envs of Gymnasium: made, stepped in line or in processes, brought back by replaying episodes."""
+"""Adapters of Gymnasium and EnvPool envs."""

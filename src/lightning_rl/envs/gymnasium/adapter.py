@@ -1,7 +1,4 @@
-"""Adapt Gymnasium's vector envs to tensors.
-
-The one place that knows about autoreset and clipping.
-"""
+"""Adapt Gymnasium's vector envs to tensors; handles autoreset and clipping."""
 
 import atexit
 import os
@@ -52,45 +49,42 @@ from lightning_rl.system.errors import require
 from lightning_rl.system.machine import settings
 
 MAX_REPLAY_STEPS = 100_000
-"""Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
+"""Longest episode, in steps, that a resumed run can replay."""
 
 REPLAY_SECONDS = 5.0
-"""How long a replay goes on at a time, all envs together where they are stepped in turn."""
+"""Duration of one turn of a replay; all `sync` envs share it."""
 
 
 class GymnasiumEnv(VectorEnv):
     """Any registered Gymnasium env, N times.
 
-    An env, or a wrapper, in which a person or a script may take over says so,
-    `metadata["reports_interventions"] = True`, and then in the info of a step what it did instead
-    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`. One
-    that uses other names for them has said so too. A step of which it says neither was not
-    intervened in. A wrapper that says what a part of the action costs, `PenaltyTerms`, has
-    `metadata["reports_penalty"] = True`, and `penalty` in the info.
+    An env or wrapper in which a person or a script may take over sets
+    `metadata["reports_interventions"] = True` and reports `executed_action` and `intervened` in the
+    info of a step: see `VectorEnv.step`. Steps without these entries count as not intervened.
+    Setting custom keys also declares interventions. A wrapper that reports a penalty
+    (`PenaltyTerms`) sets `metadata["reports_penalty"] = True`.
 
     Args:
         num_envs: N.
         id: the registered id; `module:Name-v0` imports the module first.
-        env_kwargs: passed to the env's constructor; a value `${NAME}` is that of the environment's
-            variable, and the files of the run keep `${NAME}`.
-        vectorization: `sync` steps the envs one after the other, `async` each in a process of its
-            own, `vector_entry_point` takes the env's own batched version (it must reset finished
+        env_kwargs: passed to the env's constructor; `${NAME}` is replaced by the environment
+            variable, but not in the files of the run.
+        vectorization: `sync` steps the envs one after the other, `async` steps each env in its own
+            process, `vector_entry_point` uses the env's own batched version (it must reset finished
             envs in the same step).
         wrappers: applied to each env in order, `gymnasium.Env -> gymnasium.Env`; in YAML a list of
             class paths.
         clip_action: clip continuous actions to the bounds of the space before stepping.
-        executed_action_key: under which name infos hold the action that was executed;
-            `teleop_action` in gym-hil.
-        intervened_key: under which name they say whether somebody had taken over;
-            `is_intervention` in gym-hil.
+        executed_action_key: info key of the executed action; `teleop_action` in gym-hil.
+        intervened_key: info key of the intervention flag; `is_intervention` in gym-hil.
 
     Attributes:
-        mujoco_profiler: whether MuJoCo's profiler is on, from the first reset on; None for an env
-            that is not MuJoCo's.
+        mujoco_profiler: whether MuJoCo's profiler is on, set at the first reset; None for other
+            envs.
 
     Raises:
         ConfigurationError: for an unknown id, a missing package, or an env that resets finished
-            envs a step late.
+            envs in the next step.
     """
 
     device = torch.device("cpu")
@@ -122,9 +116,9 @@ class GymnasiumEnv(VectorEnv):
             make_gymnasium, id, num_envs, vectorization=vectorization, names=self._names
         )
         self._wrappers = list(wrappers or [])
-        self._turns = 0  # of replays
+        self._turns = 0  # number of replay turns
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
-        atexit.register(_close, weakref.ref(self))  # weakly, or no env would ever be freed
+        atexit.register(_close, weakref.ref(self))  # a strong reference would keep the env alive
         self._take_spaces()
         self._observation: Any = None
         self.mujoco_profiler: bool | None = None
@@ -135,7 +129,7 @@ class GymnasiumEnv(VectorEnv):
 
     @property
     def first_env(self) -> gymnasium.Env | None:
-        """The first env with its wrappers; None where the envs are not stepped in this process."""
+        """The first env with its wrappers; None unless `sync`."""
         return self._env.envs[0] if isinstance(self._env, InlineVectorEnv) else None
 
     def reset(
@@ -153,19 +147,15 @@ class GymnasiumEnv(VectorEnv):
         return wrap_arrays(observation), reward, terminated, truncated, info
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
-        # A subclass may step in another way; and who intervenes is in no hurry.
+        # A subclass may override `step`. Envs with interventions do not need the speed.
         quick = type(self) is GymnasiumEnv and not self.extra_fields
         if quick and _is_plain(rollout):
             return ArrayStepper(self, rollout)
         return super().rollout_stepper(rollout)
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `step` does, with arrays; `info` holds tensors all the same.
-
-        Args:
-            actions: [N, *A], in the dtype of the action space.
-        """
-        # Copies: they are kept for the replay below, while the rollout's storage is written again.
+        """Do what `step` does for actions [N, *A], with arrays; `info` still holds tensors."""
+        # Copy the actions: replay keeps them, and the rollout storage is overwritten.
         if self._clip is not None:
             actions = actions.clip(*self._clip)
             if actions.dtype is not self._action_dtype:
@@ -182,7 +172,7 @@ class GymnasiumEnv(VectorEnv):
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return how each episode began, and its actions since."""
+        """Return the start of each episode, and its actions since."""
         if not self._replayable or self._episode_begin.min() < self._first_kept:
             return None
         starts = self._env.get_attr("episode_start")
@@ -201,10 +191,10 @@ class GymnasiumEnv(VectorEnv):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Begin the episodes again, replay their actions, compare the observation.
+        """Restart the saved episodes, replay their actions, and compare the final observations.
 
         Raises:
-            RestoreError: where they cannot be replayed, or come to another observation.
+            RestoreError: the replay is impossible, or ends at a different observation.
         """
         episodes = state["episodes"]
         if len(episodes) != self.num_envs:
@@ -237,11 +227,7 @@ class GymnasiumEnv(VectorEnv):
         return wrap_arrays(self._observation)
 
     def _replayed(self) -> list[Any]:
-        """Replay the episodes of all envs, in turns of `REPLAY_SECONDS`, and count these.
-
-        Returns:
-            their observations, None of one whose episode has ended.
-        """
+        """Replay the episodes of all envs; return their observations, None for ended episodes."""
         while True:
             replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
             self._turns += 1
@@ -250,14 +236,14 @@ class GymnasiumEnv(VectorEnv):
 
     @property
     def progress(self) -> int:
-        """How many turns of replays have been taken."""
+        """Number of completed replay turns."""
         return self._turns
 
     def make_renderable(self) -> None:
-        """Make the envs anew: Gymnasium wants to know it when an env is made.
+        """Rebuild the envs with a render mode: Gymnasium sets it at construction.
 
         Raises:
-            ConfigurationError: where the env cannot be drawn.
+            ConfigurationError: the env cannot be drawn.
         """
         if self.env_kwargs.get("render_mode") == "rgb_array":
             return
@@ -267,22 +253,22 @@ class GymnasiumEnv(VectorEnv):
             f"Env '{self.id}' cannot be drawn: its render modes are {modes}, without rgb_array.",
         )
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            # Else pygame and MuJoCo look for a screen, and the latter fails without one.
+            # Without these, pygame and MuJoCo look for a screen, and MuJoCo fails.
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("MUJOCO_GL", "egl")
         camera = {}
         spec = spec_of(self.id)
         if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
-            # Else it stays where the episode begins (Gymnasium 1.4), and films an empty floor.
+            # The default camera of Gymnasium 1.4 does not follow the robot.
             camera = {"camera_name": "track"} if "camera_id" not in self.env_kwargs else {}
         self.env_kwargs = {**camera, **self.env_kwargs, "render_mode": "rgb_array"}
         self._make_anew()
 
     def show(self) -> None:
-        """Make the envs anew, each with a window.
+        """Rebuild the envs, each with a window.
 
         Raises:
-            ConfigurationError: where an env has none, or there is no screen.
+            ConfigurationError: an env has no window, or there is no screen.
         """
         modes = self.metadata.get("render_modes", [])
         require(
@@ -300,20 +286,20 @@ class GymnasiumEnv(VectorEnv):
         self._make_anew()
 
     def wrap_each(self, wrapper: EnvWrapper) -> None:
-        """Put one more wrapper around each env; all begin anew, and the spaces are its.
+        """Add one wrapper around each env; restarts all envs and updates the spaces.
 
         Raises:
-            ConfigurationError: for a batched version, in which there are no single envs.
+            ConfigurationError: a batched version has no single envs to wrap.
         """
         self._wrappers.append(wrapper)
         self._make_anew()
         self._take_spaces()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """Draw; with `async`, each worker draws its own env.
+        """Draw the envs; with `async`, each worker draws its own env.
 
         Raises:
-            ConfigurationError: where a package that draws is missing, or the env gives no pictures.
+            ConfigurationError: a drawing package is missing, or the env returns no pictures.
         """
         try:
             if self._replayable:
@@ -333,9 +319,9 @@ class GymnasiumEnv(VectorEnv):
         self._env.close()
 
     def _profile_mujoco(self) -> None:
-        """Have MuJoCo time its steps or not, as the settings have it by now.
+        """Turn MuJoCo's profiler on or off, by the settings.
 
-        At a reset and not where the envs are made: that is before the trainer brings the settings.
+        Runs at resets, because the trainer sets the settings after the envs exist.
         """
         wanted = settings().mujoco_profiler
         if self._replayable:
@@ -346,7 +332,6 @@ class GymnasiumEnv(VectorEnv):
             self.mujoco_profiler = has_mujoco_profiler(self._env)
 
     def stop_interventions(self) -> None:
-        """Have each `Intervention` around an env leave every step to the policy."""
         self._without_interventions = True
         if self._replayable:
             self._env.call("stop_interventions")
@@ -359,14 +344,14 @@ class GymnasiumEnv(VectorEnv):
             self.stop_interventions()
 
     def _take_spaces(self) -> None:
-        """Take the spaces of the envs, and what their actions need before a step."""
+        """Read the spaces of the envs, and prepare the conversion of actions."""
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
         self._action_dtype = self.single_action_space.dtype
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if self._clips and isinstance(self.single_action_space, gymnasium.spaces.Box):
             bounds = (self.single_action_space.low, self.single_action_space.high)
-            # Of the whole batch: NumPy takes twice as long where it has to broadcast.
+            # Bounds for the whole batch: with broadcasting, NumPy takes twice as long.
             low, high = (np.stack([bound] * self.num_envs) for bound in bounds)
             self._clip = (low, high)
         announced = self._env.metadata.get("reports_interventions", False)
@@ -383,25 +368,23 @@ class GymnasiumEnv(VectorEnv):
         self._finals: Any = None
 
     def _time_limit(self) -> int | None:
-        """Return the limit of an episode, as its wrappers or, for a batched version, its id say."""
         if self._replayable:
             limit: int | None = self._env.call("time_limit")[0]
             return limit
         return getattr(self._env.spec, "max_episode_steps", None)
 
     def _forget_episodes(self) -> None:
-        """Empty the log of actions: all episodes begin here."""
         self._actions: list[np.ndarray] = []
         self._first_kept = 0
         self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
 
     def _remember(self, actions: np.ndarray, done: np.ndarray | None) -> None:
-        """Keep the actions that the episodes under way would need for a replay."""
+        """Keep the actions that a replay of the current episodes needs."""
         self._actions.append(actions)
         now = self._first_kept + len(self._actions)
         if done is not None:
             self._episode_begin[done] = now
-        # Now and then: to delete from the front of a list moves all that follows.
+        # Only sometimes: deleting from the front of a list moves all other entries.
         if len(self._actions) % 1024 == 0:
             oldest = max(int(self._episode_begin.min()), now - MAX_REPLAY_STEPS)
             del self._actions[: oldest - self._first_kept]
@@ -424,7 +407,7 @@ class GymnasiumEnv(VectorEnv):
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> dict[str, Any]:
-        """Translate what is read of an info, after a step by the env's own actions [N, *A]."""
+        """Convert the info of a step by the env's actions [N, *A]."""
         result: dict[str, Any] = {}
         if "final_obs" in info:
             final = info["final_obs"]
@@ -448,17 +431,13 @@ class GymnasiumEnv(VectorEnv):
         return result | to_tensors(said)
 
     def _final_rows(self, rows: np.ndarray) -> Any:
-        """Return arrays [N, ...], used again by the next step, with the rows that are not None.
-
-        Raises:
-            ConfigurationError: for one of another shape than that of the space.
-        """
+        """Copy all rows that are not None into arrays [N, ...], which the next step overwrites."""
         if self._finals is None:
             space = self.single_observation_space
             self._finals = create_empty_array(space, self.num_envs, np.zeros)
 
         def put(i: int, array: np.ndarray, row: Any) -> None:
-            if np.shape(row) != array.shape[1:]:  # it might be broadcast
+            if np.shape(row) != array.shape[1:]:  # it might broadcast
                 place = array[i : i + 1]
                 check_like(f"Env '{self.id}'", np.asarray(row)[None], place, "final_obs")
             array[i] = row
@@ -469,7 +448,7 @@ class GymnasiumEnv(VectorEnv):
         return self._finals
 
     def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
-        """Refuse that a batched env gives final observations of other envs than those cut [N]."""
+        """Check that a batched env returned the final observations of all truncated envs [N]."""
         final = info["final_obs"]
         given = np.asarray(info.get("_final_obs", True), dtype=bool)
         if isinstance(final, np.ndarray) and final.dtype == object:
@@ -478,17 +457,13 @@ class GymnasiumEnv(VectorEnv):
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
-    """Close an env that is still alive at exit.
-
-    Its workers ignore the signals that would end them.
-    """
+    """Close an env at exit: its workers ignore the signals that would end them."""
     env = reference()
     if env is not None:
         env.close()
 
 
 def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
-    """Stack the observations of single envs to arrays [N, ...], or a dict of them."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
@@ -500,12 +475,10 @@ def _is_plain(rollout: TensorDict) -> bool:
 
 
 def _copied(observation: Any) -> Any:
-    """Copy arrays to what a checkpoint may hold: a tensor, or a dict of them."""
     return map_tree(lambda array: torch.from_numpy(array).clone(), observation)
 
 
 def _plain_seed(seed: int | Sequence[int]) -> int | list[int]:
-    """Make Python's integers of a seed or of a sequence of them; Gymnasium takes no others."""
     return [int(s) for s in seed] if isinstance(seed, Sequence) else int(seed)
 
 

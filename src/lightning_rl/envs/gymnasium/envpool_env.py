@@ -20,27 +20,26 @@ from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
 OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
-"""Settings of EnvPool that are given elsewhere or not at all, so never as `env_kwargs`."""
+"""EnvPool settings that `env_kwargs` cannot set."""
 
 
 class EnvPoolEnv(VectorEnv):
     """Any env of EnvPool, N times, stepped by C++ threads.
 
-    EnvPool takes seeds when a pool is made, and would reset a finished env a step late. So a pool
-    is made at each seeded reset, and finished envs are reset by name within the step. EnvPool
-    cannot save its state: a resumed run restarts its episodes, with a warning. An episode that
-    fails on the very step of the time limit is `truncated` alone.
+    EnvPool takes seeds at a pool's construction and resets finished envs one step late. So each
+    seeded reset makes a new pool, and `step` resets finished envs by index. EnvPool cannot save its
+    state: a resumed run restarts its episodes, with a warning. If an episode fails exactly at the
+    time limit, only `truncated` is set.
 
     Args:
         num_envs: N.
         id: one of `envpool.list_all_envs()`.
-        num_threads: threads that step the envs; 0 leaves the choice to EnvPool.
+        num_threads: threads that step the envs; 0: EnvPool chooses.
         env_kwargs: further settings of the env, such as `max_episode_steps`.
         clip_action: clip continuous actions to the bounds of the space before stepping.
 
     Raises:
-        ConfigurationError: where EnvPool is not installed, for an unknown id, and for a setting
-            that EnvPool does not take.
+        ConfigurationError: EnvPool is not installed; the id is unknown; EnvPool rejects a setting.
     """
 
     device = torch.device("cpu")
@@ -78,10 +77,7 @@ class EnvPoolEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode in every env.
-
-        EnvPool takes no options. Seeds are taken modulo 2^31, the range that it knows.
-        """
+        """Begin an episode in every env; options are ignored, seeds are taken modulo 2^31."""
         if seed is not None or self._pool is None:
             self.close()  # a pool takes its seeds when it is made
             seeds = [s % 2**31 for s in self._seeds(seed)]
@@ -105,7 +101,7 @@ class EnvPoolEnv(VectorEnv):
         finished = np.flatnonzero(done)
         if finished.size:
             info["final_obs"] = result
-            # At once: by itself EnvPool would reset them at the next step, and ignore its action.
+            # Reset now: EnvPool would reset them in the next step and ignore its action.
             first, _ = self._pool.reset(finished.astype(np.int32))
             result = _with_rows(result, torch.from_numpy(finished), _to_tensors(first))
         return (
@@ -117,11 +113,9 @@ class EnvPoolEnv(VectorEnv):
         )
 
     def close(self) -> None:
-        """Free the pool, with which its threads end."""
         self._pool = None
 
     def _seeds(self, seed: Seed) -> list[int]:
-        """Return one seed per env; without any, fresh ones from the operating system."""
         if seed is None:
             return [int(s) for s in np.random.SeedSequence().generate_state(self.num_envs)]
         if not isinstance(seed, Sequence):
@@ -146,7 +140,6 @@ def _import_envpool() -> Any:
 def _make_spaces(
     envpool: Any, id: str, settings: dict[str, Any]
 ) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return the spaces of observations and actions of an env, without making it."""
     ids = envpool.list_all_envs()
     require(id in ids, f"No EnvPool env '{id}'{closest(id, ids)}.")
     with _explained(id):
@@ -159,32 +152,30 @@ def _make_spaces(
 
 @contextmanager
 def _explained(id: str) -> Iterator[None]:
-    """Turn what EnvPool raises into a message that names the env; leave out a warning of its own.
-
-    It gives the bounds of float32 spaces as float64, and Gymnasium says so each time.
-    """
+    """Raise EnvPool's errors with the name of the env, and hide a warning."""
+    # EnvPool has float64 bounds for float32 spaces, and Gymnasium warns each time.
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
             yield
-    except Exception as error:  # an assertion, a TypeError, or what its C++ raises
+    except Exception as error:  # an assertion, a TypeError, or a C++ error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigurationError(f"EnvPool env '{id}' could not be made: {reason}") from error
 
 
 def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Return a space with its float64 parts as float32, in which rollouts are stored."""
+    """Return a space with float32 in place of float64, as rollouts store it."""
     if isinstance(space, gymnasium.spaces.Dict):
         return gymnasium.spaces.Dict({key: _as_stored(child) for key, child in space.items()})
     if isinstance(space, gymnasium.spaces.Box) and space.dtype == np.float64:
-        with np.errstate(over="ignore"):  # a bound beyond float32 is none
+        with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
             low, high = (bound.astype(np.float32) for bound in (space.low, space.high))
         return gymnasium.spaces.Box(low, high, dtype=np.float32)
     return space
 
 
 def _to_tensors(observation: Any) -> Observation:
-    """Wrap arrays, or dicts of them, as tensors [N, ...]; float64 becomes float32."""
+    """Wrap arrays, or dicts of arrays, as tensors [N, ...]; float64 becomes float32."""
     return wrap_arrays(map_tree(_narrowed, observation))
 
 
@@ -193,7 +184,6 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
 
 
 def _with_rows(observation: Observation, index: Tensor, rows: Observation) -> Observation:
-    """Return a copy of an observation [N, ...] with the rows at `index` replaced."""
     copied = observation.clone()
     copied[index] = rows
     return copied

@@ -1,4 +1,4 @@
-"""Step Gymnasium envs one after the other with as little Python as that takes."""
+"""Step Gymnasium envs one after the other, with little Python overhead."""
 
 import copy
 import math
@@ -29,26 +29,24 @@ EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
 
 class QuickDiscrete(gymnasium.spaces.Discrete):
-    """`Discrete` with a quicker answer for the type of action that we give.
+    """`Discrete` with a fast `contains` for np.int64.
 
-    Gymnasium's envs assert that each action is in their space: a quarter of a step of CartPole.
+    Gymnasium's envs check that each action is in their space: a quarter of a CartPole step.
     """
 
     def contains(self, x: Any) -> bool:
-        """Return whether x is a valid member of this space."""
         if type(x) is np.int64:
             return bool(self.start <= x < self.start + self.n)
         return super().contains(x)
 
 
 class InlineVectorEnv(SyncVectorEnv, TellsWhere):
-    """Gymnasium's `SyncVectorEnv` with same-step autoreset and a shorter way to each env.
+    """Gymnasium's `SyncVectorEnv` with same-step autoreset and less overhead.
 
-    What differs: `step` counts the time limit for all envs itself and enters each env below the
-    wrappers that only count and check; of the infos of a step only what is read is gathered, as
-    `said` (see `envs.step_results`), of a finished env from the end of its episode; and the arrays
-    that it returns are written again by the next step. A step of 8 envs takes about a fifth less
-    time (CartPole-v1 and HalfCheetah-v5, `GymnasiumEnv.step` before and after).
+    Differences: `step` counts the time limit of all envs and bypasses wrappers that only count and
+    check. Of the infos, only the entries that are read are collected, in `said` (see
+    `envs.step_results`). The next step overwrites the returned arrays. A step of 8 envs is about a
+    fifth faster (CartPole-v1 and HalfCheetah-v5, `GymnasiumEnv.step` before and after).
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> None:
@@ -66,8 +64,8 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         shape = self.single_observation_space.shape
         self._size = None if shape is None else math.prod(shape)
         self._dtype: Any = self.single_observation_space.dtype
-        self._rows: list[Any] = []  # of each env the places of its observation in `_arrays`
-        self._arrays: Any = None  # of observations, which `reset` gives and each step writes again
+        self._rows: list[Any] = []  # per env: views of its observation in `_arrays`
+        self._arrays: Any = None  # observations, overwritten by each step
         self._outcomes = (
             np.zeros(self.num_envs),
             np.zeros(self.num_envs, np.bool_),
@@ -75,29 +73,23 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         )
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin an episode in every env."""
         self.set_elapsed([0] * self.num_envs)
         observations, infos = super().reset(seed=seed, options=options)
-        self._arrays = observations  # Gymnasium's own: it was told not to copy
+        self._arrays = observations  # Gymnasium's own arrays, because of copy=False
         self._rows = [
             map_tree(lambda array, i=i: array[i, ...], observations) for i in range(self.num_envs)
         ]
         return observations, infos
 
     def set_elapsed(self, steps: Sequence[int]) -> None:
-        """Say how many steps the episodes have lasted, where the time limit is counted here."""
+        """Set the number of elapsed steps of each episode, for the time limit."""
         self._ends = [
             self._clock - passed + limit for passed, limit in zip(steps, self._limits, strict=True)
         ]
         self._first_end = min(self._ends)
 
     def step(self, actions: Any) -> Any:
-        """Step every env, and reset those that finish.
-
-        Raises:
-            EnvFaultError: where an env returns other things than announced, at whichever step.
-        """
-        if actions.ndim > 1:  # rows are views, into which an env may write
+        if actions.ndim > 1:  # rows are views, and an env may write into its action
             actions = actions.copy()
         infos: dict[str, Any] = {}
         self._clock = now = self._clock + 1
@@ -110,7 +102,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
             try:
                 observation, reward, terminated, truncated, info = result
             except (TypeError, ValueError):
-                read_step(self.envs[i], result)  # which refuses it
+                read_step(self.envs[i], result)  # raises the error
                 raise
             if not (
                 type(reward) in NUMBERS
@@ -132,11 +124,11 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
                 self._ends[i] = now + self._limits[i]
             if is_array:
                 try:
-                    # Of the size alone, as NumPy refuses to store another shape of that size, and
-                    # asking for a shape makes a tuple.
+                    # The size suffices: NumPy refuses to store another shape of equal size, and
+                    # `shape` allocates a tuple.
                     if observation.size != size or observation.dtype is not self._dtype:
                         self._look_at(i, observation)
-                    rows[i][...] = observation  # a third quicker than observations[i]
+                    rows[i][...] = observation  # a third faster than observations[i]
                 except AttributeError:  # a list or a number
                     check_observation(self.envs[i], observation)
                     rows[i][...] = observation
@@ -145,14 +137,14 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
                     raise
             else:
                 check_observation(self.envs[i], observation)
-                # Now, as another env may write its own into the same arrays.
+                # Copy now: another env may write into the same arrays.
                 _write(rows[i], observation)
         if "final_obs" in infos:
             self._first_end = min(self._ends)
         return self._arrays, rewards, terminations, truncations, infos
 
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stack of the env that is stepped, reset or made: a frame says which."""
+        """Return the stack of the env that runs; a stack frame contains its number."""
         for depth, frame in enumerate(frames):
             if frame.f_code in _NUMBERED and "i" in frame.f_locals:
                 number, inner = frame.f_locals["i"], frames[:depth]
@@ -168,24 +160,23 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         return next(i for i, one in enumerate(self.envs) if one is env)
 
     def _note_end(self, infos: dict[str, Any], i: int, observation: Any) -> None:
-        """Add the final observation of env i to the infos, as Gymnasium lays them out."""
+        """Add the final observation of env i to the infos, in Gymnasium's layout."""
         if "final_obs" not in infos:
             infos["final_obs"] = np.full(self.num_envs, None, dtype=object)
             infos["_final_obs"] = np.zeros(self.num_envs, np.bool_)
         infos["final_obs"][i], infos["_final_obs"][i] = observation, True
 
     def _look_at(self, i: int, observation: Any) -> None:
-        """Check what env i returned, and take its dtype for one that is good.
+        """Check the observation of env i, and store the dtype of a valid float observation.
 
-        Not that of integers, which have to be looked at each time: they might wrap.
+        Integers are checked every time: they might wrap.
         """
         check_observation(self.envs[i], observation)
-        if getattr(observation.dtype, "kind", "") == "f":  # a tensor's has none
+        if getattr(observation.dtype, "kind", "") == "f":  # torch dtypes have no kind
             self._dtype = observation.dtype
 
 
 def _write(place: Any, observation: Any) -> None:
-    """Write an observation, or a dict of them, into arrays."""
     if isinstance(place, dict):
         for key, child in place.items():
             _write(child, observation[key])
@@ -194,16 +185,15 @@ def _write(place: Any, observation: Any) -> None:
 
 
 def _make(i: int, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    """Make env i."""
     return make()
 
 
 _NUMBERED = (InlineVectorEnv.step.__code__, _make.__code__)
-"""Functions whose local `i` is the number of an env."""
+# Functions whose local variable `i` is the number of an env.
 
 
 def _quicken(env: gymnasium.Env) -> None:
-    """Give an env a `QuickDiscrete` of its own; the space that others have from it stays as is."""
+    """Give an env its own `QuickDiscrete` action space; shared spaces do not change."""
     space = env.unwrapped.action_space
     if type(space) is gymnasium.spaces.Discrete and space.dtype == np.int64:
         quick: Any = copy.copy(space)
@@ -212,16 +202,15 @@ def _quicken(env: gymnasium.Env) -> None:
 
 
 def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
-    """Return the `step` below the wrappers that `InlineVectorEnv` stands for, and the time limit.
+    """Return the `step` below the wrappers that `InlineVectorEnv` replaces, and the time limit.
 
-    Only these, and only as Gymnasium wrote them, from the outermost inwards: a wrapper of a user's
-    is stepped, with all below it.
+    Skips only the original wrapper classes, from the outermost inwards; custom wrappers stay.
     """
     limit = np.iinfo(np.int64).max
     while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing, CheckedReturns):
         if type(env) is TimeLimit:
             if env.spec is None or env.spec.max_episode_steps is None:
-                break  # its settings, and so its spec, cannot be copied: it counts itself
+                break  # the spec could not be copied: let this wrapper count
             limit = min(limit, env.spec.max_episode_steps)
-        env = env.env  # type: ignore[attr-defined]  # all of them are wrappers
+        env = env.env  # type: ignore[attr-defined]  # always a wrapper
     return env.step, int(limit)

@@ -1,4 +1,4 @@
-"""Make Gymnasium's vector envs, and say what is wrong where that fails."""
+"""Make Gymnasium's vector envs, with error messages that name the cure."""
 
 import errno
 import importlib
@@ -31,7 +31,7 @@ NAMESPACES = {
     "dm_control": ("shimmy", "shimmy[dm-control]"),
     "gym_hil": ("gym_hil", "lightning-rl[hil]"),
 }
-"""The module that registers the envs of a namespace, and the package that brings it."""
+"""Namespaces of env ids: the module that registers the envs, and its package."""
 
 EXTRAS = {
     "mujoco": "pip install 'lightning-rl[mujoco]'",
@@ -42,7 +42,7 @@ EXTRAS = {
     "tabular": "pip install 'gymnasium[jax]'",
     "ale_py": "pip install 'gymnasium[atari]'",
 }
-"""What to install for an env whose module name contains the key."""
+"""What to install for envs whose module name contains the key."""
 
 
 def make_gymnasium(
@@ -53,12 +53,9 @@ def make_gymnasium(
     wrappers: list[EnvWrapper],
     names: dict[str, str],
 ) -> Any:
-    """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do.
+    """Call `gymnasium.make_vec`; its errors become messages that name the cure.
 
-    `names` has, by the keys under which infos say of interventions, ours.
-
-    Raises:
-        ConfigurationError: where the env is not registered or cannot be made.
+    `names` maps the env's info keys of interventions to ours.
     """
     require(
         vectorization != "vector_entry_point" or not wrappers,
@@ -74,7 +71,7 @@ def make_gymnasium(
         if vectorization == "sync":
             env = InlineVectorEnv([make_one] * num_envs)
         elif vectorization == "async":
-            # copy=False: the collector copies each observation before the next step overwrites it.
+            # copy=False: the collector copies observations before the next step overwrites them.
             env = WorkerVectorEnv(
                 [make_one] * num_envs,
                 f"Env '{id}'",
@@ -114,16 +111,9 @@ def _unregistered(id: str, error: Exception) -> ConfigurationError:
 
 
 def from_environment(settings: Any, path: str) -> Any:
-    """Return settings in which the environment's variables stand for `${NAME}`.
+    """Replace `${NAME}` in a tree of settings by environment variables.
 
-    The settings that a run writes down keep `${NAME}`: a secret stays out of its files.
-
-    Args:
-        settings: a tree of plain values.
-        path: of them, for the messages.
-
-    Raises:
-        ConfigurationError: for a variable that is not set.
+    The files of a run keep `${NAME}`, so they contain no secrets. `path` is used in messages.
     """
     if isinstance(settings, dict):
         return {key: from_environment(one, f"{path}.{key}") for key, one in settings.items()}
@@ -140,12 +130,7 @@ def from_environment(settings: Any, path: str) -> Any:
 
 
 def _check_batch(env: Any, id: str, vectorization: str) -> None:
-    """Refuse a batch of envs that cannot be stepped as is wanted here, and close it.
-
-    Raises:
-        ConfigurationError: where finished envs are not reset in the same step, or actions have
-            several parts that nobody takes apart.
-    """
+    """Refuse, and close, a batch without same-step autoreset or with actions of several parts."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         env.close()
@@ -156,7 +141,7 @@ def _check_batch(env: Any, id: str, vectorization: str) -> None:
             "async."
         )
     taken = flat_actions(env.single_action_space)
-    # Single envs have got the wrapper `FlatAction`, which takes them apart.
+    # Single envs have the wrapper `FlatAction`, which splits flat actions.
     if isinstance(taken, StructuredActions) and taken != env.single_action_space:
         env.close()
         raise ConfigurationError(
@@ -169,10 +154,10 @@ def _make_one(
     id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper], names: dict[str, str]
 ) -> gymnasium.Env:
     _import(id)
-    # Gymnasium's checker looks at the first steps alone, and warns of what is refused here.
+    # Gymnasium's checker only checks the first steps, and only warns.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     env = _with_returns_checked(env)
-    for wrapper in (None, *wrappers):  # whichever of them uses those names
+    for wrapper in (None, *wrappers):  # any of these layers may use the env's own names
         env = env if wrapper is None else wrapper(env)
         env = _NamedInterventions(env, names) if names else env
     _check_layers(env)
@@ -182,7 +167,7 @@ def _make_one(
 
 
 def _with_returns_checked(env: gymnasium.Env) -> gymnasium.Env:
-    """Put `CheckedReturns` between an env and the wrappers that its id brings."""
+    """Insert `CheckedReturns` between an env and the wrappers of its id."""
     outer = env
     while isinstance(outer, gymnasium.Wrapper) and isinstance(outer.env, gymnasium.Wrapper):
         outer = outer.env
@@ -193,11 +178,7 @@ def _with_returns_checked(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def _check_layers(env: gymnasium.Env) -> None:
-    """Refuse wrappers that keep statistics or reset late, and a `reset` of an old version of Gym.
-
-    Raises:
-        ConfigurationError: naming the class, and what to do.
-    """
+    """Refuse wrappers that keep statistics or reset late, and the `reset` of old Gym versions."""
     layers = [env]
     while isinstance(env, gymnasium.Wrapper):
         layers.append(env := env.env)
@@ -229,12 +210,11 @@ def _check_layers(env: gymnasium.Env) -> None:
 
 
 def _is_statistics(value: Any) -> bool:
-    """Tell whether something is a running mean, of Gymnasium or of another library."""
     return any(cls.__name__ == "RunningMeanStd" for cls in type(value).__mro__)
 
 
 def _import(id: str) -> None:
-    """Import the module of an env, and listen to MuJoCo if it does, before a model is compiled."""
+    """Import the env's module and redirect MuJoCo's warnings before a model is compiled."""
     spec = spec_of(id)
     if spec is not None and isinstance(spec.entry_point, str):
         load_env_creator(spec.entry_point)
@@ -242,10 +222,8 @@ def _import(id: str) -> None:
 
 
 def spec_of(id: str) -> Any:
-    """Return the spec of an id as `gymnasium.make` takes it, `module:name` or without a version.
-
-    `gymnasium.spec` takes neither. None where the id is not registered.
-    """
+    """Return the spec of an id (`module:name` or without version, too), or None."""
+    # `gymnasium.spec` accepts neither of these two forms.
     name = id.rpartition(":")[2]
     versions = [spec for spec in gymnasium.registry.values() if spec.id.rpartition("-v")[0] == name]
     newest = max(versions, key=lambda spec: spec.version or 0, default=None)
@@ -253,11 +231,7 @@ def spec_of(id: str) -> Any:
 
 
 def _check_units(env: gymnasium.Env) -> None:
-    """Refuse that the actions which are said to be executed are in other units than the policy's.
-
-    Raises:
-        ConfigurationError: naming the wrapper that changes them on their way in alone.
-    """
+    """Refuse wrappers that convert actions but not the `executed_action` of an inner env."""
     while isinstance(env, gymnasium.Wrapper) and env.metadata.get("reports_interventions"):
         within = env.env
         if isinstance(env, gymnasium.ActionWrapper) and not isinstance(env, ClipAction):
@@ -272,7 +246,7 @@ def _check_units(env: gymnasium.Env) -> None:
 
 
 class _NamedInterventions(gymnasium.Wrapper):
-    """An env that says of interventions under names of its own, made to use ours."""
+    """Renames the env's info keys of interventions to ours."""
 
     def __init__(self, env: gymnasium.Env, names: dict[str, str]) -> None:
         super().__init__(env)
@@ -290,7 +264,6 @@ class _NamedInterventions(gymnasium.Wrapper):
 
 
 def _of_a_script(id: str) -> ConfigurationError:
-    """Return the error for an id that is registered here, and not in the process of an env."""
     entry_point = gymnasium.registry[id].entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else "module"
     return ConfigurationError(
@@ -301,7 +274,6 @@ def _of_a_script(id: str) -> ConfigurationError:
 
 
 def _unknown_namespace(id: str) -> ConfigurationError:
-    """Return the error that says which package brings an env, and how to have it imported."""
     name = id.rpartition(":")[2]
     namespace = name.partition("/")[0]
     begins = f"No Gymnasium env '{id}': its namespace '{namespace}' is not registered"
@@ -320,7 +292,7 @@ def _unknown_namespace(id: str) -> ConfigurationError:
 
 
 def missing_package(id: str, error: Exception) -> ConfigurationError:
-    """Return the error that says what to install for an env."""
+    """Return the error that names the packages to install for an env."""
     if "moviepy" in str(error):
         return ConfigurationError(
             f"Env '{id}' has a wrapper that needs a package which is not installed: pip install "
@@ -339,7 +311,6 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
 
 
 def _newer(id: str) -> str:
-    """Return the versions of an env that could be made, as the end of a message."""
     name = id.rpartition("-v")[0]
     versions = [spec for spec in gymnasium.registry.values() if spec.name == name]
     newest = max(versions, key=lambda spec: spec.version or 0, default=None)

@@ -1,4 +1,4 @@
-"""Bring a Gymnasium env back to the middle of an episode, exactly and without pickle."""
+"""Restore a Gymnasium env in the middle of an episode, exactly and without pickle."""
 
 import copy
 import multiprocessing
@@ -23,14 +23,14 @@ from lightning_rl.envs.step_results import (
 
 
 class CheckedReturns(gymnasium.Wrapper):
-    """The env itself, of which each wrapper around it gets what an env should return.
+    """Checks the results of an env before its wrappers use them.
 
-    Without it a wrapper of Gymnasium's would fail of an env that returns other things.
+    Otherwise wrong results would raise obscure errors in Gymnasium's wrappers.
     """
 
     @property
     def spec(self) -> Any:  # type: ignore[override]  # a property there too
-        """The env's own, so that nobody makes this wrapper again from it."""
+        """The env's own spec: `gymnasium.make` must not add this wrapper."""
         return self.env.spec
 
     def reset(
@@ -43,36 +43,36 @@ class CheckedReturns(gymnasium.Wrapper):
 
 
 class ReplayableEpisode(gymnasium.Wrapper):
-    """Remember how the episode began, so that it can be begun again and its actions replayed.
+    """Stores the start of the episode, so that its actions can be replayed.
 
-    What an episode depends on is the state of the env's generator at its reset and the actions
-    since. The wrapper keeps the former; `GymnasiumEnv` keeps the latter for all envs at once, and
-    an `Intervention` what was executed instead of some of them. An env that depends on anything
-    else gives another observation on replay, which the caller compares.
+    An episode is a function of the env's generator state at its reset and of the actions since.
+    This wrapper stores the state, `GymnasiumEnv` the actions, and `Intervention` the actions that
+    replaced them. If an env depends on anything else, its replay ends at another observation, which
+    the caller detects.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any], list[dict[str, Any]]] | None = None
-        self._replay: tuple[Any, list[Any]] = (None, [])  # the last observation, the actions left
+        self._replay: tuple[Any, list[Any]] = (None, [])  # last observation, remaining actions
         self.picture_wanted = False
         space = env.observation_space
-        # Other spaces than Box are looked at each time: keys of a dict, ranges of choices.
+        # Spaces other than Box are checked at every step: keys of a dict, ranges of choices.
         self._shape = space.shape if isinstance(space, gymnasium.spaces.Box) else None
         self._dtype = space.dtype
         self._in_worker = multiprocessing.parent_process() is not None
-        self._seed: int | None = None  # with `_episode`, of the global generators of a worker
+        self._seed: int | None = None  # `_seed` and `_episode` seed a worker's global generators
         self._episode = 0
         if self._in_worker:
-            # In a worker: the learner decides when to stop, also if Ctrl-C reaches the whole group.
+            # Only the learner stops workers, even if Ctrl-C reaches the whole process group.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset, and remember the seed, or the generator's state from before."""
+        """Reset, and store the seed or the previous generator state."""
         if seed is not None:
             self._seed, self._episode = int(seed), 0
             self.episode_start = {"seed": int(seed)}
@@ -89,46 +89,37 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return copy_of(self.env.observation_space, observation), self._sent(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step; keep the final observation apart from an array that the env uses again.
-
-        Raises:
-            ConfigurationError: for a wrong shape or kind, at whichever step: the memory that
-                workers share would take it, broadcast.
-        """
+        """Step and check the observation: shared memory would broadcast a wrong shape."""
         result = read_step(self.env, self.env.step(action))
         observation, reward, terminated, truncated, info = result
         ended = terminated or truncated
         shape, dtype = getattr(observation, "shape", None), getattr(observation, "dtype", None)
-        # What is like the last one that was looked at costs two comparisons.
+        # Fast path: shape and dtype of the last checked observation.
         if ended or shape is None or shape != self._shape or dtype is not self._dtype:
             check_observation(self.env, observation)
-            if getattr(dtype, "kind", "") == "f":  # integers of another dtype might wrap
+            if getattr(dtype, "kind", "") == "f":  # other integer dtypes might wrap
                 self._dtype = dtype
         if ended:
-            observation = copy.deepcopy(observation)
+            observation = copy.deepcopy(observation)  # the env may reuse the array
         return observation, reward, terminated, truncated, self._sent(info)
 
     def _sent(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Return an info of which a worker sends what is read alone: the rest may not pickle."""
+        """Return the info; workers send only the entries that are read: others may not pickle."""
         if not (info and self._in_worker):
             return info
         return {key: info[key] for key in READ if key in info}
 
     def profile_mujoco(self, wanted: bool) -> bool | None:
-        """Have MuJoCo time its steps in the process of this env, or not.
-
-        Returns:
-            whether it does from here on; None where this is no env of MuJoCo's.
-        """
+        """Switch MuJoCo's profiler; return whether this process uses it (None without MuJoCo)."""
         set_mujoco_profiler(wanted)
         return has_mujoco_profiler(self.env)
 
     def time_limit(self) -> int | None:
-        """Return the least of the limits that wrappers set to an episode, in steps."""
+        """Return the lowest time limit of the wrappers, in steps."""
         limits, env = [], self.env
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
-                # It has none where settings of the env cannot be copied.
+                # The spec is missing if settings of the env cannot be copied.
                 own = env.unwrapped.spec
                 spec = env.spec or gymnasium.registry.get(own.id if own is not None else "")
                 limits.append(spec.max_episode_steps or 0 if spec is not None else 0)
@@ -136,12 +127,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return min(filter(None, limits), default=None)
 
     def stop_interventions(self) -> None:
-        """Leave every step to the policy from here on."""
         for wrapper in self._interventions():
             wrapper.stop_interventions()
 
     def intervention_states(self) -> list[dict[str, Any]]:
-        """Return the state of each wrapper by which somebody may take over."""
         return [wrapper.state_dict() for wrapper in self._interventions()]
 
     def _interventions(self) -> list[Intervention]:
@@ -153,14 +142,13 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return found
 
     def picture(self) -> Any:
-        """Draw the env, if `picture_wanted`; asked of all envs at once."""
         return self.env.render() if self.picture_wanted else None
 
     def replay_episode(self, seconds: float) -> tuple[bool, Any]:
-        """Replay `replay_request`, or go on with that, for some seconds.
+        """Start or continue the replay of `replay_request` for some seconds.
 
-        Returns:
-            whether it is done; and the last observation, or None if the episode ended.
+        Returns whether the replay is complete, and the last observation, or None if the episode
+        ended.
         """
         until = time.monotonic() + seconds
         if self.replay_request is not None:
@@ -190,14 +178,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
 
 
 def seed_globals(seed: int, number: int) -> None:
-    """Seed the global generators of Python, NumPy and torch in the process of one env.
+    """Seed the global generators of Python, NumPy and torch in the process of an env.
 
-    Envs that draw from them would else draw the same in each process that was forked. They are
-    seeded at each episode, so that a resumed run can begin it again.
-
-    Args:
-        seed: of the env.
-        number: of the episode.
+    Otherwise all forked processes would draw the same numbers. Seeding at each episode allows a
+    resumed run to repeat it.
     """
     word = int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1)[0])
     random.seed(word)
@@ -210,7 +194,7 @@ def _generator_state(env: gymnasium.Env) -> dict[str, Any] | None:
     if not isinstance(generator, np.random.Generator):
         return None
     state = dict(generator.bit_generator.state)
-    # Only plain numbers go into a checkpoint; a generator that keeps arrays (MT19937) has others.
+    # Checkpoints hold plain numbers only; MT19937 has an array.
     return state if state.get("bit_generator") == "PCG64" else None
 
 

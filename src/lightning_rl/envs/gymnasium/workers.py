@@ -1,6 +1,6 @@
-"""Step Gymnasium envs in processes of their own, and say what became of one that failed.
+"""Step Gymnasium envs in their own processes, and report why a process failed.
 
-Of what is private to Gymnasium this file alone uses something (`OF_GYMNASIUM`).
+Only this file uses private members of Gymnasium's vector envs (`OF_GYMNASIUM`).
 """
 
 import faulthandler
@@ -29,35 +29,34 @@ from lightning_rl.envs.step_results import InfoReader
 from lightning_rl.envs.watch import TellsWhere
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
-"""What instances of `AsyncVectorEnv` have, beside its `_async_worker`. Tried with gymnasium 1.4."""
+"""Private members of `AsyncVectorEnv`, next to `_async_worker`. Tested with gymnasium 1.4."""
 
 EXIT_SECONDS = 1.0
-"""How long processes may take to end before they are killed, or to have ended before they count."""
+"""Time for processes to exit before they are killed or counted as alive."""
 
 REPORT_SECONDS = 10.0
-"""How long the exception of an env may take on its way from a process that says there is one."""
+"""Maximum time to wait for the exception of a failed env."""
 
 STACK_SECONDS = 2.0
-"""How long processes may take to write down where they are."""
+"""Maximum time for processes to write their stacks."""
 
 STACK_FILE = "lightning_rl_stack"
-"""The name of the memory that a process writes it into; `/proc` shows it."""
+"""Name of the memory file with a process's stack; visible in `/proc`."""
 
 SHOW_STACK = getattr(signal, "SIGURG", None)
-"""The signal that has a process do so, in C: it need not return from whatever it is in."""
+"""Signal that makes a process write its stack, in C: works even if Python code is blocked."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # what happened, as in `BrokenPipe`
-    """The process of an env ended without being asked to."""
+    """The process of an env ended unexpectedly."""
 
 
 class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
-    """Gymnasium's `AsyncVectorEnv`, whose failures tell their cause and leave no process behind.
+    """Gymnasium's `AsyncVectorEnv` with clear errors and without leftover processes.
 
-    An exception in an env carries the traceback from its process as a note; the death of a process
-    raises `WorkerDied`, which names the env and the exit code; and `close` returns also where an
-    env hangs, or has died. Of the infos of a step only what is read is gathered, as `said` (see
-    `envs.step_results`), of a finished env from the end of its episode.
+    An env's exception carries the traceback of its process as a note. If a process dies,
+    `WorkerDied` names the env and the exit code. `close` also returns if an env hangs or died. Of
+    the infos, only the entries that are read are collected, in `said` (see `envs.step_results`).
     """
 
     _raised: BaseException | None = None
@@ -69,52 +68,48 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         self._reader = InfoReader.of(name, self.num_envs, self.metadata)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode in every env."""
         return self._guard(super().reset, **kwargs)
 
     def step(self, actions: Any) -> Any:
-        """Step every env."""
         return self._guard(super().step, actions)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env."""
         results: tuple[Any, ...] = self._guard(super().call, name, *args, **kwargs)
         return results
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the processes; those that are in the middle of something are killed."""
+        """End the processes; kill busy ones."""
         for pipe in self.parent_pipes:
             try:
                 pipe.send(("close", None))
             except OSError:
-                continue  # closed already, or its process has died
+                continue  # already closed, or the process died
         # An env that is stepping or hangs cannot read this.
         patience = EXIT_SECONDS if self._state is AsyncState.DEFAULT else 0.0
         deadline = time.monotonic() + patience
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
-                process.kill()  # not terminate: workers leave SIGTERM to the learner
+                process.kill()  # workers ignore SIGTERM
         for process, pipe in zip(self.processes, self.parent_pipes, strict=True):
             process.join()
             pipe.close()
 
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stacks of the processes that do not just wait for a command."""
-        processes = getattr(self, "processes", [])  # none yet while Gymnasium makes an env to ask
+        """Return the stacks of the processes that are not waiting for a command."""
+        processes = getattr(self, "processes", [])  # missing while Gymnasium makes a dummy env
         if len(processes) < self.num_envs:
             return {}
         stacks = _stacks([process.pid for process in processes if process.pid is not None])
         return {i: stack for i, stack in enumerate(stacks) if stack is not None}
 
     def give_up(self) -> bool:
-        """Kill the processes, which ends every wait for them."""
         for process in self.processes:
             process.kill()
         return True
 
     def _check_spaces(self) -> None:
-        """Ask the processes for their spaces, the first that they do once their envs are made."""
+        # The first call to the processes: a failed construction shows up here.
         try:
             self._guard(super()._check_spaces)
         except BaseException:
@@ -124,7 +119,6 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        """Add what an env said of a step; all that it said where it is a reset."""
         if self._state is not AsyncState.WAITING_STEP:
             infos: dict[str, Any] = super()._add_info(vector_infos, env_info, env_num)
             return infos
@@ -137,7 +131,7 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         return vector_infos
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function that talks to the processes; explain the death of one."""
+        """Call a function that communicates with the processes; raise `WorkerDied` if one died."""
         try:
             return function(*args, **kwargs)
         except (EOFError, OSError) as error:
@@ -147,8 +141,8 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
             raise WorkerDied(ended) from error
 
     def _who_died(self) -> str | None:
-        """Say which processes have ended, and how; None where all are alive."""
-        # The pipes of a process close a little before it has ended.
+        """Describe which processes ended, and how; None if all are alive."""
+        # The pipes of a process close shortly before it ends.
         sentinels = [process.sentinel for process in self.processes]
         ending = multiprocessing.connection.wait(sentinels, EXIT_SECONDS)
         for process in self.processes:
@@ -163,12 +157,11 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         )
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the exception of an env, with the traceback from its process as a note."""
         failed = list(successes).count(False)
         if not failed:
             return
         reports = []
-        with suppress(queue.Empty):  # a process that was killed before it could say what it was
+        with suppress(queue.Empty):  # a process may be killed before it sends its report
             for _ in range(failed):
                 reports.append(self.error_queue.get(timeout=REPORT_SECONDS))
         self._state = AsyncState.DEFAULT
@@ -177,30 +170,26 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         index, kind, value, trace = min(reports, key=lambda report: report[0])
         try:
             self._raised = kind(value)
-        except Exception:  # its constructor wants something else
+        except Exception:  # its constructor needs other arguments
             self._raised = RuntimeError(f"{kind.__name__}: {value}")
         self._raised.add_note(f"In the process of env {index}:\n{trace.rstrip()}")
         raise self._raised
 
 
 class _Reports:
-    """Sends the exceptions of an env to the learner, each as something that arrives.
+    """Sends exceptions of an env to the learner; replaces those that do not pickle.
 
-    A queue pickles in a thread of its own and drops what it cannot: the learner would wait for it.
-
-    Args:
-        errors: the queue.
+    A queue pickles in its own thread and drops failures: the learner would wait for them.
     """
 
     def __init__(self, errors: Any) -> None:
         self._errors = errors
 
     def put(self, report: tuple[int, type[BaseException], BaseException, str]) -> None:
-        """Send index, class, exception and traceback of an env."""
         index, kind, value, trace = report
         try:
             pickle.loads(pickle.dumps((kind, value)))
-        except Exception:  # whatever its own `__reduce__` or constructor raises
+        except Exception:  # a custom `__reduce__` or constructor may raise anything
             told = traceback.format_exception_only(kind, value)
             self._errors.put((index, RuntimeError, "".join(told).strip(), trace))
         else:
@@ -216,12 +205,12 @@ def _work(
     errors: Any,
     *settings: Any,
 ) -> None:
-    """Step an env in a process of its own by Gymnasium's worker, and report every exception.
+    """Run Gymnasium's worker, and report every exception.
 
-    Gymnasium's reports none of those of making the env, and of the others only what pickles. It is
-    private (tried with Gymnasium 1.4).
+    Gymnasium's (private) worker reports no exception of an env's construction, and only exceptions
+    that pickle.
     """
-    seed_globals(int(np.random.randint(2**31)), index)  # a fork has the generators of its parent
+    seed_globals(int(np.random.randint(2**31)), index)  # a fork copies its parent's generators
     reports = _Reports(errors)
     if hasattr(os, "memfd_create") and SHOW_STACK is not None:
         faulthandler.register(SHOW_STACK, os.memfd_create(STACK_FILE), all_threads=False)
@@ -233,7 +222,7 @@ def _work(
             reports.put((index, type(error), error, traceback.format_exc()))
             parent_pipe.close()
             with suppress(EOFError, OSError):
-                pipe.recv()  # the first question, which would find nobody
+                pipe.recv()  # the learner's first command
                 pipe.send((None, False))
             sys.exit(1)
 
@@ -244,9 +233,9 @@ _OURS = (__file__, gymnasium.vector.async_vector_env.__file__)
 
 
 def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
-    """Return where processes are within their envs; None for those that wait for a command.
+    """Return the stacks of processes within their envs; None for those that wait for a command.
 
-    Empty for one that does not show it: it is stopped, or this is not Linux.
+    Empty if a process does not answer: it is stopped, or the system is not Linux.
     """
     files = [_stack_file(pid) for pid in pids]
     for pid, file in zip(pids, files, strict=True):
@@ -262,7 +251,7 @@ def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
 
 
 def _stack_file(pid: int) -> Path | None:
-    with suppress(OSError):  # it has ended, or this system has no /proc
+    with suppress(OSError):  # the process ended, or the system has no /proc
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 if STACK_FILE in os.readlink(path):
@@ -277,18 +266,18 @@ def _read(file: Path | None) -> str:
 
 
 def _frames(text: str) -> list[tuple[str, str, str]]:
-    """Read what `faulthandler` has written: file, line and function, the innermost call first."""
+    """Parse the output of `faulthandler`: file, line and function, innermost call first."""
     return re.findall(r'^ +File "(.+)", line (\d+) in (.+)\n', text, re.MULTILINE)
 
 
 def _is_whole(text: str) -> bool:
-    """Tell whether a stack, which is written line by line, has come out of what is the env's."""
+    """Return whether a stack, written line by line, contains the whole part of the env."""
     # `faulthandler` ends one of more than a hundred calls with three dots.
     return text.endswith("  ...\n") or any(file in _OURS for file, *_ in _frames(text))
 
 
 def _stack(text: str) -> traceback.StackSummary | None:
-    """Return of what `faulthandler` has written what is the env's, the innermost call last."""
+    """Return the env's part of a `faulthandler` output, innermost call last."""
     found = _frames(text)
     inner = []
     for file, line, name in found:

@@ -1,7 +1,7 @@
 """Take over by keyboard, gamepad or space-mouse.
 
-No device needs root: keys come from a pygame window, not from the whole desktop. The packages are
-imported when a device is opened (extra `hil-devices`).
+No device needs root: keys come from a pygame window, not from the whole desktop. Opening a device
+imports its package (extra `hil-devices`).
 """
 
 import os
@@ -20,11 +20,11 @@ from lightning_rl.envs.vector_env import one_picture
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 INSTALL = "pip install 'lightning-rl[hil-devices]'"
-"""What brings the packages."""
+"""How to install the packages."""
 
 Steering = Mapping[str, str]
-"""By the name of a key, or the number of an axis: which component of an action it moves, and to
-which side, such as `+0`. Of discrete actions: the number of the action."""
+"""Maps a key name or an axis number to a signed action component, such as `+0`, or to the number of
+a discrete action."""
 
 _BOX_KEYS: Steering = {
     "up": "+0",
@@ -44,19 +44,18 @@ _MOUSE_BUTTONS: Steering = {"0": "+3", "1": "-3"}
 
 
 class Device(InterventionSource):
-    """A device that one person holds: it steers one env of a process.
+    """A device of one person, for one env per process.
 
-    What does not move stays at its neutral value: the middle of the bounds, which for a gripper
-    command between open and close is neither, or 0 where there are none.
+    Idle components stay at their neutral value: the middle of the bounds (for a gripper command
+    between open and close: stay), or 0 without bounds.
 
     Args:
-        speed: how far a key, or a stick that is pushed to its end, moves a component from its
-            neutral value, as a share of the way to its bound; in units of the action where there is
-            none.
-        neutral: [A], the action of a person who touches nothing; for a Box of numbers.
+        speed: deflection by a key or a full stick, as a fraction of the way from the neutral value
+            to the bound; without bounds in units of the action.
+        neutral: [A], the action of an idle person; for a Box.
 
     Raises:
-        ConfigurationError: for a speed that is not positive.
+        ConfigurationError: the speed is not positive.
     """
 
     _in_use: ClassVar[dict[type, "Device"]] = {}
@@ -89,13 +88,10 @@ class Device(InterventionSource):
 
     @abstractmethod
     def connect(self, env: gymnasium.Env) -> None:
-        """Open the device.
-
-        Args:
-            env: the one that is steered.
+        """Open the device for `env`.
 
         Raises:
-            ConfigurationError: where it is missing, or may not be read; it says what to do.
+            ConfigurationError: the device is missing or not readable; the message names the cure.
         """
 
     @abstractmethod
@@ -122,7 +118,7 @@ class Device(InterventionSource):
         self._neutral, self._low, self._high = neutral, low, high
 
     def _steer(self, moved: Mapping[int, float]) -> np.ndarray:
-        """Return the action [A] in which some components are moved, by -1 to 1 of `speed`."""
+        """Return the action [A] with some components moved by -1 to 1 times `speed`."""
         action = self._neutral.copy()
         for i, share in moved.items():
             bound = self._high[i] if share > 0 else self._low[i]
@@ -131,7 +127,7 @@ class Device(InterventionSource):
         return action.clip(self._low, self._high)
 
     def _moved(self, shares: Mapping[str, float], steering: Steering) -> dict[int, float]:
-        """Return by which share [-1, 1] each component is moved, of those that the space has."""
+        """Return the deflection [-1, 1] of each moved component that the space has."""
         moved: dict[int, float] = {}
         for name, share in shares.items():
             target = steering.get(name)
@@ -143,23 +139,20 @@ class Device(InterventionSource):
 
 
 class Keyboard(Device):
-    """A key takes over and hands back, others steer or end the episode.
+    """One key takes over and hands back; other keys steer or end the episode.
 
-    Keys are read from the env's own pygame window, or from a new pygame window, which shows the env
-    if it is drawn (`render_mode: rgb_array`).
+    Keys are read from the env's own pygame window, or from a new window, which shows the env if its
+    `render_mode` is `rgb_array`.
 
     Args:
-        keys: by what they do, `take_over`, `success`, `failure` and `rerecord`: the names of keys,
-            as pygame has them.
-        steering: by the name of a key, which component of the action it moves and to which side,
-            such as `+0`, or of discrete actions which one it is. Arrows move the first two
-            components where not given, `r` and `f` the third, `c` lowers the fourth and `o` raises
-            the fourth, which closes and opens a gripper; digits are discrete actions.
+        keys: maps `take_over`, `success`, `failure` and `rerecord` to pygame key names.
+        steering: maps key names to signed action components, such as `+0`, or to discrete actions.
+            Default: arrows move the first two components, `r` and `f` the third; `c` and `o` lower
+            and raise the fourth (close and open a gripper); digits are discrete actions.
         kwargs: see `Device`.
 
     Raises:
-        ConfigurationError: for a key with two meanings; and when it is opened without a
-            display.
+        ConfigurationError: a key has two meanings; when opened: there is no display.
     """
 
     def __init__(
@@ -225,7 +218,7 @@ class Keyboard(Device):
         self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
 
     def _action(self, held: set[str]) -> Any:
-        """Return the action that the held keys stand for; None for no discrete one."""
+        """Return the action of the held keys; None without a discrete action."""
         if isinstance(self._space, gymnasium.spaces.Discrete):
             chosen = [int(self._steering[key]) for key in held if key in self._steering]
             return next((one for one in sorted(chosen) if self._space.contains(one)), None)
@@ -233,23 +226,22 @@ class Keyboard(Device):
 
 
 class Gamepad(Device):
-    """A button takes over while it is held, sticks steer, other buttons end the episode.
+    """One button takes over while it is held; sticks steer; other buttons end the episode.
 
-    Read by pygame, which needs no display for it. The numbers of axes and buttons are those that
-    pygame gives them; the defaults are those of an Xbox pad on Linux: left stick, right stick up
-    and down, RB takes over, Y success, A failure, X again; of the two menu buttons the left one
-    closes a gripper and the right one opens it.
+    Read by pygame, without a display. Axes and buttons have pygame's numbers. Defaults, for an Xbox
+    pad on Linux: left stick; right stick up and down; RB takes over, Y success, A failure, X
+    rerecord; the left menu button closes a gripper, the right one opens it.
 
     Args:
-        buttons: by what they do, `take_over`, `success`, `failure` and `rerecord`: numbers.
-        axes: by the number of an axis, which component of the action it moves, such as `-0`.
-        steering: likewise of buttons.
-        number: which of the gamepads that are plugged in.
-        dead_zone: how far a stick moves, of 1, before it counts.
+        buttons: maps `take_over`, `success`, `failure` and `rerecord` to button numbers.
+        axes: maps axis numbers to signed action components, such as `-0`.
+        steering: maps button numbers to signed action components.
+        number: index of the gamepad.
+        dead_zone: smallest stick deflection that counts, from 0 to 1.
         kwargs: see `Device`.
 
     Raises:
-        ConfigurationError: for a number out of range; when it is opened, where there is none.
+        ConfigurationError: a number is out of range; when opened: there is no gamepad.
     """
 
     def __init__(
@@ -279,7 +271,7 @@ class Gamepad(Device):
         os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
         if not has_display():
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        pygame.display.init()  # without it no event of any device arrives
+        pygame.display.init()  # required for events of any device
         pygame.joystick.init()
         found = pygame.joystick.get_count()
         require(
@@ -295,10 +287,10 @@ class Gamepad(Device):
         self._pad.quit()
 
     def reset(self, seed: int | None) -> None:
-        self._before = set(self.buttons.values())  # what is held now was pressed for another one
+        self._before = set(self.buttons.values())  # ignore buttons held since the last episode
 
     def poll(self, observation: Any) -> Said:
-        self._pygame.event.pump()  # takes none: a window of the env may want them
+        self._pygame.event.pump()  # keeps the events, because the env's window may need them
         down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
         event: Event | None = None
         for name in ("success", "failure", "rerecord"):
@@ -315,28 +307,28 @@ class Gamepad(Device):
 
 
 class SpaceMouse(Device):
-    """A 3Dconnexion mouse takes over while it is moved, and for a moment after.
+    """A 3Dconnexion mouse takes over while it moves, and shortly afterwards.
 
-    Read by hidapi. The axes are 0 to 2, left and right, forth and back, up and down, and 3 to 5 for
-    turning; its two buttons are 0 and 1. It cannot end an episode: the env does, or time.
+    Read by hidapi. Axes 0 to 2 are left/right, forth/back, up/down; axes 3 to 5 are rotations; the
+    two buttons are 0 and 1. It cannot end an episode.
 
     Args:
-        axes: by the number of an axis, which component of the action it moves, such as `-0`.
-        steering: likewise of buttons.
-        linger_s: how many seconds it has taken over after the last movement.
-        dead_zone: how far an axis moves, of 1, before it counts.
+        axes: maps axis numbers to signed action components, such as `-0`.
+        steering: maps button numbers to signed action components.
+        linger_s: seconds for which it stays in control after the last movement.
+        dead_zone: smallest axis deflection that counts, from 0 to 1.
         kwargs: see `Device`.
 
     Raises:
-        ConfigurationError: for a number out of range; when it is opened, where there is none, or
-            your user may not read it.
+        ConfigurationError: a number is out of range; when opened: there is no space-mouse, or your
+            user may not read it.
     """
 
     VENDORS = (0x256F, 0x046D)
-    """3Dconnexion, and Logitech, which made them before."""
+    """USB vendor ids of 3Dconnexion and of Logitech, the earlier vendor."""
 
     FULL_SCALE = 350.0
-    """The number that an axis gives at its end."""
+    """Raw axis value at full deflection."""
 
     def __init__(
         self,
@@ -400,7 +392,7 @@ class SpaceMouse(Device):
         return Said(self._steer(self._moved(live, self.axes) | self._moved(down, self.steering)))
 
     def _take(self, report: bytes) -> None:
-        """Take in a report: 1 has three axes, or all six; 2 the other three; 3 the buttons."""
+        """Parse a report: 1 has three axes, or all six; 2 the other three; 3 the buttons."""
         kind, data = report[0], report[1:]
         if kind == 3:
             self._buttons = int.from_bytes(data[:2], "little")
@@ -412,7 +404,7 @@ class SpaceMouse(Device):
 
 
 def has_display() -> bool:
-    """Tell whether this process could open a window."""
+    """Return whether this process can open a window."""
     return sys.platform in ("darwin", "win32") or bool(
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )
@@ -424,7 +416,6 @@ def _is_space_mouse(device: Mapping[str, Any], vendors: tuple[int, ...]) -> bool
 
 
 def _package(name: str, what: str) -> Any:
-    """Import a package, or say what brings it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -434,7 +425,7 @@ def _package(name: str, what: str) -> Any:
 
 
 class _Window:
-    """Keys of a window of pygame's: the env's own, or one that shows the env."""
+    """The pygame window that receives keys: the env's own, or one that shows the env."""
 
     SIZE = (480, 360)
 
@@ -454,12 +445,12 @@ class _Window:
             ) from error
 
     def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
-        """Return the keys that were pressed since the last call, and those that are held."""
+        """Return the keys pressed since the last call, and the held keys."""
         pygame = self._pygame
         if self._own:
             self._draw(taken_over)
         pressed = []
-        # These alone: closing the window, say, is the env's to hear of where it is the env's.
+        # Only key events: other events, such as closing the window, are left to the env.
         for event in pygame.event.get((pygame.KEYDOWN, pygame.KEYUP)):
             name = pygame.key.name(event.key)
             if event.type == pygame.KEYDOWN:
@@ -470,12 +461,10 @@ class _Window:
         return pressed, set(self._held)
 
     def close(self) -> None:
-        """Close the window, unless it is the env's."""
         if self._own:
             self._pygame.display.quit()
 
     def _draw(self, taken_over: bool) -> None:
-        """Show the env, and who acts."""
         pygame = self._pygame
         surface = pygame.display.get_surface()
         if surface is None:

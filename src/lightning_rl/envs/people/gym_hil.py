@@ -1,7 +1,7 @@
-"""Pick up a cube in gym-hil's simulation: its env as we want it, an expert, and one who helps.
+"""Adapt gym-hil's cube task: the env with our conventions, an expert, and a scripted helper.
 
-gym-hil 0.1.14 (the extra `hil`, in an environment of its own: it needs mujoco below 4) is not
-imported here: `GymnasiumEnv` makes its `gym_hil/PandaPickCube-v0`.
+gym-hil 0.1.14 (extra `hil`, in its own environment: it needs mujoco below 4) is not imported here:
+`GymnasiumEnv` makes `gym_hil/PandaPickCube-v0`.
 """
 
 from typing import Any
@@ -15,34 +15,34 @@ from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
 from lightning_rl.system.errors import check_range
 
 HOME = np.array((0.0, 0.195, 0.0, -2.43, 0.0, 2.62, 0.785))
-"""rad, of the arm's joints where an episode begins."""
+"""Initial joint angles of the arm, in rad."""
 
 CENTER, REACH = np.array((0.4, 0.0, 0.1)), np.array((0.2, 0.3, 0.2))
-"""m, of positions: what is 0 to the policy, and what is 1 from there."""
+"""Origin and unit of observed positions, in m."""
 
 NEAR = 0.03
-"""m: the unit of the way from the fingers to the cube, which is cut off at three of them."""
+"""Unit of the vector from fingers to cube, in m; clipped at three units."""
 
 CLOSED_COMMAND = 255.0
-"""Of gym-hil's gripper."""
+"""Value of a closed gripper in gym-hil."""
 
 MOVE = 0.025
-"""m that an action moves the arm at most along each axis."""
+"""Maximum move of the arm per action along each axis, in m."""
 
 
 class PickCube(gymnasium.Wrapper):
-    """gym-hil's arm with a gripper, which is to lift a cube: flat observations, our conventions.
+    """gym-hil's arm with a gripper that must lift a cube, with flat observations.
 
-    Observation [24]: angles of the joints from where they begin, rad [7], their velocities, rad/s
-    [7]; the gripper's command so far, from -1, open, to 1, closed; where the fingers are, and the
-    cube, from `CENTER` in units of `REACH` [3] each; and the way from the former to the latter in
-    units of `NEAR`, from -3 to 3 [3], without which the last centimetre is hard to see.
+    Observation [24]: joint angles relative to the start, rad [7]; joint velocities, rad/s [7]; last
+    gripper command, from -1 (open) to 1 (closed); positions of fingers and cube relative to
+    `CENTER` in units of `REACH` [3] each; the vector from fingers to cube in units of `NEAR`, from
+    -3 to 3 [3], which makes the last centimetre visible.
 
-    Action [4]: the move along x, y and z in units of `MOVE`, and the gripper's command, 0 close, 1
-    stay, 2 open, the nearest one of them. gym-hil closes by 2: it is turned here, and nowhere else.
+    Action [4]: the move along x, y and z in units of `MOVE`, and the gripper command, rounded to 0
+    close, 1 stay or 2 open. (In gym-hil, 2 closes and 0 opens.)
 
-    `success` is said at each step; `discrete_penalty`, gym-hil's own, at steps that open a closed
-    gripper or close an open one. The cube's place comes from the seed of `reset`, where gym-hil
+    The info has `success` at each step, and gym-hil's `discrete_penalty` at steps that open a
+    closed gripper or close an open one. The seed of `reset` determines the cube's position; gym-hil
     draws it from NumPy's global generator.
 
     Args:
@@ -59,7 +59,6 @@ class PickCube(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, with the cube at a place that the seed draws."""
         inner = self.unwrapped
         if seed is not None:
             inner.np_random, _ = seeding.np_random(seed)
@@ -73,7 +72,6 @@ class PickCube(gymnasium.Wrapper):
         return flat_observation(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, by a gripper's command in gym-hil's sign."""
         command = np.rint(action[3])
         turned = np.array([*action[:3], 2.0 - command], np.float32)
         observation, reward, terminated, truncated, info = self.env.step(turned)
@@ -82,7 +80,7 @@ class PickCube(gymnasium.Wrapper):
 
 
 def flat_observation(observation: dict[str, np.ndarray]) -> np.ndarray:
-    """Return gym-hil's observation as `PickCube` gives it, [24]."""
+    """Convert gym-hil's observation to the observation [24] of `PickCube`."""
     agent, cube = observation["agent_pos"], observation["environment_state"]
     fingers = agent[15:18]
     parts = (
@@ -97,14 +95,14 @@ def flat_observation(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class PickCubeExpert:
-    """Knows how to pick up the cube: over it, down, close, wait until the fingers hold it, lift.
+    """Expert that picks up the cube: above it, down, close, wait until the fingers hold it, lift.
 
     Args:
-        noise: standard deviation of what is added to its moves, in units of an action.
-        seed: of the noise.
+        noise: standard deviation of the noise on its moves, in units of an action.
+        seed: seed of the noise.
 
     Raises:
-        ConfigurationError: for a noise below zero.
+        ConfigurationError: the noise is negative.
     """
 
     def __init__(self, noise: float = 0.1, seed: int = 0) -> None:
@@ -114,7 +112,7 @@ class PickCubeExpert:
         self.closed_for = 0
 
     def reset(self) -> None:
-        """Begin an episode, or a stretch of help."""
+        """Begin an episode, or a period of help."""
         self.closed_for = 0
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
@@ -125,11 +123,11 @@ class PickCubeExpert:
         beside, above = float(np.linalg.norm(way[:2])), float(-way[2])
         self.closed_for = self.closed_for + 1 if is_closed else 0
         command, move = STAY, np.zeros(3)
-        if is_closed and np.linalg.norm(way) > 0.04:  # it holds nothing
+        if is_closed and np.linalg.norm(way) > 0.04:  # the gripper is empty
             command, move = OPEN, np.array([0.0, 0.0, 1.0])
         elif is_closed:
             move[2] = 1.0 if self.closed_for > 1 else 0.0
-        elif beside > 0.015 and above < 0.045:  # too low to come over it
+        elif beside > 0.015 and above < 0.045:  # too low to move above the cube
             move[2] = 1.0
         elif beside > 0.015:
             move[:2] = way[:2] / MOVE
@@ -142,20 +140,19 @@ class PickCubeExpert:
 
 
 class ScriptedHelp(InterventionSource):
-    """A stand-in for a person: an expert that takes over now and then, less and less.
+    """A stand-in for a person: an expert that takes over from time to time, less and less often.
 
-    At each step with a probability of `rate` (1 - t / `last_step`), t env steps into the run, for
-    10 to 20 steps; and in an episode that has come to step 40, with a probability of
-    1 - t / `last_step`, for 15 to 25. From `last_step` on the policy is alone.
+    At env step t of the run it takes over with probability `rate` (1 - t / `last_step`), for 10 to
+    20 steps; and at step 40 of an episode with probability 1 - t / `last_step`, for 15 to 25 steps.
 
     Args:
-        last_step: env steps after which nobody helps any more.
-        rate: at first.
-        noise: of the expert, see `PickCubeExpert`. What is drawn, there and here, comes from the
-            seed of the env.
+        last_step: env steps of the run after which it no longer helps.
+        rate: initial probability per step.
+        noise: noise of the expert, see `PickCubeExpert`. The env's seed determines all random
+            numbers.
 
     Raises:
-        ConfigurationError: for a number out of range.
+        ConfigurationError: a number is out of range.
     """
 
     def __init__(self, last_step: int = 5_000, rate: float = 0.03, noise: float = 0.1) -> None:
@@ -163,8 +160,8 @@ class ScriptedHelp(InterventionSource):
         check_range("rate", rate, least=0, most=1)
         self.last_step, self.rate = last_step, rate
         self.expert = PickCubeExpert(noise)
-        self.steps = 0  # of the run
-        self.left = 0  # of the help under way
+        self.steps = 0  # env steps of the run
+        self.left = 0  # remaining steps of help
         self.episode_steps = 0
 
     def reset(self, seed: int | None) -> None:

@@ -15,18 +15,18 @@ from lightning_rl.envs.step_results import say_intervention
 from lightning_rl.system.errors import ConfigurationError, check_range
 
 Event = Literal["success", "failure", "rerecord"]
-"""How somebody ends an episode: it succeeded, it failed, or it shall not count."""
+"""How a person ends an episode: success, failure, or record it again."""
 
 EVENTS: tuple[Event, ...] = ("success", "failure", "rerecord")
-"""All of them."""
+"""All events."""
 
 
 class Said(NamedTuple):
-    """What a source says of a step.
+    """Decision of a source for one step.
 
     Attributes:
-        action: [*A], what to do instead of what the policy chose; None leaves it to the policy.
-        event: how the episode ends by this step, if it does.
+        action: [*A], replaces the policy's action; None leaves the step to the policy.
+        event: how this step ends the episode; None: it continues.
     """
 
     action: Any = None
@@ -34,54 +34,45 @@ class Said(NamedTuple):
 
 
 class InterventionSource(ABC):
-    """Says at each step whether somebody takes over, and what they do.
+    """Decides at each step whether a person or script takes over, and its action.
 
-    A source belongs to one env: `Intervention` copies the one that it is given, before that has
-    opened any device.
+    A source belongs to one env: `Intervention` copies the given source before opening it.
     """
 
     def open(self, env: gymnasium.Env) -> None:  # noqa: B027  # a script has nothing to open
-        """Get ready, before the first episode.
-
-        Args:
-            env: the one whose actions the source gives.
+        """Prepare for the first episode of `env`, for example open a device.
 
         Raises:
-            ConfigurationError: where a device is missing or the actions cannot be given by it.
+            ConfigurationError: a device is missing or cannot give the env's actions.
         """
 
-    def reset(self, seed: int | None) -> None:  # noqa: B027  # not all of them care
-        """Take notice that an episode begins; nobody has taken over.
+    def reset(self, seed: int | None) -> None:  # noqa: B027  # many sources need no reset
+        """Begin an episode in the policy's control; `seed` is the env's seed, if given."""
 
-        Args:
-            seed: of the env, where it is given one.
-        """
-
-    def take_charge(self) -> None:  # noqa: B027  # others than people do as they are written
-        """Act at every step from here on, as there is no policy beside this one."""
+    def take_charge(self) -> None:  # noqa: B027  # only devices need it
+        """Act at every step from now on: there is no policy."""
 
     @abstractmethod
     def poll(self, observation: Any) -> Said:
-        """Return what is said of the step that follows an observation, without waiting."""
+        """Return the decision for the step after an observation, without waiting."""
 
     def close(self) -> None:  # noqa: B027
         """Free devices. May be called more than once."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on bit for bit: plain numbers and tensors."""
+        """Return the state for an exact resume: plain numbers and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take up a saved state."""
+        """Restore a saved state."""
 
 
 class Script(InterventionSource):
-    """A function of the observation takes over wherever it returns an action.
+    """A function of the observation takes over whenever it returns an action.
 
     Args:
-        policy: returns an action [*A], None where it leaves the step to the policy, or a `Said`
-            where it also ends the episode. One that is an object with `state_dict` and
-            `load_state_dict` is saved and resumed.
+        policy: returns an action [*A], None for the policy's action, or a `Said` to end the
+            episode. An object with `state_dict` and `load_state_dict` is saved and restored.
     """
 
     def __init__(self, policy: Callable[[Any], Any]) -> None:
@@ -100,17 +91,17 @@ class Script(InterventionSource):
 
 
 class FromQueue(InterventionSource):
-    """Whoever puts something into a queue takes over, from any thread.
+    """Items of a queue, put by any thread, take over.
 
-    An action takes over until the next one, or until None hands back; `"success"`, `"failure"` and
-    `"rerecord"` end the episode. All that has come since the last step is read: the newest action
-    counts, and no event is lost.
+    An action takes over until the next action, or until None hands back; `"success"`, `"failure"`
+    and `"rerecord"` end the episode. Each step reads all items since the last step: the newest
+    action counts, and no event is lost.
 
     Args:
         items: the queue.
 
     Raises:
-        ConfigurationError: from `poll`, for a text that is no event.
+        ConfigurationError: from `poll`, for an unknown event.
     """
 
     def __init__(self, items: "queue.Queue[Any]") -> None:
@@ -118,7 +109,7 @@ class FromQueue(InterventionSource):
         self._action: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FromQueue":
-        return FromQueue(self.items)  # it is how others reach this source
+        return FromQueue(self.items)  # other threads hold this queue
 
     def reset(self, seed: int | None) -> None:
         self._action = None
@@ -148,10 +139,10 @@ class Pace:
         fps: ticks per second; None never waits.
 
     Attributes:
-        missed: how many ticks came while nobody waited.
+        missed: number of ticks that passed before `wait` was called.
 
     Raises:
-        ConfigurationError: for a number that is not above 0.
+        ConfigurationError: `fps` is not above 0.
     """
 
     def __init__(self, fps: float | None) -> None:
@@ -161,11 +152,11 @@ class Pace:
         self.missed = 0
 
     def restart(self) -> None:
-        """Have the clock begin at the next `wait`, which returns at once."""
+        """Restart the clock at the next `wait`, which returns immediately."""
         self._next = None
 
     def wait(self) -> None:
-        """Sleep until the next tick; where that has passed, take note, and go on from now."""
+        """Sleep until the next tick; if late, count the missed ticks and continue from now."""
         if self._period is None:
             return
         now = time.perf_counter()
@@ -181,34 +172,33 @@ class Pace:
 
 
 class Intervention(gymnasium.Wrapper):
-    """An env in which somebody may take over from the policy, and end the episode.
+    """An env in which a person or a script may take over from the policy, and end the episode.
 
-    What they do is executed instead of what the policy chose, and the info of each step says so:
-    `executed_action` and `intervened`, which rollouts and replay hold. An episode that they end as
-    a success or a failure is terminated, with `info["success"]`; one that is to be recorded again
-    is truncated, with `info["rerecord"]`.
+    The action of the source replaces the policy's action. The info of each step has
+    `executed_action` and `intervened`, which rollouts and replay store. An episode ended as success
+    or failure is terminated, with `info["success"]`; an episode to record again is truncated, with
+    `info["rerecord"]`.
 
-    It belongs inside of wrappers that change the meaning of actions no more than outside of them:
-    the actions of the source, and `executed_action`, are those of the env that it is put around. Of
-    several wrappers let it be the last.
+    The source's actions and `executed_action` are in the action space of the wrapped env: put this
+    wrapper last, outside of wrappers that convert actions.
 
-    A checkpoint holds what was executed since the episode began, and the state of the source: a
-    resumed run goes on in the middle of an intervention, exactly where the source is a script.
+    A checkpoint holds the executed actions of the episode and the state of the source: a resumed
+    run continues in the middle of an intervention, exactly if the source is a script.
 
     Args:
-        env: is stepped.
-        source: says who takes over when: an `InterventionSource`, any function of the observation
-            that returns an action or None (see `Script`), or a `queue.Queue` (see `FromQueue`).
-        fps: steps per second of real time, for a person beside an env that does not keep a pace of
-            its own; null for as fast as it goes.
-        success_reward: the reward of a step by which somebody ends an episode as a success; null
-            leaves the env's.
+        env: the wrapped env.
+        source: decides who acts: an `InterventionSource`, a function of the observation that
+            returns an action or None (see `Script`), or a `queue.Queue` (see `FromQueue`).
+        fps: steps per second of real time, if the env does not keep a pace for a person; null: no
+            limit.
+        success_reward: reward of the step that ends an episode as a success; null keeps the env's
+            reward.
 
     Attributes:
-        pace: what it waits for.
+        pace: the clock for `fps`.
 
     Raises:
-        ConfigurationError: for a source that is none, or an action of it that the env cannot take.
+        ConfigurationError: the source is invalid, or the env cannot execute its action.
     """
 
     def __init__(
@@ -229,13 +219,12 @@ class Intervention(gymnasium.Wrapper):
         self._restoring: dict[str, Any] | None = None
 
     def stop_interventions(self) -> None:
-        """Leave every step to the policy from here on, and keep no pace: for evaluations."""
+        """Leave every step to the policy from now on, without pacing, for evaluations."""
         self._stopped = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, in which nobody has taken over."""
         if not (self._opened or self._stopped):
             self.source.open(self.env)
             self._opened = True
@@ -248,7 +237,6 @@ class Intervention(gymnasium.Wrapper):
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step by the action of the source, if it has one, or by the policy's."""
         said = Said() if self._stopped else self._ask()
         taken = said.action is not None
         told = self._checked(said.action) if taken else action
@@ -266,20 +254,19 @@ class Intervention(gymnasium.Wrapper):
             if said.event == "success" and self.success_reward is not None:
                 reward = self.success_reward
         if not self._stopped and self._restoring is None:
-            # After the step: the next action is then chosen by the newest weights.
+            # Wait after the step, so that the newest weights choose the next action.
             self.pace.wait()
         self._finish_restoring()
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
-        """Close the source and the env."""
         if self._opened:
             self._opened = False
             self.source.close()
         super().close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was executed since the episode began, and the state of the source."""
+        """Return the executed actions of the episode, and the state of the source."""
         executed = np.stack(self._executed) if self._executed else np.zeros(0)
         return {
             "steps": self._steps,
@@ -289,9 +276,9 @@ class Intervention(gymnasium.Wrapper):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state: the next episode is that which it was saved in, played again.
+        """Restore a saved state: the next episode replays the saved one.
 
-        Its steps are those that were executed; the source is not asked before they are over.
+        The source is asked again after the replay.
         """
         taken, executed = state["taken"].tolist(), state["executed"].numpy()
         actions = dict(zip(taken, executed, strict=True))
@@ -303,7 +290,6 @@ class Intervention(gymnasium.Wrapper):
         self._executed: list[np.ndarray] = []
 
     def _finish_restoring(self) -> None:
-        """Have the source go on, once the episode has come to where it was saved."""
         if self._restoring is not None and self._steps >= self._restoring["steps"]:
             self.source.load_state_dict(self._restoring["source"])
             self._restoring = None
@@ -314,17 +300,13 @@ class Intervention(gymnasium.Wrapper):
         return self.source.poll(self._observation)
 
     def _checked(self, action: Any) -> Any:
-        """Return an action of the source as the env takes it, within its bounds.
-
-        Raises:
-            ConfigurationError: for one of another shape or set.
-        """
+        """Return the source's action in the env's dtype and bounds."""
         space = self.env.action_space
         given = np.asarray(action)
         if isinstance(space, gymnasium.spaces.Box) and given.shape == space.shape:
             return given.astype(space.dtype).clip(space.low, space.high)
         if given.shape == space.shape and space.contains(given.astype(space.dtype)):
-            return given.astype(space.dtype)[()]  # a number is one, and no array without dimensions
+            return given.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
         raise ConfigurationError(
             f"{type(self.source).__name__} gave the action {action!r}, which is none of {space}: "
             "give one of the env's, or None to leave the step to the policy."
@@ -332,7 +314,6 @@ class Intervention(gymnasium.Wrapper):
 
 
 def _as_source(given: Any) -> InterventionSource:
-    """Return the source that was given, as a copy of this env's own."""
     if isinstance(given, InterventionSource):
         return copy.deepcopy(given)
     if isinstance(given, queue.Queue):

@@ -1,4 +1,4 @@
-"""Tasks in torch, batched, on any device."""
+"""Batched torch tasks, on any device."""
 
 from lightning_rl.envs.tasks.base import Pictures as Pictures
 from lightning_rl.envs.tasks.cart_pole import CartPole as CartPole

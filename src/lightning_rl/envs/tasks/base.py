@@ -1,4 +1,4 @@
-"""Say what the tasks share: action and reward terms, and what they report of an episode."""
+"""Base class of the tasks: action and reward terms, pictures, and reports."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,19 @@ from lightning_rl.system.errors import check_range
 
 @dataclass
 class Pictures:
-    """What a policy sees of a task in place of its state.
+    """Observe pictures of a task instead of its state.
 
-    An observation is a stack of the last pictures, uint8 [size, size, 3 * frames], the newest last:
-    of one picture nobody sees a velocity. As an episode begins, all of them are the first.
+    An observation is a stack of the last pictures, uint8 [size, size, 3 * frames], newest last,
+    because one picture shows no velocity. An episode begins with copies of its first picture.
 
     Attributes:
         size: height and width of a picture, in pixels.
-        frames: how many are stacked.
-        with_state: observe a Dict of `pictures` and `state`, so that a critic may know more than
-            its actor sees (`actor_keys: [pictures]`, `critic_keys: [state]`).
+        frames: number of stacked pictures.
+        with_state: observe a Dict of `pictures` and `state`, for a critic with more information
+            than its actor (`actor_keys: [pictures]`, `critic_keys: [state]`).
 
     Raises:
-        ConfigurationError: for a number below 1.
+        ConfigurationError: a number is below 1.
     """
 
     size: int = 48
@@ -43,7 +43,7 @@ class Pictures:
         check_range("pictures.frames", self.frames, least=1)
 
     def space(self, state: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """Return the space of observations, for that of states."""
+        """Return the observation space for the space of states."""
         shape = (self.size, self.size, 3 * self.frames)
         pictures = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         if not self.with_state:
@@ -52,25 +52,24 @@ class Pictures:
 
 
 class Task(TorchEnv):
-    """A task in torch, with action and reward terms that a configuration can set.
+    """A torch task whose action and reward terms a configuration can set.
 
-    `info` has `success` [N] bool, `rewards` {term: [N], weighted} and `metrics` {name: [N]}, all
-    of the step taken, from before a reset.
+    `info` has `success` [N] bool, `rewards` {term: [N], weighted} and `metrics` {name: [N]}, from
+    before the resets.
 
     Args:
         num_envs: N.
-        action: what an action means. Default: the task's `default_action`.
-        rewards: weights by term; the terms not named keep their defaults (`reward_weights`).
-        max_episode_steps: steps after which an episode is truncated. Default: the task's
-            `default_episode_steps`.
-        device: where the state lives.
-        pictures: what to observe in place of the state; None for the state.
+        action: meaning of an action. Default: the task's `default_action`.
+        rewards: weights by term; other terms keep their defaults (`reward_weights`).
+        max_episode_steps: time limit, in steps. Default: the task's `default_episode_steps`.
+        device: device of the state.
+        pictures: pictures to observe; None: observe the state.
 
     Attributes:
-        observation_size: numbers in an observation of the state.
-        default_action, default_episode_steps: see the arguments; the actions of all have [2].
-        reward_weights: every reward term of the task, with its default weight.
-        action_kinds: what its actions may aim at.
+        observation_size: size of an observation of the state.
+        default_action, default_episode_steps: see the arguments; actions have the shape [2].
+        reward_weights: default weight of every reward term.
+        action_kinds: allowed kinds of action targets.
         render_size: height and width of a picture, in pixels.
     """
 
@@ -135,12 +134,11 @@ class Task(TorchEnv):
         return TensorDict(seen, state.batch_size)
 
     def _picture(self, state: TensorDict) -> Tensor:
-        """Return a picture of each of M states, uint8 [M, size, size, 3]."""
         assert self.pictures is not None
         return self.draw(state, self.pictures.size, self.pictures.size)
 
     def last_step(self) -> Tensor:
-        """Return whether the step under way is the last that the time limit allows, [N] bool."""
+        """Return whether this step is the last one within the time limit, [N] bool."""
         return self.elapsed + 1 >= self.max_episode_steps
 
     def outcome(
@@ -161,6 +159,6 @@ class Task(TorchEnv):
 
 
 def norm(vector: Tensor) -> Tensor:
-    """Return the length [M] of vectors [M, 2], row by row alike whatever M is."""
+    """Return the length [M] of vectors [M, 2]; the result of a row does not depend on M."""
     square = vector * vector
     return (square[:, 0] + square[:, 1]).sqrt()

@@ -12,41 +12,39 @@ from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Canv
 from lightning_rl.envs.tasks.terms import DeltaPosition
 
 TIMESTEP, SUBSTEPS = 0.01, 4
-"""s, and how many make a control step."""
+"""Seconds per substep; substeps per control step."""
 
 CART_MASS, POLE_MASS, HALF_LENGTH, GRAVITY = 1.0, 0.1, 0.5, 9.81
 """kg, kg, m, m/s^2; the pole is a uniform rod."""
 
 STIFFNESS, DAMPING, EFFORT_LIMIT = (10.0, 0.01), (1.0, 0.001), (100.0, 0.1)
-"""Of the drives of slider and hinge: N/m and N m/rad, N s/m and N m s/rad, N and N m."""
+"""Drives of slider and hinge: N/m and N m/rad, N s/m and N m s/rad, N and N m."""
 
 RAIL, FALLEN = 1.0, math.pi / 2
-"""Limits of the joints either side: m and rad."""
+"""Joint limits on both sides: m and rad."""
 
 START = (0.05, 0.03)
-"""An episode begins at rest within these of the middle: m and rad."""
+"""Maximum initial position and angle, at rest: m and rad."""
 
 
 class CartPole(Task):
-    """Keep a pole upright by targets for the drives of the cart's slider and of the pole's hinge.
+    """Keep a pole upright by targets for the drives of the cart's slider and the pole's hinge.
 
-    Observation [6]: both positions, scaled to [0, 1] by the joints' limits; both velocities (m/s,
-    rad/s); both efforts of the drives (N, N m). Action [2]: slider and hinge, the latter nearly
-    passive. Angles count from upright, positive towards +x.
+    Observation [6]: both positions, scaled to [0, 1] by the joint limits; both velocities (m/s,
+    rad/s); both efforts of the drives (N, N m). Action [2]: slider and hinge (nearly passive).
+    Angles are 0 at upright, positive towards +x.
 
-    Reward: `upright` 1 - |angle| / pi; `pole_velocity` |angular velocity| (rad/s), weight -0.005.
-    A pole below the horizontal has fallen: `terminated`. Success counts at the last step of the
-    time limit alone: |angle| < 0.02 rad and |angular velocity| < 0.05 rad/s. Metric
-    `distance_to_goal`: |angle|.
+    Reward: `upright` 1 - |angle| / pi; `pole_velocity` |angular velocity| (rad/s), weight -0.005. A
+    pole below the horizontal is `terminated`. Success requires, at the last step of the time limit,
+    |angle| < 0.02 rad and |angular velocity| < 0.05 rad/s. Metric `distance_to_goal`: |angle|.
 
-    The rail ends in a stop without bounce: the cart is held at its end and loses its velocity; the
-    pole feels nothing of the blow.
+    The rail's ends stop the cart without bounce; the stop does not affect the pole.
 
     Args:
         num_envs: N.
-        args, kwargs: see `Task`. The default action is `DeltaPosition(0.1)`, unbounded; with
-            `Velocity` the drives' stiffness is off and their damping pulls towards the target. An
-            episode has 500 steps of 0.04 s.
+        args, kwargs: see `Task`. Default action: `DeltaPosition(0.1)`, unbounded; with `Velocity`
+            the drives have no stiffness, and their damping pulls towards the target. An episode has
+            500 steps of 0.04 s.
     """
 
     observation_size, start_size = 6, 2
@@ -84,7 +82,6 @@ class CartPole(Task):
         return moved, reward, angle > FALLEN, info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """Draw cart, pole and rail; the green line shows where the pole should be."""
         canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)
         x, angle = state["position"].unbind(1)
         fixed = torch.zeros(1, 2, device=self.device)
@@ -93,6 +90,7 @@ class CartPole(Task):
         for side in (-1, 1):
             canvas.box(fixed + along * (side * (RAIL + 0.14)), (0.02, 0.09), INK)
         cart = x[:, None] * along
+        # The green line shows the upright pole.
         canvas.segment(cart, cart + up * (2 * HALF_LENGTH), 0.008, GREEN, opacity=0.6)
         canvas.box(cart, (0.12, 0.07), BLUE)
         canvas.segment(cart, tip(cart, angle, 2 * HALF_LENGTH), 0.025, ORANGE)
@@ -100,7 +98,7 @@ class CartPole(Task):
         return canvas.pixels()
 
     def _integrate(self, position: Tensor, velocity: Tensor, target: Tensor) -> TensorDict:
-        """Take the substeps of one control step, by the semi-implicit Euler method."""
+        """Integrate the substeps of one control step, by the semi-implicit Euler method."""
         (x, angle), (v, spin), targets = position.unbind(1), velocity.unbind(1), target.unbind(1)
         for _ in range(SUBSTEPS):
             push = self._effort(0, x, v, targets[0])
@@ -127,13 +125,13 @@ class CartPole(Task):
 def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tuple[Tensor, Tensor]:
     """Return the accelerations of cart (m/s^2) and pole (rad/s^2), each [N].
 
-    With masses M and m, half-length l, angle q and force F on the cart, torque t on the pole:
+    With masses M and m, half-length l, angle q, force F on the cart and torque t on the pole:
 
         (M + m) x'' + m l cos(q) q''       = F + m l sin(q) q'^2
         m l cos(q) x'' + (4/3) m l^2 q''   = t + m g l sin(q)
 
-    which is Florian 2007, "Correct equations for the dynamics of the cart-pole system", without
-    friction and with a torque at the hinge.
+    Source: Florian 2007, "Correct equations for the dynamics of the cart-pole system". Differs from
+    the paper: no friction, and a torque at the hinge.
 
     Args:
         angle: [N] rad from upright.

@@ -1,7 +1,7 @@
-"""Draw many small pictures at once, of shapes with smooth edges, on any device.
+"""Draw batches of small pictures with smooth shapes, on any device.
 
-A shape is where a signed distance is negative (formulas: Inigo Quilez, "2D distance functions").
-Its coverage of a pixel falls from 1 to 0 over the width of one pixel across the edge.
+A shape is the region of negative signed distance (formulas: Inigo Quilez, "2D distance functions").
+Its coverage of a pixel falls from 1 to 0 over one pixel across the edge.
 """
 
 import torch
@@ -11,7 +11,7 @@ Colour = tuple[float, float, float]
 """Red, green, blue, each 0 to 1."""
 
 PAPER: Colour = (0.96, 0.96, 0.94)
-"""Nearly white."""
+"""Nearly white: backgrounds."""
 
 INK: Colour = (0.20, 0.22, 0.25)
 """Nearly black."""
@@ -20,33 +20,32 @@ GREY: Colour = (0.72, 0.73, 0.75)
 """Light grey."""
 
 BLUE: Colour = (0.16, 0.43, 0.75)
-"""Of what acts."""
+"""Agents."""
 
 ORANGE: Colour = (0.91, 0.49, 0.13)
-"""Of what is moved."""
+"""Moved objects."""
 
 GREEN: Colour = (0.24, 0.65, 0.36)
-"""Of where it should be."""
+"""Goals."""
 
 RED: Colour = (0.80, 0.25, 0.24)
-"""Of what is in the way, and of one of two blocks."""
+"""Obstacles, and one of two blocks."""
 
 
 class Canvas:
     """M pictures of the same part of the plane, x to the right and y up.
 
+    Shapes take points [M, 2], or [1, 2] for all pictures; lengths in m; an `opacity` from 0 to 1;
+    and a `ring` in m: if not 0, the width of an outline in place of a filled shape.
+
     Args:
         count: M.
         height: pixels.
         width: pixels.
-        centre: the point in the middle of the picture, in m.
-        extent: m across and up that the picture shows at least; it is as large as fits.
+        centre: point in the middle of the picture, in m.
+        extent: minimum visible width and height, in m.
         background: colour of the empty picture.
-        device: where to draw.
-
-    Every shape takes points [M, 2], or [1, 2] where it is the same in all pictures, lengths in m,
-    an `opacity` from 0 to 1, which hides what is behind it, and a `ring` in m: where not 0, only
-    the outline of the shape is drawn, so wide.
+        device: device of the pictures.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Canvas:
         opacity: float = 1.0,
         ring: float = 0.0,
     ) -> None:
-        """Draw a disc around `centre` [M, 2], of one `radius` or of one for each, [M]."""
+        """Draw a disc around `centre` [M, 2]; `radius` is a number or [M]."""
         x, y = self._from(centre)
         size = _per_picture(radius) if isinstance(radius, Tensor) else radius
         self._paint((x * x + y * y).sqrt_() - size, colour, opacity, ring)
@@ -114,11 +113,11 @@ class Canvas:
         return (self._image * 255.0).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     def _from(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how far right of and above a point each pixel is: [M, 1, W] and [M, H, 1]."""
+        """Return the pixels' offsets from a point: [M, 1, W] to the right and [M, H, 1] up."""
         return self._x - _per_picture(point[:, 0]), self._y - _per_picture(point[:, 1])
 
     def _paint(self, distance: Tensor, colour: Colour, opacity: float, ring: float) -> None:
-        """Cover with a colour what a signed distance [M, H, W] (m) says is inside."""
+        """Paint the inside of a signed distance [M, H, W], in m."""
         if ring:
             distance = distance.abs() - ring / 2
         cover = (0.5 - distance / self.pixel).clamp_(0.0, 1.0)
@@ -129,10 +128,13 @@ class Canvas:
 
 
 def tip(base: Tensor, angle: Tensor, length: float) -> Tensor:
-    """Return the end [M, 2] of a rod that leans by `angle` [M] (rad) from upright towards +x."""
+    """Return the end [M, 2] of a rod that leans by `angle` [M] (rad) from upright towards +x.
+
+    `base` is [M, 2].
+    """
     return base + length * torch.stack((angle.sin(), angle.cos()), 1)
 
 
 def _per_picture(value: Tensor) -> Tensor:
-    """Shape numbers [M] so that they meet pixels [M, H, W]."""
+    """Reshape numbers [M] to broadcast with pixels [M, H, W]."""
     return value[:, None, None]

@@ -1,8 +1,8 @@
-"""Offer the tasks to Gymnasium: `lightning_rl/CartPole-v0`, `.../PushCube-v0`, `.../PointMass-v0`.
+"""Register the tasks in Gymnasium, for example as `lightning_rl/CartPole-v0`.
 
-`import lightning_rl` registers them. `gymnasium.make_vec` gives the batched task itself, and
-`gymnasium.make` a single env; both speak NumPy. Where nothing else imports the package, the id says
-what to import: `gymnasium.make("lightning_rl:lightning_rl/PushCube-v0")`.
+`import lightning_rl` registers them. `gymnasium.make_vec` makes the batched task, `gymnasium.make`
+a single env; both use NumPy. An id can also import the package:
+`gymnasium.make("lightning_rl:lightning_rl/PushCube-v0")`.
 """
 
 from typing import Any, Literal
@@ -26,22 +26,22 @@ TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
     "PointMass": PointMass,
     "PushCube": PushCube,
 }
-"""Those that Gymnasium knows, as `lightning_rl/<name>-v0`."""
+"""Registered tasks, as `lightning_rl/<name>-v0`."""
 
 RenderMode = Literal["rgb_array"] | None
-"""How Gymnasium asks for pictures."""
+"""Gymnasium's render modes that are supported."""
 
 
 class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
     """One env of a task.
 
-    The first episode after `reset(seed=s)` is that of a `Task` with the seed s; each later one has
-    a seed that the env's `np_random` draws.
+    `reset(seed=s)` begins the first episode of a `Task` with seed s; the env's `np_random` draws
+    the seeds of later episodes.
 
     Args:
         task: a name in `TASKS`.
         render_mode: `rgb_array` or None.
-        settings: of the task's constructor.
+        settings: arguments of the task's constructor.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
@@ -56,18 +56,13 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode."""
         super().reset(seed=seed)
         start = int(self.np_random.integers(2**31)) if seed is None else seed
         observation, _ = self.task.reset(seed=[start])
         return _array(observation)[0], {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Take a step; where it ends the episode, the task has begun another, which nobody sees.
-
-        Args:
-            action: [*A].
-        """
+        # At the end of an episode the task has already begun another, which is discarded.
         _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
         final = _array(info.pop("final_obs"))[0]
         return (
@@ -79,10 +74,7 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
         )
 
     def render(self) -> np.ndarray | None:
-        """Return a picture, uint8 [H, W, 3], where the render mode asks for one.
-
-        After the last step of an episode, of its end.
-        """
+        """Return a picture, uint8 [H, W, 3], or None; after an episode, of its final state."""
         if self.render_mode != "rgb_array":
             return None
         picture: np.ndarray = _array(self.task.draw(self.task.final_state, *self.task.render_size))
@@ -96,7 +88,7 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
         task: a name in `TASKS`.
         num_envs: N.
         render_mode: `rgb_array` or None.
-        settings: of the task's constructor.
+        settings: arguments of the task's constructor.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012
@@ -121,7 +113,6 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode in every env; see `VectorEnv.reset` of this package for the seed."""
         super().reset(seed=seed if isinstance(seed, int) else None)
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(2**31))
@@ -132,11 +123,6 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`.
-
-        Args:
-            actions: [N, *A].
-        """
         observation, reward, terminated, truncated, info = self.task.step(torch.as_tensor(actions))
         done = _array(terminated | truncated)
         final, info = _array(info.pop("final_obs")), map_tree(_array, info)
@@ -148,7 +134,6 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
         return _array(observation), rewards, _array(terminated), _array(truncated), infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Return a picture of each env, uint8 [H, W, 3], where the render mode asks for them."""
         if self.render_mode != "rgb_array":
             return None
         return tuple(self.task.render(range(self.num_envs)))
@@ -165,13 +150,12 @@ def _checked(render_mode: RenderMode) -> RenderMode:
 
 
 def _array(value: Any) -> np.ndarray:
-    """Return a tensor as an array."""
     assert isinstance(value, Tensor)
     return value.cpu().numpy()
 
 
 def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
-    """Put beside each entry of a tree, as Gymnasium does, in which envs it counts."""
+    """Add Gymnasium's masks: for each entry of a tree the envs that it applies to."""
     masked: dict[str, Any] = {}
     for key, value in info.items():
         masked[key] = _masked(value, mask) if isinstance(value, dict) else value
@@ -180,5 +164,4 @@ def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
 
 
 def _first_number(values: Tensor) -> Any:
-    """Return what a tensor [N] says of env 0, as a plain number."""
     return values[0].item()

@@ -11,48 +11,48 @@ from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, 
 from lightning_rl.envs.tasks.terms import Force
 
 TIMESTEP, DAMPING, MAX_FORCE, MASS = 1 / 60, 5.0, 5.0, 1.0
-"""s per step, N s/m, N along each axis, kg: the point flies 1 m/s along each axis at most."""
+"""s per step, N s/m, N along each axis, kg: the point flies at most 1 m/s along each axis."""
 
 STIFFNESS = 25.0
-"""N/m of the drive that follows a position; with the damping about critical."""
+"""N/m of the position drive; nearly critically damped."""
 
 SPEED_GAIN = 60.0
-"""N s/m of the drive that follows a velocity: it reaches it in a step where the force allows."""
+"""N s/m of the velocity drive; reaches its target in one step if the force suffices."""
 
 SUCCESS, NEAR = 0.03, 0.05
-"""m: how near the goal is near enough; width of the reward around it."""
+"""m: distance of a success; width of the reward around the goal."""
 
 START_RANGE, GOAL_RANGE, OBSTACLE_RANGE = 0.6, 0.7, 0.8
-"""m either side of the middle, where start, goal and obstacles lie; the world ends at 1 m."""
+"""m from the middle along each axis for start, goal and obstacles; the world ends at 1 m."""
 
 GOAL_APART, OBSTACLE_APART, RADII, CLEARANCE = 0.2, 0.25, (0.08, 0.15), 0.05
-"""m at least from start to goal, and from an obstacle's centre to the goal; from and to of their
-radii; from an obstacle's edge to the start, at least."""
+"""m: minimum distance from start to goal, and from an obstacle's centre to the goal; range of
+obstacle radii; minimum distance from an obstacle's edge to the start."""
 
 CELLS = 16
-"""Obstacles are drawn from a grid of cells, this many along each axis."""
+"""Obstacles are drawn from a grid with this many cells along each axis."""
 
 
 class PointMass(Task):
-    """Fly a point to a goal; two round obstacles cost what they are flown into, and stop nothing.
+    """Fly a point to a goal; flying into one of two round obstacles only costs reward.
 
-    Observation [14], in m and m/s: position, velocity, the way to the goal, last action, the ways
-    to the obstacles' centres, their radii. Action [2].
+    Observation [14], in m and m/s: position, velocity, vector to the goal, last action, vectors to
+    the obstacles' centres, their radii. Action [2].
 
     Reward terms:
         distance: m from the goal. Weight -1.
-        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Off; usually 0.5, which pays more
-            for hovering beside the goal than success does.
+        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Off; usually 0.5, which rewards
+            hovering near the goal more than success.
         collision: sum over the obstacles of the squared depth in m. Weight -2.
         speed: squared, in m^2/s^2. Weight -0.01.
         smoothness: squared length of the change of action. Weight -0.001.
-        success: 1 where the goal is reached. Weight 5.
+        success: 1 at the goal. Weight 5.
 
-    Within 0.03 m of the goal is a success, and `terminated`. Metrics: `final_distance` (m),
-    `path_length` (m), `collision_count` (steps inside an obstacle, each counted).
+    A success is within 0.03 m of the goal, and `terminated`. Metrics: `final_distance` (m),
+    `path_length` (m), `collision_count` (steps inside an obstacle, summed over obstacles).
 
-    The default action is `Force(5, clip=1)`; with any, the force is 5 N along each axis at most. An
-    episode has 100 steps of 1/60 s. For the arguments see `Task`.
+    Default action: `Force(5, clip=1)`; the force is at most 5 N along each axis for all action
+    terms. An episode has 100 steps of 1/60 s. Arguments: see `Task`.
     """
 
     observation_size, start_size = 14, 12
@@ -137,7 +137,6 @@ class PointMass(Task):
         return TensorDict(moved | kept, [self.num_envs]), reward, success, info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """Draw the point with its velocity, goal (green), obstacles, start (a ring)."""
         canvas = Canvas(
             len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
         )
@@ -153,7 +152,7 @@ class PointMass(Task):
         return canvas.pixels()
 
     def _force(self, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
-        """Return the force [N, 2] that drives to a target."""
+        """Return the force [N, 2] of the drive."""
         if self.action.kind == "position":
             target = (target - position) * STIFFNESS - velocity * DAMPING
         elif self.action.kind == "velocity":
@@ -162,7 +161,7 @@ class PointMass(Task):
 
 
 def _apart(goal: Tensor, start: Tensor) -> Tensor:
-    """Move goals [M, 2] that lie at the start by half their range, along x and around its end."""
+    """Move goals [M, 2] near the start by `GOAL_RANGE` along x, towards the other side."""
     near = norm(goal - start) < GOAL_APART
     x = goal[:, 0]
     elsewhere = torch.where(x < 0.0, x + GOAL_RANGE, x - GOAL_RANGE)
@@ -176,9 +175,10 @@ def _centres(device: torch.device) -> Tensor:
 
 
 def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
-    """Return in which cells an obstacle covers neither start nor goal, [M, CELLS * CELLS] bool.
+    """Return the cells in which an obstacle covers neither start nor goal, [M, CELLS * CELLS] bool.
 
-    Wherever in the cell it lies. The discs kept free cover less than the grid, so there are some.
+    This holds for any position within the cell. At least one cell is free: the excluded discs are
+    smaller than the grid.
     """
     half_diagonal = OBSTACLE_RANGE / CELLS * 2**0.5
     centres = _centres(start.device)
@@ -192,10 +192,10 @@ def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
 
 
 def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a point of the free cells, uniformly: [M, 2] of random numbers [M, 3]."""
+    """Draw a point [M, 2] of the free cells, uniformly, from random numbers [M, 3]."""
     rank = free.cumsum(1)
     most = rank[:, -1]
-    chosen = torch.minimum((uniform[:, 0] * most).long() + 1, most)  # a product may round up
+    chosen = torch.minimum((uniform[:, 0] * most).long() + 1, most)  # the product may round up
     cell = torch.searchsorted(rank, chosen[:, None]).squeeze(1)
     centres = _centres(free.device)
     centre = torch.stack((centres[cell // CELLS], centres[cell % CELLS]), 1)
@@ -203,13 +203,12 @@ def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _depth(position: Tensor, obstacles: Tensor, radii: Tensor) -> Tensor:
-    """Return how deep [M, 2] in m a point is inside each obstacle, 0 outside."""
+    """Return the depth [M, 2] in m of a point inside each obstacle, 0 outside."""
     offset = position[:, None] - obstacles
     square = offset * offset
     return (radii - (square[..., 0] + square[..., 1]).sqrt()).clamp_min(0.0)
 
 
 def _sum_of_squares(vector: Tensor) -> Tensor:
-    """Return [M] of vectors [M, 2]."""
     square = vector * vector
     return square[:, 0] + square[:, 1]

@@ -16,51 +16,49 @@ BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
 """m: half edges of the blocks, of the pusher and of the table."""
 
 MAX_MOVE, DISTANCE = 0.1, 0.25
-"""m that the pusher moves at most in a step along each axis; m that a block is to be moved."""
+"""m: maximum move of the pusher per step along each axis; required move of a block."""
 
 BLOCK_X, BLOCK_Y, PUSHER_X, PUSHER_Y = 0.5, (0.3, 0.6), 0.9, 0.05
-"""m, the starts: blocks lie up to BLOCK_X left or right of the middle, one above it and one below;
-the pusher is in the corridor between them, in which it can pass."""
+"""m, initial positions: blocks at most BLOCK_X left or right of the middle, one above and one
+below; the pusher in the corridor between them, which it can pass."""
 
 BEHIND, ALIGNED = 0.26, 0.04
-"""m, of the expert: where it pushes from, behind the block's centre; how far off its middle."""
+"""m, for the expert: pushing point behind the block's centre; tolerance from its middle."""
 
 WORDS = ("", "push", "the", "red", "blue", "block", "to", "left", "right")
-"""The words of the instructions; a word's token is its place here, and 0 fills up."""
+"""Words of the instructions; a word's index is its token, and 0 is padding."""
 
 INSTRUCTIONS = tuple(
     f"push the {colour} block to the {side}"
     for colour in ("red", "blue")
     for side in ("left", "right")
 )
-"""What the policy may be asked to do, in words."""
+"""All instructions."""
 
 
 class PushBlocks(Task):
     """Push the red or the blue block to the left or to the right, as the instruction says.
 
-    The pusher and the blocks are squares that do not turn. What the pusher comes to overlap gives
-    way along the axis of least overlap, and so does a block that another one is pushed into.
+    Pusher and blocks are squares that do not rotate. A block that overlaps the pusher or a pushed
+    block moves along the axis of least overlap.
 
-    Observation: `rgb` uint8 [size, size, 3], without the instruction in it; `proprio` [2], the
-    pusher's position in m; `language` int64 [7], the tokens of the instruction (see `WORDS`).
-    Action [2].
+    Observation: `rgb` uint8 [size, size, 3], without the instruction; `proprio` [2], the pusher's
+    position in m; `language` int64 [7], the tokens of the instruction (see `WORDS`). Action [2].
 
     Reward terms:
-        success: 1 where the named block has been moved by 0.25 m to the named side. Weight 1.
+        success: 1 if the named block was moved by 0.25 m to the named side. Weight 1.
         progress: m that the named block was moved to that side. Off; usually 1.
 
-    Success is `terminated`, and so are failures: a block moved as far to a side that was not asked
-    for, and the last step that the time allows (being in time is part of the task). Metrics:
-    `moved`, m that the named block is to the named side of where it began; `mistake`, 1 where one
-    ended the episode.
+    Success is `terminated`. Failures are `terminated`, too: any other block displacement of 0.25 m
+    along x, and the last step of the time limit (time is part of the task). Metrics: `moved`,
+    displacement of the named block to the named side in m; `mistake`, 1 after a wrong displacement.
 
     Args:
         num_envs: N.
-        size: pixels of a picture, across and down.
-        kwargs: see `Task`, without `pictures`. The default action is `DeltaPosition(0.1, clip=1)`;
-            with any, the pusher moves 0.1 m a step along each axis at most, and stays on the table.
-            An episode that has not succeeded after 48 steps has failed.
+        size: height and width of a picture, in pixels.
+        kwargs: see `Task`, without `pictures`. Default action: `DeltaPosition(0.1, clip=1)`; for
+            all action terms the pusher moves at most 0.1 m per step along each axis and stays on
+            the table. The time limit is 48 steps.
     """
 
     observation_size, start_size = 2, 8
@@ -122,7 +120,6 @@ class PushBlocks(Task):
         return moved, reward, success | mistake | self.last_step(), info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """Draw the two blocks and, in dark, the pusher."""
         canvas = Canvas(len(state), height, width, background=PAPER, device=self.device)
         canvas.box(state["red"], (BLOCK, BLOCK), RED)
         canvas.box(state["blue"], (BLOCK, BLOCK), BLUE)
@@ -130,14 +127,14 @@ class PushBlocks(Task):
         return canvas.pixels()
 
     def expert(self, state: TensorDict) -> Tensor:
-        """Return what someone who sees the state [M] would do, an action [M, 2] in [-1, 1].
+        """Return an expert's action [M, 2] in [-1, 1] for a state [M].
 
-        Along the corridor to behind the named block, up or down to its height, and then forward.
+        The path: along the corridor behind the named block, up or down to its height, then forward.
         """
         pusher, block = state["pusher"], _named(state)
         side = _side(state)
         off = block - pusher
-        # how far the pusher is short of the place to push from, in the direction of the push
+        # distance along the push direction to the pushing point
         short = (off[:, 0] - side * BEHIND) * side
         behind = short > -0.02
         aligned = (off[:, 1].abs() < ALIGNED) & (off[:, 0] * side > BLOCK)
@@ -149,7 +146,7 @@ class PushBlocks(Task):
 
 
 def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the blocks that are in the way; return red and blue, both [N, 2], in m.
+    """Move the blocks that overlap; return the centres of red and blue, both [N, 2], in m.
 
     Args:
         pusher: [N, 2], its centre after its move.
@@ -166,14 +163,17 @@ def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tens
 
 
 def moved_distance(state: TensorDict) -> Tensor:
-    """Return the m [M] that the named block is to the named side of where it began."""
+    """Return the displacement [M] of the named block to the named side, in m.
+
+    `state` is [M].
+    """
     red, blue = sideways(state).unbind(1)
     moved: Tensor = torch.where(state["task"] < 2, red, blue) * _side(state)
     return moved
 
 
 def sideways(state: TensorDict) -> Tensor:
-    """Return the m [M, 2] that the red and the blue block are to the right of where they began."""
+    """Return the displacements [M, 2] to the right of the red and the blue block, in m."""
     now = torch.stack((state["red"][:, 0], state["blue"][:, 0]), 1)
     return now - state["begin"]  # type: ignore[no-any-return]  # TensorDict
 
@@ -184,12 +184,12 @@ def tokens(text: str) -> list[int]:
 
 
 def text_of(language: Tensor) -> str:
-    """Return the instruction that tokens [S] stand for."""
+    """Return the instruction of tokens [S]."""
     return " ".join(WORDS[token] for token in language.tolist() if token)
 
 
 def _give_way(block: Tensor, intruder: Tensor, reach: float) -> Tensor:
-    """Move a block [N, 2] out of an intruder, along the axis on which they overlap least."""
+    """Move a block [N, 2] out of an intruder, along the axis of least overlap."""
     offset = block - intruder
     overlap = (reach - offset.abs()).clamp_min(0.0)
     touching = (overlap[:, 0] > 0) & (overlap[:, 1] > 0)
@@ -200,7 +200,7 @@ def _give_way(block: Tensor, intruder: Tensor, reach: float) -> Tensor:
 
 
 def _named(state: TensorDict) -> Tensor:
-    """Return the position [M, 2] of the block that the instruction names."""
+    """Return the position [M, 2] of the named block."""
     return torch.where((state["task"] < 2)[:, None], state["red"], state["blue"])
 
 

@@ -14,54 +14,52 @@ PUSHER_RADIUS, HALF_EDGE, FRICTION = 0.02, 0.05, 0.8
 """m, m, and the coefficient between pusher and cube."""
 
 MAX_MOVE, SUBSTEPS = 0.03, 4
-"""m that the pusher moves at most in a step along each axis, and in how many parts."""
+"""m: maximum move of the pusher per step along each axis; number of substeps."""
 
 PERIOD = 0.1
-"""s per step: what a velocity is multiplied by."""
+"""Seconds per step."""
 
 TABLE, SUCCESS, BEHIND = 1.0, 0.1, 0.08
-"""m: half of the table's edge; how near the goal is near enough; where to push from, behind the
-cube's centre."""
+"""m: half of the table's edge; distance of a success; pushing point behind the cube's centre."""
 
 CLEAR = 0.12
-"""m: how far from the cube's path the expert passes it."""
+"""m: distance between the expert and the cube's path."""
 
 START = ((-0.52, -0.48), (-0.02, 0.02), (-0.8, -0.42), (-0.6, -0.2), (-0.3, 0.3), (-0.3, 0.3))
-"""m, from and to, of x and y of pusher, cube and goal. No start of these ranges is solved (cube and
-goal are 0.12 m apart along x or more) or has the pusher at the cube (0.11 m apart along y)."""
+"""m: ranges of x and y of pusher, cube and goal. No start is solved (cube and goal are at least
+0.12 m apart along x) or has contact (pusher and cube are at least 0.11 m apart along y)."""
 
 
 class PushCube(Task):
     """Push a cube to a goal with a round pusher, seen from above.
 
-    The motion is quasi-static: where the pusher comes to overlap the cube, the cube gives way along
-    the contact's normal, and friction drags it along the tangent by `FRICTION` times as much at the
-    most. The cube does not turn. A substep is shorter than the pusher's radius, so nothing passes
-    through.
+    The motion is quasi-static: the pusher moves an overlapping cube along the contact normal, and
+    friction drags it along the tangent by at most `FRICTION` times that distance. The cube does not
+    rotate. A substep is shorter than the pusher's radius, so nothing passes through.
 
-    Observation [12], in m: positions of pusher, cube and goal; from pusher to cube, and from cube
-    to goal; the last action. Action [2].
+    Observation [12], in m: positions of pusher, cube and goal; vectors from pusher to cube, and
+    from cube to goal; the last action. Action [2].
 
     Reward terms:
-        reach_progress: m that the pusher came nearer to the point to push from. Weight 1.
-        goal_progress: m that the cube came nearer to the goal. Weight 10.
+        reach_progress: m by which the pusher approached the pushing point. Weight 1.
+        goal_progress: m by which the cube approached the goal. Weight 10.
         smoothness: length of the change of action. Weight -0.01.
         step: 1. Weight -0.01.
-        success: 1 where the goal is reached. Weight 10.
-        reach_kernel: 1 - tanh(8 * m from the point to push from). Off; a usual weight is 0.03.
+        success: 1 at the goal. Weight 10.
+        reach_kernel: 1 - tanh(8 * m from the pushing point). Off; usually 0.03.
         goal_kernel: exp(-d^2 / (2 * 0.12^2)), d in m from cube to goal. Off; usually 0.8.
 
-    The kernels are flat where an episode begins, and outweigh the bonus for a cube that is kept
-    just off the goal; progress leads there.
+    The kernels are flat at the start of an episode, and keeping the cube near the goal pays more
+    than the bonus for success; progress terms avoid both.
 
-    A cube within 0.1 m of the goal is a success, and one beyond the table's edge a failure: both
-    are `terminated`. Metric `distance_to_goal`: m from cube to goal.
+    A cube within 0.1 m of the goal is a success, a cube beyond the table's edge a failure: both are
+    `terminated`. Metric `distance_to_goal`: m from cube to goal.
 
     Args:
         num_envs: N.
-        args, kwargs: see `Task`. The default action is `DeltaPosition(0.03, clip=1)`; with any, the
-            pusher moves 0.03 m a step along each axis at most, and stays on the table. An episode
-            has 100 steps.
+        args, kwargs: see `Task`. Default action: `DeltaPosition(0.03, clip=1)`; for all action
+            terms the pusher moves at most 0.03 m per step along each axis and stays on the table.
+            An episode has 100 steps.
     """
 
     observation_size, start_size = 12, 6
@@ -120,9 +118,9 @@ class PushCube(Task):
         return moved, reward, success | off[:, 0] | off[:, 1], info
 
     def expert(self, state: TensorDict) -> Tensor:
-        """Return what someone who sees the state [M] would do, an action [M, 2] in [-1, 1].
+        """Return an expert's action [M, 2] in [-1, 1] for a state [M].
 
-        Around the cube to the point to push from, and then forward along the line to the goal.
+        The path: around the cube to the pushing point, then along the line to the goal.
         """
         pusher, cube, goal = state["pusher"], state["cube"], state["goal"]
         forward = (goal - cube) / norm(goal - cube).clamp_min(1e-9)[:, None]
@@ -131,7 +129,7 @@ class PushCube(Task):
         beside = off - along * forward
         aside = norm(beside)[:, None]
         pushes = (along < 0) & (aside < 0.015)
-        # In front of the cube, and too near to its path: out of the way first, then back past it.
+        # In front of the cube and too close to its path: first move aside, then back past it.
         outwards = torch.where(aside > 1e-6, beside / aside.clamp_min(1e-6), forward.flip(1))
         passing = (along > -BEHIND) & (aside < CLEAR)
         place = cube - 1.4 * BEHIND * forward
@@ -142,7 +140,6 @@ class PushCube(Task):
         return (move / MAX_MOVE).clamp(-1.0, 1.0)
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """Draw pusher (with a halo), cube, and green where its centre should be."""
         canvas = Canvas(
             len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
         )
@@ -157,7 +154,7 @@ class PushCube(Task):
 
 
 def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the pusher, and the cube where it is in the way; return both [N, 2], in m.
+    """Move the pusher and an overlapping cube; return both centres [N, 2], in m.
 
     Args:
         pusher: [N, 2], its centre.
@@ -182,7 +179,7 @@ def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distances(pusher: Tensor, cube: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """Return m [N] from cube to goal, and from the pusher to the point to push from."""
+    """Return m [N] from cube to goal, and from the pusher to the pushing point."""
     back = cube - goal
     distance = norm(back)
     pushing = cube + back * (BEHIND / distance.clamp_min(1e-9))[:, None]

@@ -1,4 +1,4 @@
-"""Configure a task: what an action means, and what is rewarded."""
+"""Configure a task: the meaning of an action, and the reward."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
-"""What a target is of: a drive's position (m), velocity (m/s) or force (N)."""
+"""Kind of an action's target: position (m), velocity (m/s) or force (N)."""
 
 
 class ActionTerm(ABC, Constructed):
@@ -21,14 +21,14 @@ class ActionTerm(ABC, Constructed):
 
     Args:
         scale: the target per unit of action: m or rad, m/s or rad/s, N or N m.
-        clip: actions are clamped to ±clip before they are scaled, and the action space has these
-            bounds; None leaves them unbounded.
+        clip: actions are clamped to ±clip before scaling, and the action space has these bounds;
+            None: unbounded.
 
     Attributes:
-        kind: what the target is of.
+        kind: kind of the target.
 
     Raises:
-        ConfigurationError: for a scale or a clip that is not above 0.
+        ConfigurationError: `scale` or `clip` is not above 0.
     """
 
     kind: ClassVar[Kind]
@@ -46,25 +46,20 @@ class ActionTerm(ABC, Constructed):
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
     def bounded(self, action: Tensor) -> Tensor:
-        """Return a clamped copy [...], in float32, of actions [...] of any shape.
+        """Return a clamped float32 copy of actions [...] of any shape.
 
-        A copy also without bounds: who gave the action may write its next one into the same memory.
+        Without bounds it is a copy, too: the caller may overwrite its action.
         """
         action = action.to(torch.float32, copy=True)
         return action if self.clip is None else action.clamp_(-self.clip, self.clip)
 
     @abstractmethod
     def target(self, action: Tensor, position: Tensor) -> Tensor:
-        """Return the target [N, A].
-
-        Args:
-            action: [N, A], bounded.
-            position: [N, A], where the joints are.
-        """
+        """Return the target [N, A] of a bounded action [N, A] at the joint positions [N, A]."""
 
 
 class DeltaPosition(ActionTerm):
-    """Move the position by `scale * action` from where it is; see `ActionTerm`."""
+    """Move by `scale * action` from the current position; see `ActionTerm`."""
 
     kind: ClassVar[Kind] = "position"
 
@@ -97,16 +92,16 @@ class Force(Position):
 
 
 class RewardTerms:
-    """Add up the named terms of a reward, each with its weight.
+    """Weighted sum of named reward terms.
 
     Args:
-        defaults: every term that the task has, with its weight.
-        weights: replace the weights of the terms they name; the others keep theirs. A term with
-            weight 0 is switched off: not computed, and not reported.
-        task: named in errors.
+        defaults: every term of the task, with its weight.
+        weights: weights that replace the defaults. A term with weight 0 is neither computed nor
+            reported.
+        task: name of the task, for messages.
 
     Raises:
-        ConfigurationError: for a term that the task does not have, or a weight of another type.
+        ConfigurationError: an unknown term, or a weight that is not finite.
     """
 
     def __init__(
@@ -128,11 +123,11 @@ class RewardTerms:
     def total(
         self, values: Mapping[str, Callable[[], Tensor]], like: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the reward [N], and what each active term adds to it, {name: [N]}.
+        """Return the reward [N], and the weighted value of each active term, {name: [N]}.
 
         Args:
-            values: each term before its weight, as a function: only active ones are computed.
-            like: [N] float, the reward's shape where no term is active.
+            values: each term before its weight, as a function: only active terms are computed.
+            like: [N] float, a tensor of the reward's shape.
         """
         terms = {name: values[name]() * weight for name, weight in self._active}
         total = None
@@ -142,10 +137,10 @@ class RewardTerms:
 
 
 def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
-    """Refuse a term that aims at what a task cannot drive.
+    """Refuse an action term that a task does not support.
 
     Raises:
-        ConfigurationError: naming those that it can.
+        ConfigurationError: names the supported terms.
     """
     kinds = list(allowed)
     names = [c.__name__ for c in (DeltaPosition, Position, Velocity, Force) if c.kind in kinds]

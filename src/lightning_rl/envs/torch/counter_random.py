@@ -1,12 +1,10 @@
-"""Draw random numbers that are a pure function of counters: no draw depends on another.
+"""Draw random numbers as a pure function of counters: no draw depends on another.
 
-A generator hands out its numbers in turn, so what one env gets depends on how many others there
-are. Here a number is the hash of who asks and when (Salmon et al. 2011, "Parallel random numbers:
-as easy as 1, 2, 3").
-
-The hash is lowbias32 (Chris Wellons 2018, "Prospecting for hash functions"), a bijection of 32
-bits, held in int64 so that every device computes the same. Two words of 32 bits carry the key: with
-one, some of the few million episodes of a run would share their start.
+Each number is the hash of its env and time, so it does not depend on the number of envs (Salmon et
+al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The hash is lowbias32 (Chris Wellons 2018,
+"Prospecting for hash functions"), a bijection of 32 bits, in int64 so that every device computes
+the same. The key has two 32-bit words: with one, some of a run's millions of episodes would share
+their start.
 """
 
 import torch
@@ -14,8 +12,7 @@ from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _FIRST = 0x7FEB352D
-_SECOND = 0x846CA68B - 2**32
-"""The second factor less 2^32: the same low 32 bits, and no product leaves int64."""
+_SECOND = 0x846CA68B - 2**32  # the same low 32 bits, and no product leaves int64
 
 _KEY_WORDS = (0x9E3779B9, 0x243F6A88)
 _GOLDEN = 0x9E3779B9
@@ -30,7 +27,7 @@ def hash32(x: Tensor) -> Tensor:
     Returns:
         [...] int64, in the same range.
     """
-    # In place but for the first, which must not write into what it was given.
+    # All operations but the first are in place: the argument must not change.
     x = (x ^ (x >> 16)).mul_(_FIRST).bitwise_and_(_MASK)
     x.bitwise_xor_(x >> 15).mul_(_SECOND).bitwise_and_(_MASK)
     return x.bitwise_xor_(x >> 16)
@@ -48,11 +45,11 @@ def uniforms(key: Tensor, episode: Tensor, tick: Tensor | int, count: int) -> Te
     Args:
         key: [2, M], by `key_of`.
         episode: [M] int64, at least 0.
-        tick: [M] int64 or a number, at least 0: when within the episode.
+        tick: [M] int64 or a number, at least 0: the step of the episode.
         count: numbers per row.
 
     Returns:
-        [M, count] float32; a row depends on its own key, episode and tick alone.
+        [M, count] float32; a row depends only on its key, episode and tick.
     """
     h = hash32(hash32(key ^ (episode & _MASK)) ^ tick)
     column = torch.arange(1, count + 1, device=key.device) * _GOLDEN

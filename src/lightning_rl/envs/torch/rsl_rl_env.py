@@ -1,4 +1,4 @@
-"""Give a `VecEnv` as rsl_rl trains on it the interface that `TensorSimulator` steps."""
+"""Adapt a `VecEnv` of rsl_rl to the interface that `TensorSimulator` steps."""
 
 from typing import Any
 
@@ -11,24 +11,22 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closes
 
 
 class RslRlVecEnv:
-    """An env of rsl_rl's kind, `obs, rew, done, extras["time_outs"]`, for `TensorSimulator`.
+    """Adapter for `TensorSimulator` of envs that return `obs, rew, done, extras["time_outs"]`.
 
-    `time_outs` [N] says which of the finished episodes time has cut; an env that gives none has
-    none. Such envs reset within the step and keep the final observation to themselves: set
-    `missing_final: last_observation`, as rsl_rl does. They take no seed: seed the simulator where
-    it is made. Observations may be a tensor, a dict of groups or a TensorDict; a second group in
-    `extras["observations"]`, such as `critic`, makes them a dict with `policy` beside it. What else
-    stands in `extras` is the info.
+    `time_outs` [N] marks finished episodes that were truncated (default: none). These envs reset
+    within the step without a final observation: set `missing_final: last_observation`, as rsl_rl
+    does. They take no seed: seed the simulator at its construction. Observations are a tensor, a
+    dict of groups or a TensorDict; with further groups in `extras["observations"]`, such as
+    `critic`, they become a dict with the key `policy`. Other `extras` are the info.
 
-    Source: rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`), whose interface this follows. Tested on a
-    stand-in.
+    Source: interface of rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`). Tested on a stand-in.
 
     Args:
         env: has `num_envs`, `num_actions`, `device`, `get_observations` or `reset`, and `step`.
-        action_bound: the greatest absolute value of an action; none where not given.
+        action_bound: the maximum absolute value of an action; default: unbounded.
 
     Raises:
-        ConfigurationError: where something is missing.
+        ConfigurationError: an attribute is missing.
     """
 
     def __init__(self, env: Any, action_bound: float | None = None) -> None:
@@ -46,9 +44,9 @@ class RslRlVecEnv:
         self.single_action_space = gymnasium.spaces.Box(-bound, bound, shape, np.float32)
 
     def reset(self, **ignored: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every env; the seed and the options have no place to go."""
+        """Begin an episode in every env; seed and options are ignored."""
         returned = self.env.reset() if hasattr(self.env, "reset") else self.env.get_observations()
-        if returned is None:  # of some simulators, whose reset only resets
+        if returned is None:  # some simulators return nothing from reset
             returned = self.env.get_observations()
         observation, extras = returned if isinstance(returned, tuple) else (returned, {})
         return _grouped(observation, extras or {}), {}
@@ -62,7 +60,7 @@ class RslRlVecEnv:
         return _grouped(observation, extras), reward, done & ~cut, cut, info
 
     def close(self) -> None:
-        """Close the env, where it can be."""
+        """Close the env if it has a `close` method."""
         getattr(self.env, "close", lambda: None)()
 
     def _four(self, result: Any) -> Any:
@@ -76,7 +74,7 @@ class RslRlVecEnv:
 
 
 def _grouped(observation: Any, extras: dict[str, Any]) -> Any:
-    """Return the observation, with the other groups that `extras` has beside it."""
+    """Return the observation together with the other groups of `extras`."""
     groups = extras.get("observations", {})
     if not isinstance(observation, Tensor) or not groups:
         return observation

@@ -1,4 +1,4 @@
-"""Step a simulator that holds all of its envs as tensors, on whatever device it has them."""
+"""Step a simulator that holds all of its envs as tensors, on any device."""
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,55 +17,55 @@ from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
 
 Resets = Literal["by_itself", "a_step_late", "by_index"]
-"""Who resets what has finished: the simulator within the step, or in the next one, or we, by
-`reset(options=...)`."""
+"""Who resets finished envs: the simulator within the step; the simulator in the next step; or
+`TensorSimulator`, by `reset(options=...)`."""
 
 AUTORESET = {
     AutoresetMode.SAME_STEP: "by_itself",
     AutoresetMode.NEXT_STEP: "a_step_late",
     AutoresetMode.DISABLED: "by_index",
 }
-"""What Gymnasium calls them."""
+"""Names of the modes in Gymnasium."""
 
 FINAL = ("final_obs", "final_observation")
-"""What true final observations are called: by Gymnasium, and by ManiSkill."""
+"""Info keys of true final observations: Gymnasium's and ManiSkill's."""
 
 
 class TensorSimulator(VectorEnv):
-    """A simulator of N envs that takes and gives tensors, such as Isaac Lab or ManiSkill.
+    """Adapter of a simulator of N envs with tensors, such as Isaac Lab or ManiSkill.
 
-    It has `num_envs`, `device`, `single_action_space`, `reset(seed=..., options=...)` and
-    `step(action)`, which return what Gymnasium's vector envs do, in tensors [N, ...] or dicts of
-    them. Groups of observations, such as Isaac Lab's `policy` and `critic`, are the keys of a Dict:
-    `actor_keys: [policy]` and `critic_keys: [critic]` of a policy make it an asymmetric one. What
-    an env says of a step may stand in the info or, from before a reset, in its `final_info`:
-    `success` and `fail` [N] bool, and `rewards` and `metrics`, dicts of numbers [N] by name. An
-    episode that failed has no success, and is `terminated` where it ends or this class ends it.
+    The simulator has `num_envs`, `device`, `single_action_space`, `reset(seed=..., options=...)`
+    and `step(action)`, with the results of Gymnasium's vector envs as tensors [N, ...] or dicts of
+    tensors. Observation groups, such as Isaac Lab's `policy` and `critic`, become keys of a Dict: a
+    policy with `actor_keys: [policy]` and `critic_keys: [critic]` is asymmetric. Reports are read
+    from the info, or from its `final_info` for the step before a reset: `success` and `fail` [N]
+    bool; `rewards` and `metrics`, dicts of numbers [N] by name. A failed episode has no success;
+    its end is `terminated`.
 
-    Where a simulator resets what has finished one step *late* (Gymnasium's "next-step"), the action
-    of that step does nothing, and leads from one episode to another: it is `padding` in a rollout,
-    which no algorithm learns from and nothing counts.
+    If the simulator resets finished envs one step *late* (Gymnasium's "next-step"), the action of
+    that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
+    and no statistic counts it.
 
-    Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`), which resets within the step and
-    gives no final observation; ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`,
-    `ManiSkillVectorEnv`), which gives `final_observation` and `final_info` unless its auto_reset is
-    false, and then takes `reset(options={"env_idx": ...})`. Tested on stand-ins that do so.
+    Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`): resets within the step, without
+    final observations. ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`, `ManiSkillVectorEnv`):
+    gives `final_observation` and `final_info`; with auto_reset false it takes
+    `reset(options={"env_idx": ...})`. Tested on stand-ins.
 
     Args:
         num_envs: N.
-        make: makes the simulator of so many envs: a function, in YAML its import path.
-        resets: who begins the next episode of an env: the simulator, `by_itself`, within the step
-            in which it finished, or `a_step_late`, within the next one; or this class, `by_index`,
-            with the indices [M] int64 of those that finished as `env_idx` of the options.
-        missing_final: where time has cut an episode and the simulator does not say what it had
-            come to: `refuse`, or take the `last_observation` before that step in its place, whose
-            value is nearly the same where a step is short. rsl_rl does that.
-        seeds: whether `reset` takes `one` seed, of the whole simulator, or one of `each` env. With
-            one, episodes of an evaluation are not those of their seeds, and groups of equal starts
-            (GRPO) are refused.
+        make: makes the simulator for a number of envs: a function, in YAML its import path.
+        resets: who resets a finished env: the simulator within the step (`by_itself`) or in the
+            next step (`a_step_late`), or this class (`by_index`), with option `env_idx` [M] int64,
+            the indices of the finished envs.
+        missing_final: if the simulator gives no final observation of a truncated episode: `refuse`,
+            or use the `last_observation` before the step, as rsl_rl does. Its value is similar if
+            steps are short.
+        seeds: whether `reset` takes `one` seed for the simulator, or one for `each` env. With one,
+            evaluation episodes do not correspond to their seeds, and groups of equal starts (GRPO)
+            are refused.
 
     Raises:
-        ConfigurationError: where what was made is no such simulator, or has another number of envs.
+        ConfigurationError: `make` returned no such simulator, or another number of envs.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TensorSimulator(VectorEnv):
         self.single_action_space = self._said("single_action_space")
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        # By what is there: Isaac Lab's direct envs do not announce the group `critic`.
+        # From the observation itself: Isaac Lab's direct envs do not announce the group `critic`.
         self.single_observation_space = space_of(self._last)
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
         limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
@@ -118,12 +118,12 @@ class TensorSimulator(VectorEnv):
         """Step; see `VectorEnv.step`.
 
         Raises:
-            EnvFaultError: where time has cut an episode of which nobody knows what it had come to,
-                and for an outcome that is no tensor [N] of numbers, or of flags.
+            EnvFaultError: a truncated episode has no final observation; or a result is not a tensor
+                [N] of numbers or flags.
         """
         before = self._last
         if self._missing_final == "last_observation":
-            before = map_tree(torch.clone, before)  # which the simulator may write over
+            before = map_tree(torch.clone, before)  # the simulator may overwrite its tensors
         seen, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
         observation = self._observed(seen)
         reward = self._numbers("reward", reward)
@@ -150,7 +150,7 @@ class TensorSimulator(VectorEnv):
         return observation, reward, terminated, truncated, results
 
     def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
-        """Return the outcome, terms and metrics of a step, of the time before the resets."""
+        """Return outcome, terms and metrics of a step, from before the resets."""
         final = info.get("final_info")
         final = final if isinstance(final, Mapping | TensorDict) else None
         said = _from_before_the_reset(info, final, done)
@@ -175,13 +175,11 @@ class TensorSimulator(VectorEnv):
         return results
 
     def _numbers(self, field: str, value: Any) -> Tensor:
-        """Return one number of each env, [N] float32."""
         numeric = isinstance(value, Tensor) and not value.is_complex()
         self._refuse_unlike(field, value, numeric, "numbers")
         return cast(Tensor, value).float()
 
     def _flags(self, field: str, value: Any) -> Tensor:
-        """Return one flag of each env, [N] bool."""
         is_flag = isinstance(value, Tensor) and not (
             value.is_floating_point() or value.is_complex()
         )
@@ -209,7 +207,6 @@ class TensorSimulator(VectorEnv):
         return drawn
 
     def close(self) -> None:
-        """Close the simulator."""
         self.simulator.close()
 
     @property
@@ -217,7 +214,6 @@ class TensorSimulator(VectorEnv):
         return type(self.simulator.unwrapped).__name__
 
     def _said(self, name: str) -> Any:
-        """Return an attribute of the simulator, which may stand in wrappers of Gymnasium."""
         for owner in (self.simulator, getattr(self.simulator, "unwrapped", None)):
             if hasattr(owner, name):
                 return getattr(owner, name)
@@ -229,7 +225,6 @@ class TensorSimulator(VectorEnv):
         )
 
     def _check_resets(self) -> None:
-        """Refuse to take a simulator for one that resets at another time, where it says."""
         mode = (getattr(self.simulator, "metadata", None) or {}).get("autoreset_mode")
         said = None if mode is None else AUTORESET[AutoresetMode(mode)]
         require(
@@ -245,14 +240,12 @@ class TensorSimulator(VectorEnv):
     def _restart(
         self, observation: Observation, done: Tensor, results: dict[str, Any]
     ) -> Observation:
-        """Begin the next episode where one is done [N]; return what is observed then."""
         if not done.any():
             return observation
         results["final_obs"] = map_tree(torch.clone, observation)
         return self._reset(None, {"env_idx": done.nonzero().flatten()})
 
     def _observed(self, observation: Any) -> Observation:
-        """Return an observation as a tensor [N, ...] or a tree of them."""
         if isinstance(observation, dict | TensorDict):
             parts = {key: self._observed(child) for key, child in observation.items()}
             return TensorDict(parts, [self.num_envs], device=self.device)
@@ -260,7 +253,6 @@ class TensorSimulator(VectorEnv):
         return leaf.float() if leaf.is_floating_point() else leaf
 
     def _refuse_missing(self, cut: Tensor) -> None:
-        """Refuse that time has cut episodes [N] of which there is no true final observation."""
         if cut.any():
             raise EnvFaultError(
                 f"{self._name} truncated the episode of env {int(cut.nonzero()[0])} without "
@@ -272,13 +264,9 @@ class TensorSimulator(VectorEnv):
 
 
 def _from_before_the_reset(said: Any, final: Any, done: Tensor) -> Any:
-    """Return an info with the rows of finished envs taken from `final`.
+    """Take the rows of finished envs, `done` [N], from `final`; entries are tensors [N] or dicts.
 
-    Args:
-        said: tensors [N] by name, and dicts of such.
-        final: the same of the finished episodes; None for none. An entry that only it has is taken
-            for all rows.
-        done: [N] bool, which envs finished.
+    An entry that only `final` has replaces all rows.
     """
     if isinstance(said, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
         ours = {key: value for key, value in said.items() if key != "final_info"}

@@ -1,4 +1,4 @@
-"""Write a batched env in torch, on any device, by its three functions: start, observe, move."""
+"""Write a batched torch env, on any device, by three functions: start, observe, move."""
 
 from abc import abstractmethod
 from enum import Enum
@@ -19,7 +19,7 @@ from lightning_rl.system.errors import require
 
 
 class Restarts(Enum):
-    """How a step begins the next episode of the envs that have finished."""
+    """How `step` begins the next episode of finished envs."""
 
     ROWS = "of those envs alone, which are looked up: where looking costs nothing"
     WHERE = "a start for every env, taken where it is needed: where looking would wait for a device"
@@ -29,43 +29,37 @@ class Restarts(Enum):
 class TorchEnv(VectorEnv):
     """A batched env whose state is one TensorDict [N].
 
-    Time limits, autoreset, seeds and saving are done here.
+    This class handles time limits, autoreset, seeds and saving.
 
-    A random number is a function of its env's seed, of the episode and of the step, not the next
-    one of a generator: what happens in an env, in all its episodes, depends on its own seed and
-    actions alone, whether it runs by itself or among thousands. This holds bit for bit where the
-    three functions treat each row by itself, by operations that round every element alike: no
-    matrix product, no `atan2`, no fused multiply and add.
+    Random numbers are a function of the env's seed, the episode and the step, not of a shared
+    generator: the episodes of an env depend only on its own seed and actions, not on the other
+    envs. This holds bit for bit if the three functions treat rows independently, by operations that
+    round every element equally: no matrix product, no `atan2`, no fused multiply-add.
 
-    An episode ends where the transition says `terminated`, and is truncated when its time is out.
-    For ends of another kind the transition puts one of these beside `success` into its info, each
-    [N] bool, read at every step:
+    An episode ends when the transition returns `terminated`, and is truncated at the time limit.
+    Two optional [N] bool entries of the transition's info also end episodes:
 
-    - `fail`: the episode has failed, which ends it. It is `terminated`, without success.
-    - `truncated`: the episode is cut, though it could have gone on (a watchdog, a simulation that
-      left its range). Its return goes on with the value of where it was cut, as at the time limit.
-
-    Nothing in `step` waits for an accelerator: finished envs are replaced by `torch.where`. On a
-    CPU, where looking costs nothing, only the rows that finished are drawn and written.
+    - `fail`: the episode failed. It is `terminated`, without success.
+    - `truncated`: the episode is cut although it could have continued (a watchdog, a simulation out
+      of its range). Its return is bootstrapped, as at the time limit.
 
     Args:
         num_envs: N.
-        max_episode_steps: steps after which an episode is truncated.
-        device: where the state lives.
+        max_episode_steps: time limit, in steps.
+        device: device of the state.
 
     Attributes:
-        start_size: K, how many random numbers a start takes.
-        seed: [N] int64, the seed of each env; before the first `reset`, env i has the seed i.
-        episode: [N] int64, how many episodes of that seed came before this one.
+        start_size: K, random numbers per start.
+        seed: [N] int64, the seed of each env; initially env i has the seed i.
+        episode: [N] int64, the number of earlier episodes of this seed.
         elapsed: [N] int64, env steps since the episode began.
-        final_state: [N], the state that the last step led to, before finished envs were reset; not
-            kept by compiled steps.
-        stream_key: [2, N] int64, from which, by episode and step, the random numbers of each env
-            come.
-        restarts: how finished envs begin anew.
+        final_state: [N], the state before the resets of the last step; compiled steps do not keep
+            it.
+        stream_key: [2, N] int64, the key of each env's random numbers.
+        restarts: how finished envs begin the next episode.
 
     Raises:
-        ConfigurationError: for a number of envs or of steps below 1.
+        ConfigurationError: `num_envs` or `max_episode_steps` is below 1.
     """
 
     start_size: int
@@ -93,51 +87,50 @@ class TorchEnv(VectorEnv):
         self.episode = torch.full_like(self.seed, -1)
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
-        self.stream_key = key_of(self.seed)  # kept: each draw needs it
+        self.stream_key = key_of(self.seed)  # cached, because each draw needs it
         self.restarts = Restarts.ROWS if self.device.type == "cpu" else Restarts.WHERE
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """Make M starts, a TensorDict [M], of random numbers.
+        """Create M initial states, a TensorDict [M], from random numbers.
 
         Args:
-            uniform: [M, K] float32 in [0, 1), K being `start_size`.
+            uniform: [M, K] float32 in [0, 1); K is `start_size`.
         """
 
     @abstractmethod
     def observe(self, state: TensorDict) -> Observation:
-        """Return the observation [M, ...] of a state [M], in tensors that nobody writes into later.
+        """Return the observation [M, ...] of a state [M]; the tensors must not change later.
 
-        It draws nothing: what is random, such as sensor noise, is drawn by `transition` and lies in
-        the state.
+        `observe` draws no random numbers: `transition` draws sensor noise and stores it in the
+        state.
         """
 
     @abstractmethod
     def transition(
         self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """Move: return the next state [N], reward [N], terminated [N] bool, and info.
+        """Return the next state [N], reward [N], terminated [N] bool, and info.
 
-        Do not write into `state`. The info may hold what `VectorEnv.step` says, and `fail` and
-        `truncated`, which end an episode; see the class. Random numbers come from `uniform`.
+        Do not write into `state`. Info entries: see `VectorEnv.step`; `fail` and `truncated`: see
+        the class. Random numbers come from `uniform`.
 
         Args:
-            state: [N], what `initial_state` or the last transition returned.
-            action: [N, *A], as the policy gave it: not clipped to the space. Of a Dict or Tuple
-                space a dict or tuple of such, of a MultiBinary one int64.
+            state: [N], the result of `initial_state` or of the last transition.
+            action: [N, *A] from the policy, not clipped to the space. Dict or Tuple spaces: a dict
+                or tuple of tensors; MultiBinary: int64.
         """
 
     def uniform(self, count: int, stream: int = 0) -> Tensor:
-        """Draw `count` numbers in [0, 1) per env, for a transition that is random: [N, count].
+        """Draw `count` numbers in [0, 1) per env for a random transition: [N, count].
 
-        They depend on seed, episode, step and stream: asked again within one step, the same come
-        again. A transition that draws for several purposes, such as pushes and sensor noise, takes
-        a stream for each. They are reproducible, resume exactly and may be compiled; numbers of
-        `torch.rand` are none of that.
+        The numbers depend on seed, episode, step and stream: a second call within one step returns
+        the same numbers. Use one stream per purpose, such as pushes and sensor noise. Unlike
+        `torch.rand`, the numbers are reproducible, resume exactly and may be compiled.
 
         Args:
             count: numbers per env.
-            stream: which of the numbers of this step, from 0.
+            stream: index of the stream, from 0.
         """
         key = self.stream_key if stream == 0 else hash32(self.stream_key ^ stream)
         return uniforms(key, self.episode, self.elapsed + 1, count)
@@ -145,7 +138,7 @@ class TorchEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin episodes; without a seed, every env the next one of its own."""
+        """Begin episodes; without a seed, every env begins its next one."""
         if seed is None:
             self.episode = self.episode + 1
         else:
@@ -162,6 +155,7 @@ class TorchEnv(VectorEnv):
         done = terminated | truncated
         self.final_state = moved
         final = info["final_obs"] = self.observed(moved)
+        # `torch.where` replaces finished envs without waiting for an accelerator.
         if self.restarts is Restarts.ROWS:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
         elif self.restarts is Restarts.LATER:
@@ -171,18 +165,13 @@ class TorchEnv(VectorEnv):
             starts = self.starts_of(self.stream_key, self.episode)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
             observation = self.observed(self.state)
-        self.elapsed = elapsed.masked_fill_(done, 0)  # in place: it was made above
+        self.elapsed = elapsed.masked_fill_(done, 0)  # in place: `elapsed` is a new tensor
         return observation, reward, terminated, truncated, info
 
     def advance(
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step without observing, which is what takes time with pictures.
-
-        Args:
-            action: [N, *A].
-            active: [N] bool; the other envs stay as they are.
-        """
+        """Step the envs in `active` [N] bool by actions [N, *A], without rendering observations."""
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])
@@ -190,7 +179,7 @@ class TorchEnv(VectorEnv):
         return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
-        """Begin new episodes where `done` [N] bool; return the observation after and before it."""
+        """Reset the envs in `done` [N] bool; return the observations after and before the reset."""
         self.final_state = self.state
         final = self.observed(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)
@@ -220,22 +209,17 @@ class TorchEnv(VectorEnv):
     def _move(
         self, action: Tensor, elapsed: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Take the transition; return next state, reward, terminated, truncated [N], and info.
+        """Execute the transition; return next state, reward, terminated, truncated [N], and info.
 
-        Raises:
-            ConfigurationError: for a reward, an end or a flag of another shape.
-
-        Args:
-            action: [N, *A].
-            elapsed: [N], env steps since the episode began, this one included.
+        `elapsed` [N] counts the env steps of the episode, including this one.
         """
-        # A copy, into which an env may write.
+        # A copy, because an env may write into its action.
         action = action.to(self.device, copy=True)
         space = self.single_action_space
         given = space.tensors(action) if isinstance(space, StructuredActions) else action
         moved, reward, terminated, info = self.moved(self.state, given)
-        truncated = elapsed >= self.max_episode_steps  # also where it has terminated just now
-        # Here, as what follows may broadcast them.
+        truncated = elapsed >= self.max_episode_steps  # also if this step terminates the episode
+        # Check now: later operations might broadcast a wrong shape.
         for field, value in (("reward", reward), ("terminated", terminated)):
             check_outcome(type(self).__name__, field, value, truncated)
         check_info(self, info, self.num_envs)
@@ -249,7 +233,7 @@ class TorchEnv(VectorEnv):
         return moved, reward, terminated, truncated, info
 
     def _flags(self, info: dict[str, Any], key: str) -> Tensor:
-        """Return an entry [N] bool of the info; anything else would be broadcast."""
+        """Return an entry [N] bool of the info; other shapes would broadcast."""
         flags: Tensor = info[key]
         require(
             flags.dtype == torch.bool and flags.shape == (self.num_envs,),
@@ -259,7 +243,6 @@ class TorchEnv(VectorEnv):
         return flags
 
     def _one_per_env(self, seed: Any) -> Tensor:
-        """Return the seeds [N] that an int or a sequence stands for."""
         if isinstance(seed, int | np.integer):
             return int(seed) + torch.arange(self.num_envs, device=self.device)
         seeds = [int(s) for s in seed]
@@ -270,34 +253,24 @@ class TorchEnv(VectorEnv):
         return torch.tensor(seeds, dtype=torch.int64, device=self.device)
 
     def started(self, uniform: Tensor) -> TensorDict:
-        """Return starts [M], with what is kept beside the state.
-
-        Args:
-            uniform: [M, K], random numbers.
-        """
+        """Return initial states [M] from random numbers [M, K]. Subclasses may add tensors."""
         return self.initial_state(uniform)
 
     def moved(
         self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """Return what `transition` does, with what is kept beside the state.
-
-        Args:
-            state: [N].
-            action: [N, *A], in its structure: see `transition`.
-        """
+        """Call `transition` with state [N] and action [N, *A]. Subclasses may add tensors."""
         return self.transition(state, action)
 
     def observed(self, state: TensorDict) -> Observation:
-        """Return the observation [M, ...] of a state [M], with what is kept beside it."""
+        """Return the observation [M, ...] of a state [M]. Subclasses may use their own tensors."""
         return self.observe(state)
 
     def starts_of(self, key: Tensor, episode: Tensor) -> TensorDict:
-        """Return the starts [M] of episodes [M] of M streams, by their `stream_key` [2, M]."""
+        """Return the initial states [M] of episodes [M] of M streams with `stream_key` [2, M]."""
         return self.started(uniforms(key, episode, 0, self.start_size))
 
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
-        """Begin the next episode of some rows; return the observation of all."""
         self.state = moved
         if not len(rows):
             return final
@@ -311,12 +284,12 @@ class TorchEnv(VectorEnv):
 
 
 def _with_rows(tree: Any, rows: Tensor, new: Any) -> Any:
-    """Copy a tensor [N, ...], or a tree of them to a dict, with some rows replaced."""
+    """Copy a tensor [N, ...], or a tree of tensors to a dict, and replace some rows."""
     return map_tree(lambda old, chosen: old.index_copy(0, rows, chosen), tree, new)
 
 
 def _where(mask: Tensor, chosen: Any, otherwise: Any) -> Any:
-    """Take whole rows of one tensor [N, ...], or tree of them, or of the other, by mask [N]."""
+    """Select rows of two tensors [N, ...] or trees by a mask [N]."""
 
     def choose(other: Tensor, one: Tensor) -> Tensor:
         return torch.where(mask.view(-1, *[1] * (other.dim() - 1)), one, other)

@@ -1,4 +1,4 @@
-"""Observe what an env's infos say of the actions that are allowed."""
+"""Add the mask of allowed actions from an env's infos to its observations."""
 
 from typing import Any
 
@@ -11,19 +11,18 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
 class ActionMask(gymnasium.Wrapper):
-    """An env whose observation has `action_mask` [C], which its infos say at each reset and step.
+    """An env whose observation has `action_mask` [C], taken from the info of each reset and step.
 
-    The C categories are those of all choices of an action in their order: n of a Discrete, the sum
-    of nvec of a MultiDiscrete. Observations become a Dict, of `observation` and `action_mask`,
-    where they were none. What an info leaves out at the end of an episode, where nothing is chosen
-    any more, counts as all allowed.
+    The C categories belong to all choices of an action, in order: n of a Discrete, the sum of nvec
+    of a MultiDiscrete. Observations that are not a Dict become a Dict of `observation` and
+    `action_mask`. If the info of an episode's end has no mask, all actions are allowed.
 
     Args:
-        env: whose infos hold the masks.
-        key: under which name; an array [C], or one array for each choice.
+        env: the env whose infos hold the masks.
+        key: info key of the mask: an array [C], or one array for each choice.
 
     Raises:
-        ConfigurationError: where actions have no choices, or observations a mask already.
+        ConfigurationError: actions have no choices, or observations already have a mask.
     """
 
     def __init__(self, env: gymnasium.Env, key: str = MASK) -> None:
@@ -48,20 +47,10 @@ class ActionMask(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode.
-
-        Raises:
-            EnvFaultError: where the info has no mask, or one of another size.
-        """
         observation, info = self.env.reset(seed=seed, options=options)
         return self._with_mask(observation, info, False), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step.
-
-        Raises:
-            EnvFaultError: where the info has no mask, or one of another size.
-        """
         observation, reward, terminated, truncated, info = self.env.step(action)
         observed = self._with_mask(observation, info, bool(terminated or truncated))
         return observed, reward, terminated, truncated, info

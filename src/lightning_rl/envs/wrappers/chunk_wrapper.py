@@ -18,16 +18,16 @@ from lightning_rl.system.errors import ConfigurationError
 class ChunkWrapper(gymnasium.Wrapper):
     """An env whose action is a chunk of K actions [K, *A], executed until the episode ends.
 
-    The observation is a dict: `observation`, the env's own after the last action executed; and of
-    the chunk before it `step_reward` [K] and `executed` [K], 1 for the actions that were executed.
-    It travels with the observation because that is what reaches the learner with every step. The
-    info is that of the last action executed, but for `rewards`, which are summed, and for
-    `executed_action`, a chunk as well, and `intervened`, of any of its actions.
+    The observation is a dict: `observation`, the env's own after the last executed action; and for
+    the last chunk `step_reward` [K] and `executed` [K], 1 for executed actions. They are part of
+    the observation because it reaches the learner with every step. The info belongs to the last
+    executed action, except `rewards` (summed), `executed_action` (a chunk) and `intervened` (any
+    action).
 
     Args:
-        env: is stepped.
+        env: the wrapped env.
         chunk_size: K.
-        execute: how many actions of a chunk are executed at most; all where not given.
+        execute: maximum number of executed actions per chunk; default: all.
     """
 
     def __init__(self, env: gymnasium.Env, chunk_size: int, execute: int | None = None) -> None:
@@ -45,12 +45,10 @@ class ChunkWrapper(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; nothing was executed before."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._with_report(observation, *self._not_executed()), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Execute a chunk [K, *A]; the reward is the sum of its rewards."""
         step_reward, executed = self._not_executed()
         terms: dict[str, Any] = {}
         taken_over: dict[str, Any] = {}
@@ -64,11 +62,11 @@ class ChunkWrapper(gymnasium.Wrapper):
                         terms[name] = terms.get(name, 0.0) + number
             if EXECUTED_ACTION in info or INTERVENED in info:
                 one = say_intervention(info, action[k], False)
-                # A copy of the chunk: its other actions were executed as they were told.
+                # A copy of the chunk: its other actions were executed unchanged.
                 taken_over.setdefault(EXECUTED_ACTION, np.array(action))[k] = one[EXECUTED_ACTION]
                 taken_over[INTERVENED] = taken_over.get(INTERVENED, False) or one[INTERVENED]
             if terminated or truncated:
-                break  # the rest of the chunk was meant for this episode
+                break  # the rest of the chunk must not act on the next episode
         if terms or taken_over:
             info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
         told = self._with_report(observation, step_reward, executed)
@@ -84,10 +82,10 @@ class ChunkWrapper(gymnasium.Wrapper):
 
 
 def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
-    """Return the space of `count` actions in a row, along a new first dimension.
+    """Return the space of `count` consecutive actions, along a new first dimension.
 
     Raises:
-        ConfigurationError: for a space that is neither a Box nor a Discrete from 0 on.
+        ConfigurationError: the space is neither a Box nor a Discrete from 0 on.
     """
     if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, StructuredActions):
         low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
@@ -100,7 +98,7 @@ def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
 
 
 def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[Any]:
-    """Return the space of one action, from that of `count` in a row; None: it is that already."""
+    """Return the space of one action from the space of `count` actions; None: unchanged."""
     if count is None:
         return space
     if isinstance(space, gymnasium.spaces.Box):

@@ -1,4 +1,4 @@
-"""Tell a policy beside each observation how good its action is to be."""
+"""Add a condition to observations: how good the policy's action must be."""
 
 from typing import Any
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from lightning_rl.system.errors import ConfigurationError
 
 CONDITION = "condition"
-"""The key of that number where observations are a Dict."""
+"""Key of the condition in Dict observations."""
 
 
 class Conditioned(gymnasium.Wrapper):
-    """An env whose observation has one more number, 1: the policy is asked for a good action.
+    """An env whose observation has one more number, 1, which asks the policy for a good action.
 
-    It belongs to a policy that was cloned with that number, 1 beside actions that were good and 0
-    beside others (`condition` of `Demonstrations`). It is the last number of a flat Box of floats,
-    and of a Dict the key `condition` [1].
+    For policies cloned with that number, 1 for good actions and 0 for others (`condition` of
+    `Demonstrations`). It is the last number of a flat Box of floats, or the key `condition` [1] of
+    a Dict.
 
     Source: Physical Intelligence 2025, "pi*0.6: a VLA That Learns From Experience".
 
     Args:
-        env: whose observations are a Box [D] of floats, or a Dict.
+        env: the env; its observations are a Box [D] of floats, or a Dict.
 
     Raises:
-        ConfigurationError: where they are something else.
+        ConfigurationError: for other observation spaces.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -46,10 +46,10 @@ class Conditioned(gymnasium.Wrapper):
 
 
 def conditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Return a space of observations with one more number.
+    """Return an observation space with the condition.
 
     Raises:
-        ConfigurationError: where it is no Box [D] of floats and no Dict without that key.
+        ConfigurationError: the space is neither a Box [D] of floats nor a Dict without that key.
     """
     if isinstance(space, Dict) and CONDITION not in space.spaces:
         return Dict({**space.spaces, CONDITION: Box(0, 1, (1,), np.float32)})
@@ -64,10 +64,10 @@ def conditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 def unconditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Return a space of observations without the number that `Conditioned` adds.
+    """Return an observation space without the condition of `Conditioned`.
 
     Raises:
-        ConfigurationError: where it has none.
+        ConfigurationError: the space has no condition.
     """
     if isinstance(space, Dict) and CONDITION in space.spaces:
         return Dict({key: one for key, one in space.spaces.items() if key != CONDITION})
@@ -82,12 +82,7 @@ def unconditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 def with_condition(observation: Any, condition: Tensor) -> Any:
-    """Return observations with one more number each.
-
-    Args:
-        observation: [L, D], or a dict of tensors [L, ...].
-        condition: [L].
-    """
+    """Add a condition [L] to observations: a tensor [L, D] or a dict of tensors [L, ...]."""
     column = condition[:, None]
     if isinstance(observation, dict):
         return {**observation, CONDITION: column.float()}

@@ -1,4 +1,4 @@
-"""Observe what a frozen encoder makes of pictures, in place of the pictures."""
+"""Replace pictures in observations by the features of a frozen encoder."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,19 +15,19 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 
 
 class EncodedObservations(VectorEnvWrapper):
-    """An env whose pictures are observed as the features of an encoder that nothing trains.
+    """An env whose pictures are observed as the features of an encoder without trainable weights.
 
-    Each is encoded once, as it is observed, and rollouts and replays hold D numbers in its place:
-    less memory, and no convolution in the update. Films show the env itself.
+    Each picture is encoded once, and rollouts and replays store D features instead: less memory,
+    and no convolution in the update. Videos show the env itself.
 
     Args:
         num_envs: N.
         env: makes the env from `num_envs`.
-        encoder: makes the encoder for the space of what it reads, a `FrozenEncoder` as a rule.
-        key: of a Dict observation, the one that is encoded; the observation itself where not given.
+        encoder: makes the encoder for the space of its input, usually a `FrozenEncoder`.
+        key: key of a Dict observation to encode; default: the whole observation.
 
     Raises:
-        ConfigurationError: for a key that is not there, and an encoder that could be trained.
+        ConfigurationError: the key does not exist, or the encoder is trainable.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EncodedObservations(VectorEnvWrapper):
         encoded = self._encoded(observation)
         if "final_obs" in info:
             rows = (terminated.bool() | truncated.bool()).nonzero().flatten()
-            # The other rows mean nothing, and an encoder takes time.
+            # Encode only finished rows: other rows of `final_obs` have no meaning.
             final = encoded.clone()
             if len(rows):
                 final[rows] = self._encoded(info["final_obs"][rows])

@@ -1,4 +1,4 @@
-"""Hide a part of what is observed, so that it takes a memory to act well."""
+"""Hide part of the observation, so that the policy needs a memory."""
 
 from typing import Any
 
@@ -10,15 +10,14 @@ from lightning_rl.system.errors import ConfigurationError
 
 
 class HideEntries(gymnasium.ObservationWrapper):
-    """An env of whose flat observation some entries are left out, such as velocities.
+    """An env whose flat observation lacks some entries, such as velocities.
 
     Args:
-        env: whose observations are a Box [D].
-        entries: which are left out, from 0; below 0 from the end.
+        env: the env; its observations are a Box [D].
+        entries: indices of hidden entries; negative ones count from the end.
 
     Raises:
-        ConfigurationError: for observations of another kind, an entry that is not there, and where
-            none would be left.
+        ConfigurationError: another observation space, an index out of range, or no entry left.
     """
 
     def __init__(self, env: gymnasium.Env, entries: list[int]) -> None:

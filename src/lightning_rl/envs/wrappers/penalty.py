@@ -1,4 +1,4 @@
-"""Say what a part of an action costs, apart from the reward of the task."""
+"""Report the penalty of part of an action, separate from the task's reward."""
 
 from typing import Any
 
@@ -8,18 +8,17 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
 class PenaltyTerms(gymnasium.Wrapper):
-    """An env whose infos name penalties, which are weighed and added up as `info["penalty"]`.
+    """An env whose infos name penalties; reports their weighted sum as `info["penalty"]`.
 
-    Rollouts and replays hold it beside the reward, and an algorithm counts it where it belongs: in
-    the rewards of the critic that commands a gripper, see `GripperSAC`.
+    Rollouts and replays store it next to the reward. `GripperSAC` adds it only to the rewards of
+    the gripper's critic.
 
     Args:
-        env: is stepped.
-        terms: weights of what it says in the info of each step, by name; a term that is negative
-            already has a positive weight.
+        env: the wrapped env.
+        terms: weights by info key; a term that is already negative needs a positive weight.
 
     Raises:
-        ConfigurationError: where no term is named.
+        ConfigurationError: no term is named.
     """
 
     def __init__(self, env: gymnasium.Env, terms: dict[str, float]) -> None:
@@ -33,11 +32,6 @@ class PenaltyTerms(gymnasium.Wrapper):
         self.terms = terms
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and add up the terms.
-
-        Raises:
-            EnvFaultError: where the env does not say one of them.
-        """
         *result, info = self.env.step(action)
         for name in self.terms:
             if name not in info:

@@ -1,4 +1,4 @@
-"""Name what a vision-language-action policy observes, and turn instructions into tokens."""
+"""Convert observations for a vision-language-action policy, with tokenised instructions."""
 
 import importlib
 from collections.abc import Sequence
@@ -15,27 +15,25 @@ from lightning_rl.system.files import expanded
 class VLAObservation(gymnasium.Wrapper):
     """Give a Gymnasium env the observation that `VLAPolicy` takes.
 
-    `rgb` uint8 [H, W, 3], or [cameras, H, W, 3] of several; `depth` float32 [H, W], or of several
-    [cameras, H, W], in metres; `proprio` float32 [P]; `language` int64 [S], tokenised once per
-    episode and filled up at the end. A part of the observation that lies deeper is named with a
-    slash: `pixels/top`.
+    `rgb` uint8 [H, W, 3], or [cameras, H, W, 3]; `depth` float32 [H, W], or [cameras, H, W], in
+    metres; `proprio` float32 [P]; `language` int64 [S], tokenised once per episode and padded at
+    the end. A slash names a nested part of the observation: `pixels/top`.
 
-    `depth` is 0 where nothing was measured: where the env says NaN, an infinity or less than 0, and
-    where it says 0, as cameras that count in millimetres do.
+    `depth` is 0 for pixels without a measurement: NaN, infinite or not positive.
 
     Args:
-        env: with a Dict observation.
-        rgb: where the pictures are.
-        proprio: where the state is; null for none.
-        instruction: where the text is: in the observation, in the `info` of `reset`, or an
+        env: an env with a Dict observation.
+        rgb: key of the pictures, or a list of keys.
+        proprio: key of the robot's state; null for none.
+        instruction: name of the text: an observation key, a key of the `info` of `reset`, or an
             attribute of the env; null for none.
-        tokenizer: local directory of a tokenizer of transformers; needed with an instruction.
-        length: S, tokens of an instruction at most.
-        depth: where the depth pictures are, [H, W] or [H, W, 1]: floats in metres, or uint16 in
-            millimetres; null for none. They may have another size than `rgb`.
+        tokenizer: local directory of a transformers tokenizer; needed for an instruction.
+        length: S, maximum tokens of an instruction.
+        depth: key (or keys) of the depth pictures, [H, W] or [H, W, 1]: floats in metres, or uint16
+            in millimetres; null for none. Their size may differ from `rgb`.
 
     Raises:
-        ConfigurationError: for a part that is not there, or an instruction that is too long.
+        ConfigurationError: a part does not exist, or an instruction is too long.
     """
 
     def __init__(
@@ -83,14 +81,12 @@ class VLAObservation(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, and read its instruction."""
         observation, info = self.env.reset(seed=seed, options=options)
         if self._instruction is not None:
             self._read(self._find_text(self._instruction, observation, info))
         return self._renamed(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return self._renamed(observation), reward, terminated, truncated, info
 
@@ -108,7 +104,6 @@ class VLAObservation(gymnasium.Wrapper):
         return renamed
 
     def _depth_space(self) -> gymnasium.spaces.Box:
-        """Return the space of `depth`."""
         given = [self._space(name) for name in self._depths]
         shape = given[0].shape[:2]
         for name, space in zip(self._depths, given, strict=True):
@@ -126,7 +121,6 @@ class VLAObservation(gymnasium.Wrapper):
         return gymnasium.spaces.Box(0.0, highest, (*several, *shape), np.float32)
 
     def _read(self, text: str) -> None:
-        """Tokenise the instruction, unless it is the one before."""
         if text == self._text:
             return
         tokens = self._tokenizer(text)["input_ids"]
@@ -176,7 +170,7 @@ def _part(observation: Any, name: str) -> Any:
 
 
 def _metres(depth: np.ndarray) -> np.ndarray:
-    """Return a depth picture as float32 [H, W], in metres, 0 where nothing was measured."""
+    """Return a depth picture as float32 [H, W], in metres, 0 without a measurement."""
     metres = depth.astype(np.float32).reshape(depth.shape[:2])
     if depth.dtype == np.uint16:
         return metres / np.float32(1000.0)
@@ -196,7 +190,7 @@ def _load_tokenizer(path: str | None) -> Any:
     )
     try:
         transformers = importlib.import_module("transformers")
-        # Left out, trust_remote_code would be a question at the keyboard.
+        # Without trust_remote_code, transformers asks at the keyboard.
         return transformers.AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )

@@ -1,6 +1,6 @@
 """Turn network outputs into actions, log-probs and entropies, without torch.distributions.
 
-Discrete ones here; those of continuous actions are in `gaussians.py`.
+This module has the discrete families, `gaussians.py` the continuous ones.
 """
 
 from abc import ABC, abstractmethod
@@ -12,30 +12,30 @@ from torch import Tensor, nn
 from lightning_rl.rollout.contract import FieldSpec
 
 NEVER = -1e30
-"""The logit of what cannot be chosen; finite, as 0 * -inf in an entropy would be NaN."""
+"""Logit of forbidden choices. Finite, because 0 * -inf in an entropy is NaN."""
 
 
 class ActionDistribution(nn.Module, ABC):
-    """A family of distributions over one action space; B stands for any batch shape."""
+    """A family of distributions over one action space. B is any batch shape."""
 
     num_outputs: int
-    """How many numbers the network gives per sample."""
+    """Network outputs per sample."""
 
     noise_size: int
-    """Z, how many random numbers make an action."""
+    """Z, random numbers per action."""
 
     extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
-    """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
+    """Fields that `sample` returns with the action, and `log_prob_and_entropy` reads."""
 
     state_size = num_choices = 0
-    """S, how many numbers a draw hands to the next one; C, the categories of all choices."""
+    """S, numbers in the state; C, categories of all choices."""
 
     def masked(self, output: Tensor, mask: Tensor) -> Tensor:
-        """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
+        """Return logits [B, C] with probability exactly 0 for choices with `mask` [B, C] = 0."""
         return output.masked_fill(mask == 0, NEVER)
 
     def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw what `sample` takes into noise [..., Z]: standard normal, if not overridden."""
+        """Fill noise [..., Z] for `sample`. Default: standard normal."""
         return noise.normal_(generator=generator)
 
     @abstractmethod
@@ -44,8 +44,10 @@ class ActionDistribution(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
-        Of an output [B, num_outputs], noise [B, Z] or None for the mode, and a state [B, S], which
-        is zero where an episode begins.
+        Args:
+            output: [B, num_outputs].
+            noise: [B, Z]; None for the mode.
+            state: [B, S], zero at the start of an episode.
         """
 
     @abstractmethod
@@ -56,20 +58,19 @@ class ActionDistribution(nn.Module, ABC):
 
         Args:
             output: [B, num_outputs].
-            fields: `action` and `extra_fields`; one that is not there is None.
-            executed: [B, K] bool, of a chunk of K actions those that count; None for all.
+            fields: `action` and `extra_fields`; a missing field is None.
+            executed: [B, K] bool, the executed actions of a chunk; None for all.
         """
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
-        """Return `extra_fields` of given actions [B, *A]; None where they cannot be derived."""
+        """Return `extra_fields` of given actions [B, *A]; None if they cannot be computed."""
         return None if self.extra_fields else {}
 
 
 class Categorical(ActionDistribution):
-    """One or several independent categorical distributions: Discrete and MultiDiscrete actions.
+    """Independent categorical distributions, for Discrete and MultiDiscrete actions.
 
-    The network gives the logits of all of them in a row; they are laid out as [B, D, max(n)], short
-    rows filled up with logits of no probability.
+    The network gives the concatenated logits of all of them.
     """
 
     columns: Tensor
@@ -81,6 +82,7 @@ class Categorical(ActionDistribution):
         self.padded = len(set(sizes)) > 1
         self.rows, self.width = len(sizes), max(sizes)
         self.noise_size = self.rows * self.width
+        # Logits are laid out as [B, D, max(n)]; short rows are padded with logits of probability 0.
         columns = torch.full((self.rows, self.width), self.num_outputs)
         start = 0
         for row, size in enumerate(sizes):
@@ -124,7 +126,7 @@ class Categorical(ActionDistribution):
 
 
 def summed(values: Tensor, executed: Tensor | None) -> Tensor:
-    """Return the sum [*B] of numbers [*B, A], of those whose action was `executed` [*B, K]."""
+    """Return the sum [*B] of numbers [*B, A] over the actions that were `executed` [*B, K]."""
     if executed is None:
         return values.sum(-1)
     counted = executed.repeat_interleave(values.shape[-1] // executed.shape[-1], -1)
@@ -132,20 +134,20 @@ def summed(values: Tensor, executed: Tensor | None) -> Tensor:
 
 
 def widened(output: Tensor) -> Tensor:
-    """Return a network's output [...] in float32, where it is in less."""
+    """Return a network's output [...] in float32, if it has less precision."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """Return one of n categories [B] by their log-probs [B, n]; the likeliest one without noise.
+    """Return one of n categories [B] by log-probs [B, n] and Gumbel noise; without noise, the mode.
 
-    By the Gumbel-max trick, argmax(log p + g) with noise g of `gumbel_`: `multinomial` would wait
-    for an accelerator. Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2.
+    Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2 (argmax(log p + g)).
     """
+    # Not `multinomial`, which synchronizes with the device.
     keys = log_probs if noise is None else log_probs + noise.view_as(log_probs)
     return keys.argmax(-1)
 
 
 def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill noise [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
+    """Fill noise [...] with Gumbel samples, -log(E), E ~ Exp(1), and return it."""
     return noise.exponential_(generator=generator).log_().neg_()

@@ -1,4 +1,4 @@
-"""Distributions over continuous actions, and the choice of a family for an action space."""
+"""Define distributions over continuous actions, and choose one for an action space."""
 
 import math
 import warnings
@@ -17,13 +17,13 @@ from lightning_rl.rollout.structured_actions import StructuredActions, flat_acti
 from lightning_rl.system.errors import ConfigurationError, require
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-"""log(2 pi) / 2, of the density of a normal distribution."""
+"""log(2 pi) / 2, in the density of a normal distribution."""
 
 UNIT_LIMIT = 1.0 - 1e-6
-"""An action nearer to its bound counts as this near: tanh reaches the bound nowhere."""
+"""Actions are clamped to this before atanh, which is infinite at the bounds."""
 
 LARGEST_BOUND = 1e6
-"""A bound beyond ±this stands for none, as float32's maximum and 1e10 do in many envs."""
+"""Larger bounds count as none: many envs write float32's maximum or 1e10."""
 
 
 def distribution_for(
@@ -35,17 +35,13 @@ def distribution_for(
     log_std_bounds: Sequence[float],
     noise_correlation: float = 0.0,
 ) -> ActionDistribution:
-    """Choose the family for an action space.
+    """Choose the distribution for an action space.
 
-    With `rescale`, a Gaussian over a bounded Box is one over [-1, 1], whose samples are scaled to
-    the bounds: its mean begins near 0 and its deviation near 1, which is nowhere near the middle of
-    a Box(0, 512). Not where the bounds are -1 and 1 already, nor where there are none. Where only
-    some entries have both bounds none is scaled, as those without have no unit of their own, and a
-    warning says so.
+    With `rescale`, the Gaussian of a bounded Box is over [-1, 1] and scaled to the bounds, unless
+    the bounds are -1 and 1. A Box with only some bounded entries is not scaled, with a warning.
 
     Raises:
-        ConfigurationError: for an action space that no family covers, or `squash` where it has no
-            meaning.
+        ConfigurationError: for an unsupported action space, or `squash` for discrete actions.
     """
     space = flat_actions(space)
     gaussian = partial(
@@ -83,7 +79,6 @@ def distribution_for(
 
 
 def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlation: Any) -> None:
-    """Refuse settings of continuous actions where there are none."""
     require(not squash, f"squash is for continuous actions; the action space is {space}.")
     require(
         not noise_correlation,
@@ -93,7 +88,7 @@ def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlat
 
 
 def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
-    """Tell whether the actions of a Box are to be scaled; warn where only some of them could be."""
+    """Return whether to scale the actions of a Box; warn if only some entries are bounded."""
     low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
     is_low, is_high = low > -LARGEST_BOUND, high < LARGEST_BOUND
     bounded = is_low & is_high & (low < high)
@@ -116,28 +111,26 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
 
 
 class Exploring(ActionDistribution):
-    """Acts by standard normal noise, which may be correlated from one action to the next.
+    """Base class of distributions with standard normal noise, optionally correlated over time.
 
-    e_0 = x_0 and e_t = c e_(t-1) + sqrt(1 - c^2) x_t, where c is the correlation and the x_t are
-    independent: an autoregressive process of the first order, which each step finds standard
-    normal, so that the density of an action given its observation is what it is without. After
-    -1 / log(c) steps the correlation has fallen to 1/e. What was drawn last is `state`, data that
-    is kept with a rollout: e in its first A numbers, and 1 in the last where there was a draw.
+    e_0 = x_0 and e_t = c e_(t-1) + sqrt(1 - c^2) x_t with independent x_t: a first-order
+    autoregressive process with a standard normal marginal at each step, so that the density of an
+    action given its observation does not change. The correlation falls to 1/e after -1 / log(c)
+    steps. `state` [A + 1] is stored with the rollout: the last e, and 1 if there was a draw.
 
-    Source: Uhlenbeck and Ornstein 1930 in discrete time, as in Lillicrap et al. 2016, "Continuous
-    Control with Deep Reinforcement Learning", section 3; that the density be the one of a step by
-    itself: Eberhard et al. 2023, "Pink Noise Is All You Need", section 4. Differs from the former
-    by a variance that does not grow along an episode.
+    Source: Uhlenbeck and Ornstein 1930 in discrete time, as in Lillicrap et al. 2016 (DDPG),
+    section 3; density of single steps: Eberhard et al. 2023, section 4. Differs from DDPG: constant
+    variance.
 
     Attributes:
-        noise_correlation: c, of two actions that follow each other in an episode, in [0, 1).
+        noise_correlation: c, between consecutive actions of an episode, in [0, 1).
     """
 
     def set_correlation(self, noise_correlation: float, size: int) -> None:
-        """Take c, of noise of `size` numbers.
+        """Set c, for noise of `size` numbers.
 
         Raises:
-            ConfigurationError: where it is out of range.
+            ConfigurationError: if c is outside [0, 1).
         """
         require(
             0 <= noise_correlation < 1,
@@ -155,16 +148,16 @@ class Exploring(ActionDistribution):
         noise: Tensor | None,
         state: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return mean + std * e [B, A], and `next_state` where there is a state.
+        """Return mean + std * e [B, A], and `next_state` if there is a state.
 
         Args:
             mean: [B, A].
             std: [B, A] or [A].
-            noise: [B, A]; None for the mean, and the state unchanged.
-            state: [B, A + 1], of the step before.
+            noise: [B, A]; None returns the mean and does not change the state.
+            state: [B, A + 1], of the previous step.
 
         Raises:
-            ValueError: where the state is missing.
+            ValueError: if the state is missing.
         """
         if noise is None:
             return mean, {} if state is None or not self.state_size else {"next_state": state}
@@ -190,12 +183,11 @@ class DiagonalGaussian(Exploring):
     Args:
         shape: *A, of an action.
         log_std_init: initial log standard deviation, in units of the action.
-        log_std_bounds: (low, high), between which the log standard deviation stays.
+        log_std_bounds: (low, high), clamps the log standard deviation.
         noise_correlation: see `Exploring`.
 
     Raises:
-        ConfigurationError: where `log_std_init` is not within the bounds, or the correlation not
-            in [0, 1).
+        ConfigurationError: for `log_std_init` outside its bounds, or a correlation outside [0, 1).
     """
 
     def __init__(
@@ -236,7 +228,6 @@ class DiagonalGaussian(Exploring):
         return self.log_std.clamp(*self.bounds)
 
     def _shaped(self, flat: Tensor) -> Tensor:
-        """Give actions [B, A] the shape of the space."""
         return flat.reshape(*flat.shape[:-1], *self.shape)
 
     def _log_prob(self, mean: Tensor, action: Tensor, executed: Tensor | None = None) -> Tensor:
@@ -251,7 +242,6 @@ class DiagonalGaussian(Exploring):
         )
 
     def _entropy(self, output: Tensor, executed: Tensor | None) -> Tensor:
-        """Return the entropy [B] where the network gave an output [B, A]."""
         log_std = self.clamped_log_std()
         if executed is not None:
             return summed((log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape), executed)
@@ -262,14 +252,10 @@ class DiagonalGaussian(Exploring):
 class RescaledGaussian(DiagonalGaussian):
     """A diagonal Gaussian u in units of the bounds of a Box: a = center + scale * u.
 
-    log p(a) = log N(u) - sum(log(scale)), and the entropy is that of u plus sum(log(scale)): both
-    are those of the action. The u that was drawn is stored with the rollout, as `unit_action`:
-    computed back from the action it would differ in the last digits, and so would the first ratio
-    from 1. As for `DiagonalGaussian`, the env adapter clips actions to the space.
+    log p(a) = log N(u) - sum(log(scale)); the entropy is H(u) + sum(log(scale)).
 
     Attributes:
-        center, scale: [A], the middle of the bounds and half their distance. They are saved with
-            the weights, whose function they are a part of.
+        center, scale: [A], middle and half width of the bounds, saved with the weights.
     """
 
     center: Tensor
@@ -286,6 +272,7 @@ class RescaledGaussian(DiagonalGaussian):
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
+        # Stored: recomputing u from the action rounds, and the first ratio would differ from 1.
         self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
@@ -318,10 +305,9 @@ class RescaledGaussian(DiagonalGaussian):
 
 
 class Squashing(ActionDistribution):
-    """The bounds of a Box, and what tanh makes of a number u: a = center + scale * tanh(u).
+    """Base class for actions squashed to the bounds of a Box: a = center + scale * tanh(u).
 
-    Attributes:
-        low, high, center, scale: [A].
+    `low`, `high`, `center` and `scale` have the shape [A].
     """
 
     low: Tensor
@@ -330,15 +316,15 @@ class Squashing(ActionDistribution):
     scale: Tensor
 
     def set_bounds(self, space: gymnasium.spaces.Box, user: str, cure: str) -> None:
-        """Take the bounds of a space.
+        """Set the bounds from a space.
 
         Args:
-            space: whose.
-            user: what needs them, for the message.
-            cure: what to do where they are not finite.
+            space: the action space.
+            user: the class or setting that needs bounds, for the message.
+            cure: advice for infinite bounds, for the message.
 
         Raises:
-            ConfigurationError: where they are not finite, or not low < high.
+            ConfigurationError: for infinite bounds, or bounds without low < high.
         """
         largest = max(np.abs(space.low).max(initial=0), np.abs(space.high).max(initial=0))
         require(
@@ -354,7 +340,7 @@ class Squashing(ActionDistribution):
             self.register_buffer(name, value, persistent=False)
 
     def squashed(self, u: Tensor) -> Tensor:
-        """Return the actions [B, A] within the bounds of u [B, A]."""
+        """Return the actions [B, A] of unsquashed u [B, A]."""
         # center + scale rounds: an action may miss a bound by a unit in the last place.
         return torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
 
@@ -364,32 +350,18 @@ class Squashing(ActionDistribution):
 
 
 def log_slope_of_tanh(u: Tensor) -> Tensor:
-    """Return log(1 - tanh(u)^2) [...] of u [...], as 2 (log 2 - u - softplus(-2u)).
-
-    That overflows nowhere.
-    """
+    """Return log(1 - tanh(u)^2) [...] of u [...], as 2 (log 2 - u - softplus(-2u)): no overflow."""
     return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
 
 
 class TanhGaussian(DiagonalGaussian, Squashing):
     """A diagonal Gaussian u squashed to the bounds of the space: a = center + scale * tanh(u).
 
-    log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))), with log(1 - tanh(u)^2) = 2 (log 2 - u
-    - softplus(-2u)). Source: Haarnoja et al. 2018, "Soft Actor-Critic", appendix C. The unsquashed
-    u is stored with the rollout: inverting tanh near ±1 in float32 would spoil the ratio. The
-    entropy has no closed form: it is that of u plus the mean of the last term over u, taken by
-    Gauss-Hermite quadrature (Abramowitz & Stegun 1964, 25.4.46), dimension by dimension. With 24
-    nodes it is off by 1e-6 at a standard deviation of u of 1, by 6e-4 at 2 and by .02 at 4. Differs
-    from the usual estimate by the u that was drawn: that is noisy, and of the policy that acted.
-
-    Args:
-        space: of actions, with finite bounds.
-        log_std_init: initial log standard deviation of u.
-        log_std_bounds: (low, high), between which it stays.
-        noise_correlation: see `Exploring`.
-
-    Raises:
-        ConfigurationError: for a space without finite bounds, low < high.
+    log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))). Source: Haarnoja et al. 2018, "Soft
+    Actor-Critic", appendix C. The entropy is the entropy of u plus the mean of the last term, by
+    Gauss-Hermite quadrature with 24 nodes per dimension (Abramowitz & Stegun 1964, 25.4.46; error
+    1e-6 at a standard deviation of u of 1, 6e-4 at 2, .02 at 4). Differs from the usual estimate
+    from the sampled u, which is noisy, and depends on the acting policy.
     """
 
     nodes: Tensor
@@ -427,7 +399,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
-        # [..., 24, A]: in every dimension the same nodes, since the volume is a sum over them.
+        # [..., 24, A]: the same nodes in every dimension: the volume is a sum over dimensions.
         points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
         at_points = None if executed is None else executed.unsqueeze(-2)
         volume = (self._log_volume(points, at_points) * self.weights).sum(-1)
@@ -436,14 +408,10 @@ class TanhGaussian(DiagonalGaussian, Squashing):
 
 
 class UnitActions(Squashing, Exploring):
-    """What an off-policy actor and its critics share: actions in units of their bounds, [-1, 1].
-
-    Args:
-        space: floating-point, with finite bounds.
-        noise_correlation: see `Exploring`.
+    """Base class for off-policy actors: actions in units of their bounds, [-1, 1].
 
     Raises:
-        ConfigurationError: for another space, or a correlation that is not in [0, 1).
+        ConfigurationError: for another space, or a correlation outside [0, 1).
     """
 
     def __init__(self, space: gymnasium.Space[Any], noise_correlation: float = 0.0) -> None:
@@ -480,28 +448,26 @@ class UnitActions(Squashing, Exploring):
         return (flat.to(self.center.dtype) - self.center) / self.scale
 
     def from_unit(self, unit: Tensor) -> Tensor:
-        """Return actions [B, *A] of the env, within its bounds, of some in their units [B, A]."""
+        """Return the env's actions [B, *A] for actions in [-1, 1] [B, A]."""
         action = torch.addcmul(self.center, self.scale, unit).clamp(self.low, self.high)
         return action.reshape(*action.shape[:-1], *self.shape)
 
 
 class StateStdTanhGaussian(UnitActions):
-    """A squashed Gaussian whose standard deviation depends on the observation too.
+    """A squashed Gaussian with a state-dependent standard deviation.
 
-    The network gives mean and log standard deviation of u per dimension of the action, [B, 2A]; the
-    latter is clamped. Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
-    Applications", appendix C; the bounds as in the authors' code. Beyond them there is no gradient:
-    they are far from what is learnt, so as to bound mishaps alone.
-    Its entropy has no closed form: `log_prob_and_entropy` returns that of u plus the log slope of
-    tanh at the mean, which is exact where the deviation is small.
+    The network gives mean and log standard deviation of u, [B, 2A]. Source: Haarnoja et al. 2018,
+    "Soft Actor-Critic Algorithms and Applications", appendix C; bounds from the authors' code. The
+    entropy is approximated by H(u) plus the log slope of tanh at the mean, exact for small
+    deviations.
 
     Args:
-        space: with finite bounds.
-        log_std_bounds: least and greatest log standard deviation of u.
+        space: floating-point Box with finite bounds.
+        log_std_bounds: (low, high), clamps the log standard deviation of u.
         noise_correlation: see `Exploring`.
 
     Raises:
-        ConfigurationError: for another space, and bounds that are not low < high.
+        ConfigurationError: for another space, or bounds without low < high.
     """
 
     def __init__(
@@ -541,7 +507,7 @@ class StateStdTanhGaussian(UnitActions):
 
         Args:
             output: [B, 2A].
-            noise: [B, A], of the standard normal distribution.
+            noise: [B, A], standard normal.
         """
         mean, log_std = self.split(output)
         u = mean + noise * log_std.exp()
@@ -572,18 +538,17 @@ class StateStdTanhGaussian(UnitActions):
 
 
 class NoisyTanh(UnitActions):
-    """A deterministic action tanh(x), in units of its bounds, and noise to explore with.
+    """A deterministic action tanh(x), in units of its bounds, with exploration noise.
 
-    Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
-    section 6.
+    Source: Fujimoto et al. 2018 (TD3), section 6.
 
     Args:
-        space: with finite bounds.
+        space: floating-point Box with finite bounds.
         exploration_std: standard deviation of the noise, in units of the bounds.
         noise_correlation: see `Exploring`.
 
     Raises:
-        ConfigurationError: for another space, and a deviation below zero.
+        ConfigurationError: for another space, or a negative deviation.
     """
 
     def __init__(
@@ -605,7 +570,7 @@ class NoisyTanh(UnitActions):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return those of the noise, as if it had not been cut off at the bounds."""
+        # Log-prob and entropy of the noise before it is clipped at the bounds.
         std = max(self.exploration_std, 1e-6)
         log_prob = self._log_prob((self.unit(fields["action"]) - output.tanh()) / std, executed)
         log_std = self.scale.log() + math.log(std)

@@ -1,4 +1,4 @@
-"""Choose an action of several parts, each by a distribution of its own."""
+"""Combine the distributions of an action's parts."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,15 +12,14 @@ from lightning_rl.rollout.structured_actions import ActionPart
 
 
 class JointDistribution(ActionDistribution):
-    """The distributions of an action's parts, chosen independently of each other.
+    """Independent distributions of an action's parts.
 
-    log p(a) is the sum of those of the parts, and so is the entropy. The network's output is split
-    between them in their order; what a part stores beside its action has its number behind the
-    name: `unit_action_0`.
+    Log-prob and entropy are the sums over the parts. The network's output is split between the
+    parts in order. Extra fields of part i get its number as a suffix: `unit_action_0`.
 
     Args:
         places: of the parts in a flat action [A], see `StructuredActions`.
-        parts: a distribution for each, of choices as [B, D] and of a Box in its shape.
+        parts: a distribution for each part, of choices as [B, D] and of a Box in its shape.
     """
 
     def __init__(self, places: Sequence[ActionPart], parts: Sequence[ActionDistribution]) -> None:
@@ -101,7 +100,7 @@ class JointDistribution(ActionDistribution):
         return cast(list[ActionDistribution], list(self.parts))
 
     def _actions(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of flat actions [B, A] as their distributions have them."""
+        """Split flat actions [B, A] into the parts, in the shape and dtype of each distribution."""
         actions = []
         for _, space, start, stop in self.places:
             value = flat[..., start:stop]

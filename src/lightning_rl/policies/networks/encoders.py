@@ -1,4 +1,4 @@
-"""Turn observations into features, which the heads of a policy read: pictures, numbers, choices."""
+"""Define encoders, which turn observations into features: pictures, numbers, choices."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,22 +27,19 @@ from lightning_rl.policies.weights import compared, weights_at
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 ChannelNormalization = Literal["none", "group", "layer"]
-"""Of a convolution's channels, before the activation: GroupNorm (Wu and He 2018) in groups of at
-least 8 channels, one group of them all, or none. There is no BatchNorm: acting and learning would
-see other numbers."""
+"""Of convolution channels, before the activation: GroupNorm (Wu and He 2018) in groups of at least
+8 channels, one group of all channels, or none. No BatchNorm: its outputs would differ between
+acting and learning."""
 
 
 class Encoder(nn.Module, ABC):
-    """Makes features of observations; a policy trains it with the heads that read them.
+    """Base class of encoders, which a policy trains with its actor and critic.
 
-    The first argument of a subclass's constructor is `observation_space`, of one env; the policy
-    fills it in. Name the class in the config: `encoder: {class_path: my_module.MyEncoder}`.
-
-    Args:
-        observation_space: of one env.
+    The first constructor argument of a subclass is `observation_space`, of one env; the policy
+    passes it. In the config: `encoder: {class_path: my_module.MyEncoder}`.
 
     Attributes:
-        size: D, how many features an observation has.
+        size: D, number of features.
     """
 
     size: int
@@ -53,24 +50,21 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
-        """Return the features [*batch, D] of observations [*batch, ...], of any number of dims."""
+        """Return the features [*batch, D] of observations [*batch, ...]."""
 
     def update_normalization(self, observation: Tensor | TensorDict) -> None:
-        """Move the running statistics of the inputs, if there are any, by observations [M, ...]."""
+        """Update the running statistics of the inputs, if any, from observations [M, ...]."""
 
 
 EncoderFactory = Callable[[gymnasium.Space[Any]], Encoder]
-"""Makes an encoder for the space of an observation.
-
-In YAML `{class_path: NatureCNN, init_args: {size: 256}}`.
-"""
+"""Makes an encoder for a space; in YAML `{class_path: NatureCNN, init_args: {size: 256}}`."""
 
 
 def of_critic(make: EncoderFactory, space: gymnasium.Space[Any]) -> Encoder:
-    """Return an encoder of the critic's own, for the space of what it reads.
+    """Make the critic's own encoder, for the observation space of the critic.
 
     Raises:
-        ConfigurationError: where it cannot take that, saying whose it is.
+        ConfigurationError: if the encoder cannot read that space.
     """
     try:
         return make(space)
@@ -85,16 +79,16 @@ def of_critic(make: EncoderFactory, space: gymnasium.Space[Any]) -> Encoder:
 
 
 class PerceptronEncoder(Encoder):
-    """Read numbers: flat, normalised where wanted, through the hidden layers of a perceptron.
+    """Flatten the observation, normalize it (optional), and apply hidden layers (optional).
 
     Args:
         observation_space: Box (flat or matrix), MultiBinary, or a Dict of them.
-        hidden_sizes: units of its layers; none for the numbers themselves.
+        hidden_sizes: units of the layers. Default: no layers.
         activation: after each layer: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalize: scale the numbers by their running mean and variance, clipped to ±10.
+        normalize: scale the inputs by their running mean and variance, clipped to ±10.
 
     Raises:
-        ConfigurationError: for an unknown activation, or a space that a perceptron cannot take.
+        ConfigurationError: for an unknown activation, or an unsupported space.
     """
 
     def __init__(
@@ -127,13 +121,10 @@ class PerceptronEncoder(Encoder):
 
 
 class OneHot(Encoder):
-    """Read a choice, such as a goal: one number for each that there is, 1 for the one it is.
-
-    Args:
-        observation_space: Discrete or MultiDiscrete.
+    """One-hot encoding of a discrete observation, such as a goal.
 
     Raises:
-        ConfigurationError: for another space.
+        ConfigurationError: for a space that is neither Discrete nor MultiDiscrete.
     """
 
     offset: Tensor
@@ -152,7 +143,7 @@ class OneHot(Encoder):
                 "encoder, PerceptronEncoder for numbers, NatureCNN for a picture."
             )
         before = torch.tensor([0, *sizes[:-1]]).cumsum(0)
-        # From a choice to its place among all numbers of the one-hot vector.
+        # From a choice to its index in the one-hot vector.
         self.register_buffer("offset", before - torch.tensor(start), persistent=False)
         self.size = sum(sizes)
 
@@ -169,44 +160,41 @@ class OneHot(Encoder):
 
 
 PICTURES_LOOKED_AT = 64
-"""How many pictures of a rollout move the running statistics of their channels, at most."""
+"""Maximum pictures of a rollout that update the running statistics of the channels."""
 
 PIXEL_EPS = 1e-3
-"""Is added to the variance of a channel, whose pixels lie in [0, 1]: one that hardly varies is not
-blown up, so that nothing has to be clipped."""
+"""Added to the variance of a channel with pixels in [0, 1]: nearly constant channels stay small, so
+that nothing needs clipping."""
 
 
 class PictureEncoder(Encoder):
-    """What convolutional encoders have in common: a picture's way into the network.
+    """Base class of convolutional encoders; prepares a picture for the network.
 
-    A picture is uint8, 0 to 255, and is divided by 255 here, not before: it costs one byte a number
-    in rollouts, replays and minibatches. Or it is of floats between -1 and 1, which are taken as
-    they are. Its channels are its last dimension, [H, W, C], or the first one where that is the
-    smallest, [C, H, W], as in a stack of grey pictures; [H, W] has one, and a stack of K coloured
-    ones [K, H, W, C] has K * C.
+    Pictures are uint8, 0 to 255, or floats between -1 and 1. They stay uint8 in rollouts, replays
+    and minibatches; the encoder divides by 255. Shapes: [H, W, C]; [C, H, W] if the first dimension
+    is the smallest; [H, W]; a stack of K color pictures [K, H, W, C], read as K * C channels.
 
-    A subclass sets `layers`, of pictures [M, C, H, W] of `input_shape`, and `size`.
+    A subclass sets `size`, and `layers` for pictures [M, C, H, W] of `input_shape`.
 
     Args:
         observation_space: of a picture.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        normalize: scale each channel by its running mean and variance over all pixels. Much faster
+            learning if a bright background fills the picture.
+        crop: (top, left, height, width) in pixels. Default: the whole picture.
+        resize: (height, width) in pixels after cropping, antialiased. Default: no resizing.
 
     Attributes:
-        input_shape: (C, H, W), of what the layers read.
+        input_shape: (C, H, W) of the input of `layers`.
 
     Raises:
-        ConfigurationError: for what is no picture, and a crop that is not in it.
+        ConfigurationError: if the space is no picture, or does not contain the crop.
     """
 
     layers: nn.Module
     scale: Tensor
     shift: Tensor
 
-    @abstractmethod  # a subclass has layers
+    @abstractmethod  # subclasses create layers
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -248,8 +236,8 @@ class PictureEncoder(Encoder):
         self._unit = 1.0 / 255.0 if observation_space.dtype == "uint8" else 1.0
         self.normalizer = RunningMoments(channels) if normalize else None
         if normalize:
-            # What a pixel is multiplied by, and what is added: for each pixel, and in the order in
-            # which pictures lie in memory, or a compiled graph could not use vector instructions.
+            # One factor and shift per pixel, in the memory layout of pictures: otherwise a compiled
+            # graph cannot use vector instructions.
             like = torch.ones(height, width, channels).permute(2, 0, 1)
             self.register_buffer("scale", like * self._unit)
             self.register_buffer("shift", torch.zeros_like(like))
@@ -279,7 +267,7 @@ class PictureEncoder(Encoder):
         if moments is None:
             return
         pictures = cast(Tensor, observation)
-        # A few of them, at regular intervals, have pixels enough, and the rest would take time.
+        # Some pictures, at regular intervals, have enough pixels, and save time.
         every = max(1, -(-len(pictures) // PICTURES_LOOKED_AT))
         some = self._planes(pictures[::every])
         moments.update(some.movedim(1, -1).flatten(0, -2).float() * self._unit)
@@ -295,11 +283,7 @@ class PictureEncoder(Encoder):
         activation: str,
         normalization: ChannelNormalization,
     ) -> tuple[list[nn.Module], list[int]]:
-        """Return convolutions for the pictures, and the shape [C, H, W] of what they make of one.
-
-        Raises:
-            ConfigurationError: for a picture too small for them, and numbers that do not fit.
-        """
+        """Return convolutional layers, and the shape [C, H, W] of their output for one picture."""
         name = type(self).__name__
         check_activation(activation)
         require(
@@ -334,17 +318,17 @@ class PictureEncoder(Encoder):
         return layers, [before, *sides]
 
     def _planes(self, pictures: Tensor) -> Tensor:
-        """Return the part to look at of pictures [M, ...] as [M, C, H, W], in their dtype."""
-        # A view: the numbers stay channels-last, which is how convolutions are fastest.
+        """Return the cropped pictures [M, ...] as [M, C, H, W], in their dtype."""
+        # A view: memory stays channels-last, the fastest layout for convolutions.
         planes = pictures.permute(0, *(axis + 1 for axis in self._axes))
-        if len(self._axes) != 3:  # grey, or a stack of coloured ones
+        if len(self._axes) != 3:  # gray pictures, or a stack of color pictures
             planes = planes.reshape(planes.shape[0], -1, *planes.shape[-2:])
         rows, columns = self._window
         return planes[:, :, rows, columns]
 
 
 def is_picture(space: gymnasium.Space[Any]) -> bool:
-    """Tell whether a space is one of pictures: see `PictureEncoder`."""
+    """Return whether `PictureEncoder` reads a space."""
     if not isinstance(space, gymnasium.spaces.Box):
         return False
     if space.dtype == "uint8":
@@ -356,12 +340,7 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
 def picture_keys(
     space: gymnasium.Space[Any], path: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[int, int]]:
-    """Return which of an observation's dimensions are height and width, by the keys to a picture.
-
-    Args:
-        space: of an observation; where that is a picture itself, no key leads to it.
-        path: the keys that lead to the space.
-    """
+    """Return height and width of the pictures in an observation space, by their key path."""
     if isinstance(space, gymnasium.spaces.Dict):
         found: dict[tuple[str, ...], tuple[int, int]] = {}
         for key, child in space.items():
@@ -374,7 +353,7 @@ def picture_keys(
 
 
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of a picture in the order of channels, height, width."""
+    """Return the axes of a picture in the order channels, height, width."""
     if len(shape) == 2:
         return (0, 1)
     if len(shape) == 4:  # a stack of pictures
@@ -390,17 +369,15 @@ class NatureCNN(PictureEncoder):
 
     Args:
         observation_space: of a picture, see `PictureEncoder`.
-        size: D, features.
+        size: D, number of features.
         channels: of each convolution.
-        kernels: their sizes, in pixels.
-        strides: their steps, in pixels.
+        kernels: of each convolution, in pixels.
+        strides: of each convolution, in pixels.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
-            the features.
-        kwargs: see `PictureEncoder`.
+        normalization: of the channels; unless `none`, also a LayerNorm of the features.
 
     Raises:
-        ConfigurationError: for a picture too small for the kernels, and what is no picture.
+        ConfigurationError: if the space is no picture, or too small for the kernels.
     """
 
     def __init__(
@@ -423,29 +400,26 @@ class NatureCNN(PictureEncoder):
 
 
 class SpatialSoftmaxCNN(PictureEncoder):
-    """Convolutions that say where things are: the features are points in the picture.
+    """Convolutions with a spatial softmax: the features are points in the picture.
 
-    Each of the last channels becomes a probability over the places of the picture by a softmax, and
-    the mean place by it, x and y from -1 (left, top) to 1, is two features. Where a task is about
-    positions they are found in fewer samples, and more exactly, than by a linear layer: see
-    docs/pictures.md. What a thing looks like, and how many there are, they do not say.
+    A softmax over the pixels of each last channel gives a mean place, x and y from -1 (left, top)
+    to 1. For tasks that depend on positions, this learns faster than a linear layer
+    (docs/pictures.md). Appearance and number of objects are lost.
 
     Source: Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 5.1; Finn
-    et al. 2016, "Deep Spatial Autoencoders for Visuomotor Learning", equations 1 and 2.
-    Differs from the papers: smaller convolutions, with orthogonal weights.
+    et al. 2016, equations 1 and 2. Differs: smaller convolutions, with orthogonal weights.
 
     Args:
         observation_space: of a picture, see `PictureEncoder`.
-        points: K, of a 1x1 convolution after the others; 2K features, (x, y) of each point.
+        points: K, channels of the last 1x1 convolution; 2K features, (x, y) of each point.
         channels: of each convolution before it.
-        kernels: their sizes, in pixels.
-        strides: their steps, in pixels. Large ones make for few places to choose from.
+        kernels: of each convolution, in pixels.
+        strides: of each convolution, in pixels. Large strides make the softmax coarse.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution.
-        kwargs: see `PictureEncoder`.
 
     Raises:
-        ConfigurationError: for a picture too small for the kernels, and what is no picture.
+        ConfigurationError: if the space is no picture, or too small for the kernels.
     """
 
     def __init__(
@@ -469,7 +443,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
 
 
 class _MeanPlace(nn.Module):
-    """Turn pictures [M, K, H, W] of logits into the mean places [M, 2K], (x, y) of each channel."""
+    """Map logits [M, K, H, W] to the mean places [M, 2K], (x, y) per channel."""
 
     places: Tensor
 
@@ -483,27 +457,24 @@ class _MeanPlace(nn.Module):
 
 
 def _from_edge_to_edge(number: int) -> Tensor:
-    """Return the places -1 to 1 at equal distances; the middle where there is but one."""
+    """Return equidistant places from -1 to 1; 0 for a single one."""
     return torch.linspace(-1.0, 1.0, number) if number > 1 else torch.zeros(1)
 
 
 class ImpalaCNN(PictureEncoder):
-    """A residual network: in each section a convolution, a pooling, and two residual blocks.
+    """A residual network; each section has a convolution, a pooling, and two residual blocks.
 
-    Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-    Actor-Learner Architectures", figure 3, the large architecture.
+    Source: Espeholt et al. 2018, "IMPALA", figure 3, the large architecture.
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`; of any size.
-        size: D, features.
-        channels: of each section, which halves the picture's sides.
+        observation_space: of a picture of any size, see `PictureEncoder`.
+        size: D, number of features.
+        channels: of each section; each section halves height and width.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the channels before each activation in the residual blocks, and, where
-            not `none`, a LayerNorm of the features.
-        kwargs: see `PictureEncoder`.
+        normalization: of the residual blocks; unless `none`, also a LayerNorm of the features.
 
     Raises:
-        ConfigurationError: for what is no picture, and a number below 1.
+        ConfigurationError: if the space is no picture, or a number is below 1.
     """
 
     def __init__(
@@ -534,8 +505,6 @@ class ImpalaCNN(PictureEncoder):
 
 
 class _Residual(nn.Module):
-    """Add to pictures [M, C, H, W] what two convolutions make of them."""
-
     def __init__(self, channels: int, activation: str, normalization: ChannelNormalization) -> None:
         super().__init__()
         layers: list[nn.Module] = []
@@ -576,7 +545,7 @@ def _channel_normalization(kind: ChannelNormalization, channels: int) -> list[nn
 def _to_features(
     inputs: int, size: int, activation: str, normalization: ChannelNormalization
 ) -> list[nn.Module]:
-    """Return the layers from the last pictures, `inputs` numbers each, to the features."""
+    """Return the layers from the last convolution, with so many outputs, to the features."""
     check_weights_fit((inputs, size))
     linear = nn.Linear(inputs, size)
     nn.init.orthogonal_(linear.weight, math.sqrt(2))
@@ -589,17 +558,15 @@ def _to_features(
 
 
 class DictEncoder(Encoder):
-    """Give each key of an observation an encoder of its own, and join what they make of it.
+    """Encode each key of a Dict observation, and concatenate the features.
 
     Args:
         observation_space: a Dict.
-        encoders: by key; of those not named, pictures get a `NatureCNN`, Discrete ones a `OneHot`,
-            a Dict within the Dict a `DictEncoder`, and numbers are taken flat.
-        normalize: whether those not named scale what they read by its running mean and variance.
+        encoders: by key. Default: `NatureCNN`, `OneHot`, `DictEncoder`, or flat numbers.
+        normalize: whether default encoders scale their input by its running mean and variance.
 
     Raises:
-        ConfigurationError: for a key that the observation has not, and for what an encoder cannot
-            take, naming its key.
+        ConfigurationError: for an unknown key, or a key that its encoder cannot read.
     """
 
     def __init__(
@@ -646,7 +613,7 @@ class DictEncoder(Encoder):
 
 
 def _module_name(key: str) -> str:
-    """Return the name of a module for a key: without dots, and no name of a `ModuleDict`'s own."""
+    """Return a module name for a key: no dots, no attribute of `ModuleDict`."""
     return f"{key}/" if hasattr(nn.ModuleDict, key) or key == "training" else key.replace(".", "/")
 
 
@@ -660,26 +627,23 @@ def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFac
     return partial(PerceptronEncoder, normalize=normalize)
 
 
-# --- weights that stay as they are ---
+# --- frozen weights ---
 
 
 class FrozenEncoder(Encoder):
-    """An encoder with weights from a local file, which no training changes.
+    """An encoder with weights from a local file, which training does not change.
 
-    Its parameters have no gradient, it stays in eval mode whatever mode the policy is in, and a
-    line says so when it is made. A rollout or a replay can hold what it makes of pictures in their
-    stead: see `EncodedObservations`.
+    It has no gradients and stays in eval mode. `EncodedObservations` stores features instead of
+    pictures.
 
     Args:
-        observation_space: of what it reads.
-        encoder: makes the encoder whose weights these are.
-        weights: a file of a state dict, of `torch.save` or safetensors, or a checkpoint of this
-            package; no code in it is run.
-        prefix: what the names of its weights begin with in the file, such as `policy.encoder.` in
-            a checkpoint.
+        observation_space: of one env.
+        encoder: makes the encoder that gets the weights.
+        weights: a state dict (`torch.save`, safetensors) or a checkpoint; no code in it runs.
+        prefix: of the names in the file, such as `policy.encoder.` in a checkpoint.
 
     Raises:
-        ConfigurationError: where the file cannot be read, or holds other weights.
+        ConfigurationError: if the file cannot be read, or has other weights.
     """
 
     def __init__(
@@ -690,7 +654,7 @@ class FrozenEncoder(Encoder):
         prefix: str = "",
     ) -> None:
         super().__init__(observation_space)
-        with torch.random.fork_rng(devices=[]):  # what it draws is replaced at once
+        with torch.random.fork_rng(devices=[]):  # the random weights are replaced
             self.inner = encoder(observation_space)
         self.size = self.inner.size
         state = {
@@ -714,7 +678,6 @@ class FrozenEncoder(Encoder):
         )
 
     def train(self, mode: bool = True) -> "FrozenEncoder":
-        """Stay in eval mode."""
         return super().train(False)
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
@@ -723,7 +686,6 @@ class FrozenEncoder(Encoder):
 
 
 def _batch_dims(observation: Tensor | TensorDict, space: gymnasium.Space[Any]) -> int:
-    """Return how many dimensions of an observation [*batch, ...] are those of the batch."""
     if isinstance(observation, Tensor):
         return observation.dim() - len(space.shape or ())
     return len(observation.batch_size)

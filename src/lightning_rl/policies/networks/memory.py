@@ -1,4 +1,4 @@
-"""Remember what was observed: GRU and LSTM, whose state is data of the rollout."""
+"""Define recurrent layers, GRU and LSTM. Their state is part of the rollout."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from lightning_rl.system.errors import check_range
 
 
 class Memory(nn.Module, ABC):
-    """Makes of features, and of a state, what the heads of a policy read; and the next state.
+    """Base class of recurrent layers. They hold no state themselves.
 
-    It holds no state itself. A subclass of your own writes `step`, and may leave what does not
-    depend on the state to `project`, which is then done for all steps of a sequence at once. Its
-    first argument is `input_size`, D; name it in the config, `memory: {class_path: my.Memory}`.
+    A subclass implements `step`, and may move work that does not depend on the state to `project`,
+    which runs once for all steps of a sequence. The first constructor argument is `input_size`. In
+    the config: `memory: {class_path: my_module.MyMemory}`.
 
     Args:
-        input_size: D, how many features it reads.
-        size: H, how many numbers it gives.
-        state_size: S, how many numbers its state has.
+        input_size: D, number of input features.
+        size: H, number of outputs.
+        state_size: S, numbers in the state.
 
     Raises:
         ConfigurationError: for a size below 1.
@@ -38,30 +38,23 @@ class Memory(nn.Module, ABC):
 
     @abstractmethod
     def step(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output [B, H], and the state [B, S] after a step, of the state before it.
-
-        It reads `projected` [B, P], what `project` makes of features.
-        """
+        """Return output [B, H] and next state [B, S] for `projected` [B, P] and state [B, S]."""
 
     def project(self, features: Tensor) -> Tensor:
-        """Return what a step reads of features [..., D], as [..., P]; the features themselves."""
+        """Return the inputs [..., P] of `step` for features [..., D]. Default: the features."""
         return features
 
     def forward(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output [B, H], and the state [B, S] after a step, of features [B, D].
-
-        The state before it is zero where an episode begins.
-        """
+        """Return the output [B, H] and the next state [B, S] for features [B, D], state [B, S]."""
         return self.step(self.project(features), state)
 
     def unroll(self, features: Tensor, state: Tensor, starts: Tensor) -> Tensor:
-        """Take L steps, with gradients through time; return the outputs [B, L, H].
+        """Run L steps, with gradients through time; return the outputs [B, L, H].
 
         Args:
             features: [B, L, D].
             state: [B, S], before the first step.
-            starts: [B, L] bool, whether an episode begins with a step: the state is then zero
-                before its observation is read.
+            starts: [B, L] bool, the first steps of episodes; they reset the state.
         """
         outputs = []
         steps = self.project(features).unbind(1), starts.unbind(1)
@@ -77,8 +70,8 @@ class Memory(nn.Module, ABC):
         Args:
             features: [B, C, D].
             state: [B, S], before the first step.
-            starts: [B, C] bool, whether an episode begins with a step.
-            real: [B, C] bool; a step that is not leaves the state as it is.
+            starts: [B, C] bool, the first steps of episodes.
+            real: [B, C] bool; other steps do not change the state.
         """
         steps = (each.unbind(1) for each in (self.project(features), starts, real))
         for projected, start, is_real in zip(*steps, strict=True):
@@ -87,11 +80,11 @@ class Memory(nn.Module, ABC):
         return state
 
     def recall(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
-        """Return what it gives at the samples [M, H] to which sequences lead.
+        """Return the outputs [M, H] at the samples of `sequences`.
 
         Args:
-            sequences: of steps, and the state before each; the first S of its numbers are the
-                memory's, behind them may be others'.
+            sequences: steps, and the state before the first, whose first S numbers are the
+                memory's.
             encode: makes features [S, L, D] of steps [S, L].
         """
         state = self._first_state(sequences, encode)
@@ -103,14 +96,14 @@ class Memory(nn.Module, ABC):
     def recall_next(
         self, sequences: Sequences, encode: Callable[[TensorDict], Tensor], following: Tensor
     ) -> Tensor:
-        """Return what it gives where a sample's `next_observation` is read [M, H].
+        """Return the outputs [M, H] for the next observations of the samples.
 
-        The state is that behind the sample's last step, whatever the step after that belongs to.
+        Uses the state after a sample's last step, even if the episode ended there.
 
         Args:
-            sequences: see `recall`; with `last`.
-            encode: likewise.
-            following: [M, D], the features of what followed the samples.
+            sequences: see `recall`; `last` is required.
+            encode: see `recall`.
+            following: [M, D], features of the next observations.
         """
         state = self._first_state(sequences, encode)
         steps = sequences.steps[:, sequences.burn_in :]
@@ -125,7 +118,7 @@ class Memory(nn.Module, ABC):
         return output
 
     def _first_state(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
-        """Return the state [B, S] before the first step of which a sample is, or may be."""
+        """Return the state [B, S] after the burn-in."""
         state = sequences.state[..., : self.state_size]
         if sequences.burn_in == 0:
             return state
@@ -136,29 +129,20 @@ class Memory(nn.Module, ABC):
 
 
 MemoryFactory = Callable[[int], Memory]
-"""Makes a memory for so many features.
-
-In YAML `{class_path: GRU, init_args: {size: 64}}`.
-"""
+"""Makes a memory for a number of features; in YAML `{class_path: GRU, init_args: {size: 64}}`."""
 
 
 class GRU(Memory):
-    """A gated recurrent unit; its state is its output.
+    """A gated recurrent unit. Its state is its output.
 
-    h' = (1 - z) n + z h, with n = tanh(W x + b + r (U h + c)), and gates r, z = sigmoid(W x + U h +
-    b).
+    h' = (1 - z) n + z h, n = tanh(W x + b + r (U h + c)), r, z = sigmoid(W x + U h + b).
 
-    Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for
-    Statistical Machine Translation". Differs from the paper: the gate r is applied after the
-    product with U, as in torch.nn.GRU, and the bias of z begins at 1, so that more is kept, as in
-    an LSTM (Jozefowicz et al. 2015).
+    Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder". Differs: r
+    follows the product with U, as in torch.nn.GRU; the bias of z starts at 1, to keep more.
 
     Args:
-        input_size: D, how many features it reads.
+        input_size: D, number of input features.
         size: H, units.
-
-    Raises:
-        ConfigurationError: for a size below 1.
     """
 
     def __init__(self, input_size: int, size: int = 64) -> None:
@@ -181,21 +165,16 @@ class GRU(Memory):
 
 
 class LSTM(Memory):
-    """A long short-term memory; its state is its output h and its cell c, joined: [h, c].
+    """A long short-term memory. Its state is [h, c], the output h and the cell c.
 
-    c' = f c + i tanh(g), h' = o tanh(c'), with i, f, g, o = W x + U h + b, and sigmoids on the
-    gates i, f, o.
+    c' = f c + i tanh(g), h' = o tanh(c'), i, f, g, o = W x + U h + b, sigmoids on i, f, o.
 
-    Source: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory", with the forget gate of Gers
-    et al. 2000, "Learning to Forget"; its bias begins at 1 (Jozefowicz et al. 2015, "An Empirical
-    Exploration of Recurrent Network Architectures").
+    Source: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory"; forget gate: Gers et al.
+    2000, with an initial bias of 1 (Jozefowicz et al. 2015).
 
     Args:
-        input_size: D, how many features it reads.
+        input_size: D, number of input features.
         size: H, units.
-
-    Raises:
-        ConfigurationError: for a size below 1.
     """
 
     def __init__(self, input_size: int, size: int = 64) -> None:
@@ -218,7 +197,7 @@ class LSTM(Memory):
 
 
 def _in_float32(product: Tensor) -> Tensor:
-    """Return a product in float32: autocast rounds it, and a state adds up many of them."""
+    """Return a product in float32: rounding errors of autocast would add up in the state."""
     return product.float() if product.dtype in (torch.bfloat16, torch.float16) else product
 
 
@@ -231,7 +210,7 @@ def _input_weights(input_size: int, outputs: int) -> nn.Linear:
 
 
 def _recurrent_weights(size: int, gates: int, bias: bool = True) -> nn.Linear:
-    """Return weights that are orthogonal for each gate, so that no state grows or fades by them."""
+    """Return a layer with orthogonal weights per gate, which keep the norm of the state."""
     check_weights_fit((size, gates * size))
     layer = nn.Linear(size, gates * size, bias=bias)
     for gate in layer.weight.detach().chunk(gates):

@@ -1,4 +1,4 @@
-"""Make perceptrons, and the flat observations that they read."""
+"""Build perceptrons, and flatten the observations that they read."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,41 +22,41 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
-"""By the names that settings give them."""
+"""By their names in settings."""
 
 
 Normalization = Literal["none", "layer", "rms"]
 """Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
 
 NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-"""By the names that settings give them."""
+"""By their names in settings."""
 
 Network = Literal["perceptron", "residual"]
-"""What hidden layers are: one after the other, or each a block that is added to what it reads."""
+"""Plain hidden layers, or residual blocks."""
 
 Initialization = Literal["orthogonal", "fan_in"]
-"""Of weights: orthogonal by a gain, with zero biases (Andrychowicz et al. 2021, "What Matters in
-On-Policy Reinforcement Learning", section 3.2); or, biases too, uniform within ±1/sqrt(n) of a
-layer of n inputs, as `torch.nn.Linear` begins (Lillicrap et al. 2016, "Continuous Control with Deep
-Reinforcement Learning", section 7)."""
+"""Of weights: orthogonal with zero biases (Andrychowicz et al. 2021, "What Matters in On-Policy
+Reinforcement Learning", section 3.2); or weights and biases uniform within ±1/sqrt(n) for n inputs,
+as in `torch.nn.Linear` (Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement
+Learning", section 7)."""
 
 EXPANSION = 4
-"""How many times as many units as it reads a residual block has within."""
+"""Inner units of a residual block per input."""
 
 
 MOST_WEIGHTS = 10**9
-"""Of one network, 4 GB of them."""
+"""Maximum weights of one network, 4 GB."""
 
 
 def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
-    """Refuse layers of more than `MOST_WEIGHTS` weights, before any is made.
+    """Refuse layers with more than `MOST_WEIGHTS` weights, before allocating them.
 
     Args:
-        sizes: of the layers, the input's first.
-        copies: how many of these networks there are.
+        sizes: of the layers, starting with the input.
+        copies: number of such networks.
 
     Raises:
-        ConfigurationError: naming the sizes.
+        ConfigurationError: with the sizes.
     """
     count = copies * sum(before * after for before, after in pairwise(sizes))
     times = f", {copies:,} times," if copies != 1 else ""
@@ -82,14 +82,11 @@ def mlp(
 
     The gain of orthogonal weights is sqrt(2), and `output_gain` for the last layer.
 
-    In a residual network a linear layer leads to the width H that all hidden sizes have; there is a
-    `ResidualBlock` for each of them, and a normalisation before the last layer. Source: Lee et al.
-    2025, "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning", section
-    4. Differs from the paper by its initial weights.
+    A residual network: linear layer, one `ResidualBlock` per hidden size (all equal),
+    normalization, last layer. Source: Lee et al. 2025, "SimBa" (initial weights differ).
 
     Raises:
-        ConfigurationError: for an unknown activation, a layer size below 1, and a residual network
-            of several sizes.
+        ConfigurationError: for an unknown activation, or unsupported layer sizes.
     """
     check_activation(activation)
     sizes = [input_size, *hidden_sizes, output_size]
@@ -117,20 +114,16 @@ def mlp(
 def layer_sizes(
     input_size: int, hidden_sizes: Sequence[int], output_size: int, network: Network
 ) -> list[int]:
-    """Return the sizes of all layers, those within residual blocks too."""
+    """Return the sizes of all layers, including those inside residual blocks."""
     if network == "residual":
         hidden_sizes = [one for size in hidden_sizes for one in (size, EXPANSION * size, size)]
     return [input_size, *hidden_sizes, output_size]
 
 
 class ResidualBlock(nn.Module):
-    """Add to x what an inverted bottleneck makes of it: x + W2 activation(W1 normalised(x)).
+    """An inverted bottleneck with a skip connection: x + W2 activation(W1 normalized(x)).
 
-    Args:
-        size: H, of x; there are `EXPANSION` times as many units within.
-        activation: one of `ACTIVATIONS`.
-        normalization: of x.
-        initialization: of the weights.
+    For x of `size` H, it has `EXPANSION` * H inner units.
     """
 
     def __init__(
@@ -149,7 +142,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., H] of x [..., H]."""
+        """Return [..., H] for x [..., H]."""
         return x + self.layers(x)  # type: ignore[no-any-return]  # nn.Module
 
 
@@ -157,7 +150,7 @@ def check_residual(hidden_sizes: Sequence[int], setting: str) -> None:
     """Refuse hidden sizes that a residual network cannot have.
 
     Raises:
-        ConfigurationError: where there are none, or several.
+        ConfigurationError: for no hidden sizes, or different ones.
     """
     require(
         len(set(hidden_sizes)) == 1,
@@ -171,10 +164,10 @@ def _normalizing(size: int, normalization: Normalization) -> list[nn.Module]:
 
 
 def check_activation(activation: str, setting: str = "activation") -> None:
-    """Refuse an unknown activation, by the name of the setting that asks for it.
+    """Refuse an unknown activation; `setting` is its name in the message.
 
     Raises:
-        ConfigurationError: naming those that there are.
+        ConfigurationError: with the known activations.
     """
     require(
         activation in ACTIVATIONS,
@@ -186,7 +179,7 @@ def check_activation(activation: str, setting: str = "activation") -> None:
 def linear(
     input_size: int, output_size: int, gain: float, initialization: Initialization
 ) -> nn.Linear:
-    """Return a layer with its first weights; `gain` is of orthogonal ones."""
+    """Return an initialized layer; `gain` only applies to orthogonal weights."""
     check_weights_fit((input_size, output_size))
     layer = nn.Linear(input_size, output_size)
     if initialization == "orthogonal":
@@ -196,10 +189,10 @@ def linear(
 
 
 def flat_observation_size(space: gymnasium.Space[Any]) -> int:
-    """Return how many numbers `flatten_observation` makes of one observation.
+    """Return the length of a flattened observation.
 
     Raises:
-        ConfigurationError: for a space that a perceptron cannot take.
+        ConfigurationError: for a space that a perceptron cannot read.
     """
     if isinstance(space, gymnasium.spaces.Dict):
         require(len(space) > 0, "The observation space is an empty Dict.")
@@ -225,9 +218,9 @@ def flatten_observation(
     """Concatenate a tensor or a tree of tensors, keys in sorted order, to float32 [..., D].
 
     Args:
-        observation: [*batch, ...], or a tree of such.
-        batch_dims: how many dimensions the batch has.
-        keys: of the tree, those that count; None for all.
+        observation: [*batch, ...], or a tree of tensors.
+        batch_dims: number of batch dimensions.
+        keys: the keys of the tree to use; None for all.
     """
     if isinstance(observation, Tensor):
         flat = observation[..., None] if observation.dim() == batch_dims else observation
@@ -242,7 +235,7 @@ def flatten_observation(
 
 
 NO_INPUT = (MASK,)
-"""Keys of an observation that no network reads unless it is asked to: they say what is allowed."""
+"""Keys of an observation that networks read only if a setting names them."""
 
 
 def read_keys(
@@ -251,17 +244,16 @@ def read_keys(
     setting: str,
     ignored: Sequence[str] = (),
 ) -> tuple[str, ...] | None:
-    """Return which keys of a Dict observation a network reads; None where there are no keys.
+    """Return the keys of a Dict observation that a network reads; None for other observations.
 
     Args:
         space: of one observation.
-        chosen: what was asked for; None for all but `NO_INPUT`.
-        setting: what asked, for the message: `actor_keys`.
+        chosen: the keys in the setting; None for all but `NO_INPUT`.
+        setting: name of the setting, for the message: `actor_keys`.
         ignored: keys that no network of the policy reads.
 
     Raises:
-        ConfigurationError: for a key that is not there, or is to be ignored, none at all, or keys
-            where the observation has none.
+        ConfigurationError: for unknown or ignored keys, no keys, or an observation that is no Dict.
     """
     if not isinstance(space, gymnasium.spaces.Dict):
         require(
@@ -293,7 +285,7 @@ def read_keys(
 
 
 def read_space(space: gymnasium.Space[Any], keys: Sequence[str] | None) -> gymnasium.Space[Any]:
-    """Return the space of what a network reads of an observation: see `read_keys`."""
+    """Return the part of an observation space with the keys from `read_keys`."""
     if keys is None or not isinstance(space, gymnasium.spaces.Dict):
         return space
     return gymnasium.spaces.Dict({key: space[key] for key in keys})

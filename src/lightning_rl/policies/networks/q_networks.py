@@ -1,4 +1,4 @@
-"""Critics of an off-policy algorithm: what their networks are, and how they say a value."""
+"""Define ensembles of Q critics."""
 
 import math
 from collections.abc import Sequence
@@ -24,24 +24,24 @@ from lightning_rl.policies.networks.perceptron import (
 from lightning_rl.system.errors import check_range, require
 
 CriticNormalization = Literal[Normalization, "batch"]
-"""Of a critic's units: as `Normalization`, or over the minibatch (Ioffe and Szegedy 2015)."""
+"""As `Normalization`; `batch` normalizes over the minibatch (Ioffe and Szegedy 2015)."""
 
 MOMENTUM, EPS = 0.01, 1e-5
-"""Of batch normalisation: how far running statistics move, and what is added to a variance."""
+"""Momentum of running statistics, and the term added to a variance, of batch normalization."""
 
 RENORMALIZED_AFTER, LARGEST_RATIO, LARGEST_SHIFT = 100_000, 3.0, 5.0
-"""Minibatches of batch statistics alone, and bounds of r and d (Ioffe 2017), as CrossQ has them."""
+"""Minibatches before renormalization starts, and bounds of r and d (Ioffe 2017), as in CrossQ."""
 
 
 @dataclass(frozen=True)
 class ValueAtoms:
-    """The values that a categorical critic distributes probability over, from -limit to limit.
+    """The support of categorical critics: K values from -limit to limit.
 
     Source: Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning".
 
     Attributes:
         num_atoms: K, at least 2.
-        limit: the greatest; returns beyond it count as it.
+        limit: the largest value; larger returns are clamped.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -56,35 +56,32 @@ class ValueAtoms:
 
 
 class QEnsemble(nn.Module):
-    """Critics Q_1 ... Q_E of features and actions, evaluated side by side.
+    """Critics Q_1 ... Q_E of features and actions, evaluated in one batched product per layer.
 
-    Each layer is one batched product for all of them. What a critic gives is a value, or, with
-    `atoms`, logits of a distribution over values, whose mean is the value.
+    Each critic outputs a value, or, with `atoms`, logits over values; their mean is the value.
 
-    Where it is normalised over the minibatch, what each layer reads is scaled: by the mean and the
-    variance of those samples in `together`, which moves running averages of both, and by these
-    averages in `forward`. They are exact means over the first 100 minibatches, so that there is no
-    bias to begin with, and exponential ones from there on. After 100,000 minibatches `together`
-    goes by the running averages too, within bounds (Ioffe 2017, "Batch Renormalization"), while
-    gradients flow as before: a run that is long no longer hangs on what single minibatches hold.
+    With batch normalization, `together` normalizes the input of each layer by the statistics of the
+    minibatch and updates running statistics; `forward` uses the running statistics: exact means
+    over the first 100 minibatches, then exponential averages. After 100,000 minibatches `together`
+    renormalizes with the running statistics within bounds (Ioffe 2017, "Batch Renormalization").
 
     Args:
-        num_inputs: D + A, of features and actions together.
+        num_inputs: D + A, features and actions.
         hidden_sizes: units of the hidden layers; see `mlp` for a residual network.
         num_critics: E.
         activation: one of `ACTIVATIONS`.
-        normalization: of the units of each hidden layer: `layer` and `rms` before the activation,
-            or where a residual block begins; `batch` of what each layer reads, the inputs as well.
+        normalization: of hidden units: `layer` and `rms` before the activation, or at the start of
+            a residual block; `batch` of the input of each layer.
         network: `perceptron` or `residual`.
-        num_outputs: values of each critic, such as one per action; 1 where `atoms` are given.
-        atoms: of categorical critics; None for critics that give values.
-        initialization: of the weights; the gain of orthogonal ones is 1 for the last layer.
+        num_outputs: values per critic, such as one per action; 1 with `atoms`.
+        atoms: of categorical critics; None for critics that output values.
+        initialization: of the weights; the gain of the last layer is 1.
 
     Attributes:
         atoms: [K], or None.
 
     Raises:
-        ConfigurationError: where the layers of a residual network are of several sizes.
+        ConfigurationError: for a residual network with different layer sizes.
     """
 
     atoms: Tensor | None
@@ -138,7 +135,7 @@ class QEnsemble(nn.Module):
 
     def _add_layer(self, before: int, after: int, gain: float) -> None:
         layers = [linear(before, after, gain, self.initialization) for _ in range(self.num_critics)]
-        # [in, out], as the product of a batch of rows wants it.
+        # [in, out], the layout of `baddbmm`.
         self.weights.append(torch.stack([layer.weight.detach().t() for layer in layers]))
         self.biases.append(torch.stack([layer.bias.detach()[None] for layer in layers]))
 
@@ -156,28 +153,26 @@ class QEnsemble(nn.Module):
         return self.mean(self.outputs(features, unit_action))
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """Return the values [E, B] of which `outputs` [E, B, K] speak."""
+        """Return the values [E, B] of `outputs` [E, B, K]."""
         if self.atoms is None:
             return outputs.squeeze(-1)
         return outputs.softmax(-1) @ self.atoms
 
     def outputs(self, features: Tensor, unit_action: Tensor | None = None) -> Tensor:
-        """Return what the critics give [E, B, K]: values, or logits of the atoms.
+        """Return the outputs [E, B, K], values or logits, for features [B, D] and actions [B, A].
 
-        Of features [B, D] and actions [B, A]; of features alone where each action has a value.
+        Critics with one output per action read the features alone.
         """
         return widened(self._pass(_joined(features, unit_action), False))
 
     def together(
         self, features: Tensor, unit_action: Tensor, next_features: Tensor, next_action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return what the critics give of two sets of samples [E, B, K], in one pass of both.
+        """Return the outputs [E, B, K] of two sets of samples, from one pass over both.
 
-        Source: Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for
-        Greater Sample Efficiency and Simplicity", section 4: what is normalised over the minibatch
-        has to see the actions of the target beside those of the replay, as they are of another
-        distribution. The features are [B, D], the actions [B, A]; the next ones, [B, D] and [B, A],
-        are of what followed.
+        Features are [B, D], actions [B, A], next features [B, D], next actions [B, A]. Batch
+        statistics must cover replayed and target actions, whose distributions differ. Source: Bhatt
+        et al. 2024, "CrossQ", section 4.
         """
         both = torch.cat(
             [_joined(features, unit_action), _joined(next_features, next_action)], dim=0
@@ -186,12 +181,7 @@ class QEnsemble(nn.Module):
         return now, following
 
     def _pass(self, inputs: Tensor, moving: bool) -> Tensor:
-        """Return the outputs [E, B, K] of inputs [B, D + A].
-
-        Args:
-            inputs: of the first layer.
-            moving: whether batch statistics are those of these samples.
-        """
+        """Return the outputs [E, B, K] of inputs [B, D + A]; `moving` uses batch statistics."""
         x = inputs.expand(self.num_critics, -1, -1)
         if moving and self.normalization == "batch":
             self.seen.add_(1.0)
@@ -214,7 +204,6 @@ class QEnsemble(nn.Module):
         return product
 
     def _normalized(self, x: Tensor, place: int, moving: bool) -> Tensor:
-        """Return units [E, B, H] normalised, each critic by its own gains."""
         if self.normalization == "none":
             return x
         if self.normalization == "batch":
@@ -227,7 +216,7 @@ class QEnsemble(nn.Module):
         return scaled + self.shifts[place] if of_layer else scaled
 
     def _statistics(self, x: Tensor, place: int, moving: bool) -> tuple[Tensor, Tensor]:
-        """Return what to subtract from x [E, B, H] and then to multiply by [E, 1, H]."""
+        """Return the shift [E, 1, H] and the factor [E, 1, H] that normalize x [E, B, H]."""
         averages = self.get_buffer(f"mean_{place}"), self.get_buffer(f"var_{place}")
         running_mean, running_scale = averages[0], (averages[1] + EPS).rsqrt()
         if not moving:
@@ -241,7 +230,7 @@ class QEnsemble(nn.Module):
             ratio = torch.where(late, ratio, 1.0)
             shift = torch.where(late, shift.clamp(-LARGEST_SHIFT, LARGEST_SHIFT), 0.0)
             weight = (1.0 / self.seen).clamp(min=MOMENTUM)
-            usable = (mean + var).isfinite().all()  # what is not would stay so
+            usable = (mean + var).isfinite().all()  # running statistics would stay NaN
             for average, found in zip(averages, (mean, var), strict=True):
                 average.copy_(torch.where(usable, average.lerp(found, weight), average))
         # (x - mean) * scale * ratio + shift, as one mean and one scale.
@@ -254,10 +243,10 @@ def _joined(features: Tensor, unit_action: Tensor | None) -> Tensor:
 
 
 def refuse_batch(normalization: str, whose: str) -> None:
-    """Refuse critics that are not made for a normalisation over the minibatch.
+    """Refuse batch normalization for critics that do not support it.
 
     Raises:
-        ConfigurationError: where they are to have it.
+        ConfigurationError: if `normalization` is `batch`.
     """
     require(
         normalization != "batch",

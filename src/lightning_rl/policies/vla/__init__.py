@@ -1,4 +1,4 @@
-"""Vision-language-action policies: a backbone that sees and reads, and a head that acts."""
+"""Vision-language-action policies: a backbone, an action head and a value head."""
 
 from lightning_rl.policies.vla.backbone import Backbone as Backbone
 from lightning_rl.policies.vla.backbone import Features as Features

@@ -1,4 +1,4 @@
-"""Add LoRA adapters of peft to a model: a fresh one, or one from a directory, never from a hub."""
+"""Add LoRA adapters of peft to a model, new or from a local directory."""
 
 import json
 import re
@@ -15,32 +15,32 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, read_json
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-"""Where peft keeps the weights of an adapter."""
+"""Files in which peft saves the weights of an adapter."""
 
 LONGEST_MATCH = 20.0
-"""Seconds that a regular expression may take for all names of a model."""
+"""Timeout in seconds for matching a regular expression with all names of a model."""
 
 INSERTED = re.compile(
     r"^base_model\.model\.|\.(?:base_layer|original_module|(?:lora_\w+|modules_to_save)\.default)"
     r"(?=\.|$)"
 )
-"""What peft adds to the name of a parameter."""
+"""Parts of a parameter's name that peft inserts."""
 
 LORA = re.compile(r"\.lora_\w+\.")
-"""Part of the name of each tensor of a LoRA adapter."""
+"""Part of the names of all tensors of a LoRA adapter."""
 
 
 def name_without_adapter(name: str) -> str:
-    """Return the name of a parameter, or of the weight that an adapter's parameter changes."""
+    """Return a parameter's name without an adapter, or the name of the weight that it adapts."""
     return INSERTED.sub("", name)
 
 
 def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
-    """Return a model with a new LoRA adapter, which changes nothing yet.
+    """Add a new LoRA adapter, which does not change the outputs yet.
 
     Args:
-        model: whose own parameters are frozen.
-        lora: arguments of peft's `LoraConfig`; without `target_modules` all linear layers.
+        model: its own parameters are frozen.
+        lora: arguments of peft's `LoraConfig`. Default of `target_modules`: all linear layers.
 
     Raises:
         ConfigurationError: for an unknown argument, or one that does not fit the model.
@@ -62,15 +62,15 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
 
 
 def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> nn.Module:
-    """Return a model with the adapter in a local directory, which is trained on.
+    """Add a trainable adapter from a local directory.
 
     Args:
-        model: whose own parameters are frozen.
-        directory: where `save_pretrained` of peft wrote it.
-        strict: refuse weights whose names or shapes are not the adapter's; else warn.
+        model: its own parameters are frozen.
+        directory: written by peft's `save_pretrained`.
+        strict: refuse weights with other names or shapes; otherwise warn.
 
     Raises:
-        ConfigurationError: for a file that is missing or damaged, and an adapter of another model.
+        ConfigurationError: for a missing or damaged file, or an adapter of another model.
     """
     peft = extra("peft")
     place = expanded(directory)
@@ -96,15 +96,15 @@ def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> 
 def with_fresh_adapter(
     own: Mapping[str, Tensor], saved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Give weights saved without an adapter the names that they have with one.
+    """Rename weights saved without an adapter for a policy with a LoRA adapter.
 
     Args:
-        own: the state dict of a policy that may have a LoRA adapter.
-        saved: weights for it.
+        own: the policy's state dict.
+        saved: the weights.
 
     Returns:
-        `saved`; or, if the policy alone has an adapter, the saved weights under the policy's names
-        and the policy's adapter, with a sentence for the user.
+        `saved`, if the policy has no adapter or `saved` has one; otherwise the renamed weights with
+            the policy's adapter, and a message for the user.
     """
     adapter = {key: value for key, value in own.items() if LORA.search(key)}
     if not adapter or any(LORA.search(key) for key in saved):
@@ -117,13 +117,12 @@ def with_fresh_adapter(
 
 
 def _plain(key: str) -> str:
-    """Return the name of an entry of a state dict in the same policy without an adapter."""
+    """Return a state-dict name of the same policy without an adapter."""
     within = key.replace(".base_model.model.", ".", 1)
     return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
 
 
 def _saved_settings(place: Path) -> dict[str, Any]:
-    """Return the settings of a saved adapter."""
     file = place / "adapter_config.json"
     require(
         file.is_file(),
@@ -138,7 +137,6 @@ def _saved_settings(place: Path) -> dict[str, Any]:
 
 
 def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:
-    """Refuse target modules that the model does not have, and expressions that cannot be used."""
     names = [name for name, _ in model.named_modules()]
     targets = settings.get("target_modules")
     if isinstance(targets, list | tuple | set):
@@ -164,17 +162,12 @@ def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> 
 
 
 def _matching(expression: str, names: Sequence[str], setting: str) -> int:
-    """Return how many names a regular expression matches.
-
-    In a process of its own: Python cannot interrupt an expression that backtracks for ever.
-
-    Raises:
-        ConfigurationError: for an invalid expression, and one that takes too long.
-    """
+    """Return the number of names that a regular expression matches."""
     try:
         re.compile(expression)
         program = "import json, re, sys; e, n = json.load(sys.stdin); "
         program += "print(sum(re.fullmatch(e, x) is not None for x in n))"
+        # In a subprocess, because Python cannot interrupt an expression that backtracks forever.
         done = subprocess.run(
             [sys.executable, "-I", "-c", program],
             input=json.dumps([expression, list(names)]),

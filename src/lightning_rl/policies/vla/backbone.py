@@ -1,4 +1,4 @@
-"""Say what a backbone is: it turns pictures, an instruction and the state into features."""
+"""Define the interface of backbones, which turn pictures, instruction and state into features."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from lightning_rl.system.errors import require
 
 
 class Features(NamedTuple):
-    """What a backbone makes of an observation.
+    """Output of a backbone.
 
     Attributes:
-        slots: [B, L, D], one vector per number of an action chunk (L = K * A), all in one pass.
-        summary: [B, E], of the whole observation: what the value head sees.
+        slots: [B, L, D], one vector per number of an action chunk (L = K * A), from one pass.
+        summary: [B, E], of the whole observation, for the value head.
     """
 
     slots: Tensor
@@ -26,16 +26,16 @@ class Features(NamedTuple):
 class Backbone(nn.Module, ABC, Constructed):
     """The body of a `VLAPolicy`.
 
-    Subclass it for a model of your own, and pass `class_path: my_module.MyBackbone`. It gets
-    observations as the rollout stores them, so nothing is tokenised twice, and what it does to a
-    picture it does in `forward`. It must treat each sample by itself (no batch norm).
+    Subclass it for your own model, and pass `class_path: my_module.MyBackbone`. Observations arrive
+    as the rollout stores them: instructions are tokens, and `forward` preprocesses pictures.
+    Samples must not affect each other (no batch norm).
 
     Attributes:
         slot_size: D.
         summary_size: E.
-        reads: the keys of an observation that `forward` can read. The policy refuses other keys,
-            unless it is to ignore them; then `forward` does not get them.
-        vocabulary: tokens of an instruction are below this; None where the backbone does not say.
+        reads: keys of an observation that `forward` can read. The policy refuses other keys, or
+            removes them if they are in `ignore_keys`.
+        vocabulary: upper bound (exclusive) of instruction tokens; None if unknown.
     """
 
     slot_size: int
@@ -45,10 +45,10 @@ class Backbone(nn.Module, ABC, Constructed):
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:
-        """Make the parameters whose shapes depend on the env.
+        """Create the parameters whose shapes depend on the env.
 
         Args:
-            observation: one observation, zeros of its shapes and dtypes, batch shape [1].
+            observation: one observation of zeros, batch shape [1].
             num_slots: L.
         """
 
@@ -57,30 +57,25 @@ class Backbone(nn.Module, ABC, Constructed):
         """Return the features of observations [B].
 
         Args:
-            observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3], and where the env has
-                them `depth` float32 [B, H, W] or [B, cameras, H, W] in metres, `language` int64
-                [B, S], `proprio` [B, P] and, where `reads` names it, `condition` [B, 1], 1 for a
-                good action (see `Conditioned`).
+            observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3]; optional: `depth`
+                float32 [B, H, W] or [B, cameras, H, W] in metres, `language` int64 [B, S],
+                `proprio` [B, P], and, if in `reads`, `condition` [B, 1], 1 for a good action (see
+                `Conditioned`).
         """
 
     def token_head(self, num_bins: int) -> nn.Module | None:
-        """Return what turns slots [B, L, D] into logits [B, L, num_bins].
+        """Return a module that maps slots [B, L, D] to logits [B, L, num_bins].
 
-        None for a linear layer of the policy's own. A language model gives the last `num_bins`
-        entries of its vocabulary.
+        None for a linear layer. Language models use the last tokens of their vocabulary.
         """
         return None
 
 
 def refuse_unknown_tokens(tokens: Tensor, vocabulary: int) -> None:
-    """Refuse tokens beyond a vocabulary; waits for the device that they are on.
-
-    Args:
-        tokens: [B, S].
-        vocabulary: how many there are.
+    """Refuse tokens [B, S] beyond a vocabulary; synchronizes with the device.
 
     Raises:
-        ConfigurationError: naming the first one.
+        ConfigurationError: with the first unknown token.
     """
     unknown = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
     require(

@@ -1,4 +1,4 @@
-"""Act with a model of one's own, named by its class and its weights."""
+"""Act with your own model, named by its class and its weights."""
 
 import inspect
 import math
@@ -24,17 +24,15 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class CustomVLA(Policy):
-    """A model of your own, with weights that it was trained to elsewhere.
+    """A policy around your own model with pretrained weights.
 
-    The model is an `nn.Module` that acts, values and evaluates by TensorDict, as `Policy` says of
-    each method: `forward(td, deterministic=False, generator=None)`, `evaluate_actions(td)` and, for
-    an algorithm with a critic, `get_value(td)`. It may have `extra_fields`, `fields_of(action)`,
-    `parameter_groups()`, `joint_ratio` and `counts_executed`, as `Policy` has them. Where its
-    constructor names `observation_space` or `action_space`, it gets them.
+    The model is an `nn.Module` with the methods of `Policy`: `forward(td, deterministic=False,
+    generator=None)`, `evaluate_actions(td)` and, for algorithms with a critic, `get_value(td)`.
+    Optional members: `extra_fields`, `fields_of(action)`, `parameter_groups()`, `joint_ratio`,
+    `counts_executed`, and constructor arguments `observation_space` and `action_space`.
 
-    Or the model is a plain one, of tensors: `forward(observation)` returns actions [B, A],
-    `get_value(observation)` values [B, 1], and `evaluate_actions` takes `(observation, actions)`.
-    `PlainModel` then draws actions around the model's actions.
+    A model may also work on plain tensors: `forward(observation)` returns actions [B, A],
+    `get_value(observation)` values [B, 1], `evaluate_actions` reads `(observation, actions)`.
 
     In YAML:
 
@@ -42,26 +40,24 @@ class CustomVLA(Policy):
           class_path: CustomVLA
           init_args: {model_path: DIR, model_class: my_vla.MyVLA, model_config: {width: 64}}
 
-    The weights are read as data. The class is code: it is imported where you name it yourself, and
-    for a checkpoint that names it with `--trust_code true`.
+    The class is code: it is imported only if you name it, or, for a class named by a checkpoint,
+    with `--trust_code true`. Weights run no code.
 
     Args:
         observation_space, action_space: of one env.
-        model_path: file of weights (.safetensors, or a state dict in .pt, .pth or .bin), or a
-            directory that holds one, or its shards. Read whenever the policy is made. Not optional.
-        model_class: import path of the class. Not optional.
+        model_path: required; file of weights (.safetensors, .pt, .pth or .bin), or a directory with
+            one file or its shards. Read whenever the policy is created.
+        model_class: required; import path of the class.
         model_config: arguments of its constructor.
-        strict: refuse weights whose names or shapes are not the model's; false warns, and what the
-            file lacks (a value head, say) begins anew.
-        freeze: patterns of parameter names that are not trained, as in `*vision*`.
+        strict: refuse weights with other names or shapes; false warns; missing weights stay random.
+        freeze: patterns of parameter names that are not trained, such as `*vision*`.
         micro_batch_size: see `Policy`.
-        ignore_keys: keys of a Dict observation that the model does not read. A class that names
-            what it reads in an attribute `reads` refuses the others.
-        log_std_init: of a plain model, the log standard deviation of its actions at first.
+        ignore_keys: keys of a Dict observation that the model does not read. A class with an
+            attribute `reads` refuses further keys.
+        log_std_init: of a plain model, initial log standard deviation of its actions.
 
     Raises:
-        ConfigurationError: for a class that cannot be had or lacks a method, a setting that it does
-            not take, and weights that are not there or do not fit.
+        ConfigurationError: for an unusable class, an unknown setting, or unusable weights.
     """
 
     critic_modules = ("model.critic", "model.value_head")
@@ -124,16 +120,15 @@ class CustomVLA(Policy):
         return cast(Tensor, own(batch, generator))
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        """Write `value` [B]: zero, where the model has no critic."""
         if not self.has_critic:
             return td.set("value", torch.zeros(td.batch_size, device=td.device))
         return self.model.get_value(td)  # type: ignore[no-any-return,operator]  # nn.Module
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Ask the model.
+        """Call the model.
 
         Raises:
-            ConfigurationError: where the model leaves out what it must return.
+            ConfigurationError: if the model does not return a required entry.
         """
         result: TensorDict = self.model.evaluate_actions(td)  # type: ignore[operator]  # nn.Module
         needed = ("sample_log_prob", "entropy", *(("value",) if self.has_critic else ()))
@@ -147,29 +142,24 @@ class CustomVLA(Policy):
         return result if self.has_critic else self.get_value(result)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the model's own, if it has any."""
         if not hasattr(self.model, "parameter_groups"):
             return super().parameter_groups()
         return self.model.parameter_groups()  # type: ignore[no-any-return,operator]  # nn.Module
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """Return what the model's own gives, if it has one."""
         if not hasattr(self.model, "fields_of"):
             return super().fields_of(action)
         return self.model.fields_of(action)  # type: ignore[no-any-return,operator]  # nn.Module
 
 
 class PlainModel(nn.Module):
-    """A model that takes and returns tensors, with the interface that `CustomVLA` expects.
+    """Adds a normal distribution to a model on plain tensors, for `CustomVLA`.
 
-    Actions are drawn from a normal distribution around the model's actions. The log standard
-    deviation is learnt, one for each number of an action; if the model has a parameter `log_std`,
-    that is the log standard deviation. Log-probs and entropies are of this distribution: the
-    model's `evaluate_actions` cannot know the distribution, and is not called.
+    The model's actions are the mean. The log standard deviation is its parameter `log_std`, or else
+    learned here, per number of an action. The model's `evaluate_actions` is not called.
 
     Args:
-        model: `forward(observation)` returns actions [B, A]; `get_value(observation)`, which is
-            optional, returns values [B, 1].
+        model: returns actions [B, A]; `get_value(observation)` is optional, values [B, 1].
         action_space: a Box of floats.
         log_std_init: initial log standard deviation.
 
@@ -195,7 +185,7 @@ class PlainModel(nn.Module):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """Draw `action` [B, *A], and write it and `sample_log_prob` [B] into `td` [B]."""
+        """Write `action` [B, *A] and `sample_log_prob` [B] into `td` [B]."""
         mean, log_std = self._distribution(td)
         noise = noise_for(self, td, deterministic, generator)
         action = mean if noise is None else mean + noise * log_std.exp()
@@ -203,7 +193,7 @@ class PlainModel(nn.Module):
         return td.set("sample_log_prob", self._log_probs(mean, log_std, action).sum(-1))
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw the standard normal noise [*batch, A] of actions."""
+        """Draw standard normal noise [*batch, A]."""
         device = next(self.parameters()).device
         return torch.empty(*batch, self.size, device=device).normal_(generator=generator)
 
@@ -244,7 +234,7 @@ class PlainModel(nn.Module):
 
 
 def _check_methods(cls: type[nn.Module], name: str) -> bool:
-    """Refuse a model that cannot act, or evaluate actions; return whether it is a plain one."""
+    """Refuse a model without the required methods; return whether it works on plain tensors."""
     needs = (
         "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, "
         "for PPO and other algorithms with a critic, get_value(td), as lightning_rl.Policy says "
@@ -273,7 +263,7 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
 
 
 def _takes(cls: type[nn.Module], method: str, count: int, **named: Any) -> bool:
-    """Return whether a method takes `count` arguments by position and the named ones."""
+    """Return whether a method accepts `count` positional arguments and the named ones."""
     try:
         inspect.signature(getattr(cls, method)).bind(*[None] * (count + 1), **named)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Turn slots into chunks of actions: as tokens, or as numbers with Gaussian noise."""
+"""Define action heads: distributions over action chunks, as tokens or Gaussians."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,20 +17,16 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_json
 
 Level = Literal["token", "action", "chunk"]
-"""Of what there is a log-prob: each number of a chunk, each of its actions, or the chunk."""
+"""Granularity of the log-prob: per number, per action or per chunk."""
 
 
 class ActionHead(nn.Module, ABC):
-    """A distribution over chunks [K, A] of actions, within the bounds of a Box.
+    """A distribution over action chunks [K, A] within the bounds of a Box.
 
     Args:
-        space: of one chunk, [K, *A]; the bounds say what -1 and 1 stand for, or `statistics` do.
-        level: `token` gives a log-prob per number of the chunk, [B, K * A]; else one per action,
-            [B, K].
+        space: of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
+        level: `token` gives a log-prob per number, [B, K * A]; others one per action, [B, K].
         statistics: see `action_bounds`.
-
-    Attributes:
-        fields: what `sample` stores beside the action, and `log_prob_and_entropy` wants back.
     """
 
     center: Tensor
@@ -51,10 +47,10 @@ class ActionHead(nn.Module, ABC):
     @property
     @abstractmethod
     def fields(self) -> dict[str, FieldSpec]:
-        """What `sample` gives beside the action, by name; what a log-prob is recomputed from."""
+        """Fields that `sample` returns with the action, and `log_prob_and_entropy` reads."""
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw the noise [*batch, Z] that `sample` takes: standard normal, but for tokens."""
+        """Draw noise [*batch, Z] for `sample`."""
         noise = torch.empty(*batch, self.num_slots, device=self.center.device)
         return noise.normal_(generator=generator)
 
@@ -64,46 +60,45 @@ class ActionHead(nn.Module, ABC):
 
         Args:
             slots: [B, L, D].
-            noise: [B, Z], of `draw_noise`; None for the mode.
+            noise: [B, Z], from `draw_noise`; None for the mode.
         """
 
     @abstractmethod
     def log_prob_and_entropy(
         self, slots: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return log-prob and entropy [B, parts] of what `fields` say was done."""
+        """Return log-prob and entropy [B, parts] of the chunk in `fields`, for slots [B, L, D]."""
 
     @abstractmethod
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         """Return `fields` for given actions [B, K, *A]."""
 
     def sum_by_part(self, value: Tensor) -> Tensor:
-        """Sum what numbers [B, L] add to each part: [B, parts]."""
+        """Sum numbers [B, L] to parts [B, parts]."""
         each: Tensor = value.unflatten(1, (self.num_parts, -1))
         return each.sum(-1)
 
     def to_action(self, unit: Tensor) -> Tensor:
-        """Return the action [B, K, *A] that numbers [B, L] in units of the bounds stand for."""
+        """Return the actions [B, K, *A] for numbers [B, L] in units of the bounds."""
         action: Tensor = torch.addcmul(self.center, self.scale, unit).unflatten(1, self.shape)
         return action
 
     def to_unit(self, action: Tensor) -> Tensor:
-        """Return numbers [B, L] in units of the bounds."""
+        """Return actions [B, K, *A] as numbers [B, L] in units of the bounds."""
         return (action.flatten(1) - self.center) / self.scale
 
 
 class TokenHead(ActionHead):
-    """One of n bins for each number of a chunk, all of them at once ("parallel decoding").
+    """One of n bins for each number of a chunk, all from one pass ("parallel decoding").
 
-    The action is the centre of its bin. Source of the bins: Brohan et al. 2023, "RT-2"; of parallel
-    decoding: Kim et al. 2025, "Fine-Tuning Vision-Language-Action Models".
+    The action is the center of its bin. Sources: Brohan et al. 2023, "RT-2" (bins); Kim et al.
+    2025, "Fine-Tuning Vision-Language-Action Models" (parallel decoding).
 
     Args:
         space, level, statistics: see `ActionHead`.
-        to_logits: makes logits [B, L, n] of slots [B, L, D]; of a language model the last n entries
-            of its vocabulary.
-        num_bins: n; bin centres lie evenly from bound to bound.
-        temperature: logits are divided by it, in acting as in training.
+        to_logits: maps slots [B, L, D] to logits [B, L, n].
+        num_bins: n; bin centers are equidistant, from bound to bound.
+        temperature: divides the logits, in acting and training.
     """
 
     def __init__(
@@ -144,7 +139,7 @@ class TokenHead(ActionHead):
         return self._log_prob_of(log_probs, fields["action_tokens"]), self.sum_by_part(entropy)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """Return the nearest bins."""
+        # The nearest bins.
         place = (self.to_unit(action) + 1.0) * ((self.num_bins - 1) / 2)
         return {"action_tokens": place.round().clamp(0, self.num_bins - 1).to(torch.int64)}
 
@@ -157,15 +152,13 @@ class TokenHead(ActionHead):
 
 
 class GaussianHead(ActionHead):
-    """A normal distribution for each number of a chunk.
-
-    Its deviation is learnt, and the same in every state.
+    """A normal distribution for each number of a chunk, with a state-independent deviation.
 
     Args:
         space, level, statistics: see `ActionHead`.
         slot_size: D.
         log_std_init: initial log standard deviation, in units of the bounds.
-        temperature: the deviation is multiplied by it, in acting as in training.
+        temperature: multiplies the deviation, in acting and training.
 
     Raises:
         ConfigurationError: for a `log_std_init` outside [-5, 2].
@@ -219,17 +212,15 @@ class GaussianHead(ActionHead):
 
 
 def action_bounds(space: gymnasium.spaces.Box, path: str | None) -> tuple[Tensor, Tensor]:
-    """Return what -1 and 1 stand for in each number of a chunk, two [L].
+    """Return the values of -1 and of 1 for each number of a chunk, two tensors [L].
 
     Args:
-        space: of one chunk, [K, *A]; its bounds are taken where there is no file.
-        path: the statistics of the actions that a model was trained on, a JSON file: `q01` and
-            `q99` (else `min` and `max`) for each number of an action; alone, under `action`, or
-            under the name of a dataset.
+        space: of one chunk, [K, *A]; its bounds are used without a file.
+        path: JSON file with `q01` and `q99` (or `min` and `max`) of the model's training actions,
+            at the top, under `action`, or under a dataset's name.
 
     Raises:
-        ConfigurationError: for bounds that are not finite, and a file that is missing or of other
-            actions.
+        ConfigurationError: for infinite bounds, and a missing file or one for other actions.
     """
     low, high = (torch.as_tensor(bound).float() for bound in (space.low, space.high))
     if path is not None:

@@ -1,7 +1,6 @@
-"""Load a vision-language model: from a class, a local directory, or a configuration.
+"""Load a vision-language model from a class, a local directory, or a configuration.
 
-Needs the extra `vla` for all kinds but `class`. Nothing is downloaded, and no code of a checkpoint
-runs, unless that is asked for.
+All kinds but `class` need the extra `vla`. Nothing is downloaded by default.
 """
 
 import importlib
@@ -31,13 +30,13 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, read_json
 
 Kind = Literal["class", "hf", "hf_config"]
-"""What a model is made of: a class, a directory of transformers, or its configuration alone."""
+"""Source of a model: a class, a directory of transformers, or a configuration alone."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Of weights, by the names that settings give them."""
+"""Of weights, by their names in settings."""
 
 ALLOWED = ("lightning_rl.",)
-"""Where the classes of kind `class` may come from without `trust_code`."""
+"""Packages of classes that need no `trust_code`."""
 
 
 def load_vla_model(
@@ -56,29 +55,27 @@ def load_vla_model(
     gradient_checkpointing: bool = False,
     allow_download: bool = False,
 ) -> nn.Module:
-    """Make a model of one of three kinds.
+    """Make a model.
 
     Args:
-        kind: `class`, an import path with arguments, and weights from `path` where given; `hf`, a
-            local directory as `save_pretrained` of transformers writes it, weights in safetensors;
-            `hf_config`, random weights by a `config.json` or a mapping.
-        path: the file of weights, the directory, or `config.json` (or its directory).
+        kind: `class`, an import path with arguments and optional weights; `hf`, a local directory
+            from `save_pretrained` of transformers, with safetensors; `hf_config`, random weights.
+        path: file of weights (`class`), directory (`hf`), or `config.json` or its directory.
         config: of `hf_config`, instead of a path; with `model_type`.
         model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
         model_config: of `class`, the arguments of its constructor.
-        trust_code: import any class, and code that comes with weights. The configuration in a
-            checkpoint cannot say so (see `registry.GRANTS`).
-        strict: refuse weights whose names or shapes are not the model's; else warn.
+        trust_code: import any class, and code next to weights. Checkpoints cannot set it.
+        strict: refuse weights with other names or shapes; otherwise warn.
         dtype: of the weights, `float32` or `bfloat16`.
-        lora: arguments of peft's `LoraConfig` for a fresh adapter.
+        lora: arguments of peft's `LoraConfig` for a new adapter.
         adapter: directory of a saved adapter to train, instead of `lora`.
-        freeze: patterns of parameter names that are not trained, as in `*vision*`.
-        gradient_checkpointing: recompute activations in the backward pass, for memory.
-        allow_download: let `path` be a model on a hub; refused likewise.
+        freeze: patterns of parameter names that are not trained, such as `*vision*`.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
+        allow_download: let `path` be a model on a hub. Checkpoints cannot set it.
 
     Raises:
-        ConfigurationError: for a file that is missing, unsafe or of another model, a pattern that
-            matches nothing, and an argument that the kind does not take.
+        ConfigurationError: for a missing, unsafe or different file, a pattern without a match, or
+            an argument that the kind does not take.
     """
     path = path and str(expanded(path))
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
@@ -107,7 +104,6 @@ def _with_adapter(
 
 
 def _recompute_activations(model: nn.Module) -> None:
-    """Recompute activations in the backward pass."""
     require(
         hasattr(model, "gradient_checkpointing_enable"),
         f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
@@ -117,12 +113,10 @@ def _recompute_activations(model: nn.Module) -> None:
 
 
 def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Keep the parameters whose names match a pattern from being trained.
-
-    The names are those without an adapter: what an adapter would add to a frozen weight is frozen.
+    """Freeze the parameters whose names, without adapters, match a pattern.
 
     Raises:
-        ConfigurationError: for a pattern that matches none.
+        ConfigurationError: for a pattern without a match.
     """
     names = {name: name_without_adapter(name) for name, _ in model.named_parameters()}
     for pattern in patterns:
@@ -141,7 +135,7 @@ def import_model_class(model_class: str) -> type[nn.Module]:
     """Import a class by its path, which runs the code of its module.
 
     Raises:
-        ConfigurationError: where there is none, or it is no `nn.Module`.
+        ConfigurationError: if the import fails, or the class is no `nn.Module`.
     """
     module, _, name = model_class.rpartition(".")
     try:
@@ -167,10 +161,10 @@ def instantiate_model(
     Args:
         cls: its class.
         model_config: arguments of its constructor.
-        provided: more of them, which it gets if it names them.
+        provided: more arguments, passed only if the constructor names them.
 
     Raises:
-        ConfigurationError: for an argument that it does not take, and one that it lacks.
+        ConfigurationError: for an unknown or missing argument.
     """
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
     known = {key: value for key, value in (provided or {}).items() if key in parameters}
@@ -196,7 +190,7 @@ def instantiate_model(
 
 
 def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None:
-    """Return mean and standard deviation of pixels that a directory says pictures are scaled by."""
+    """Return mean and standard deviation of pixels from a directory's preprocessor config."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = expanded(path or "") / name
         if path is not None and file.is_file():
@@ -248,7 +242,7 @@ def _from_directory(
         with quiet(transformers):
             model, info = transformers.AutoModelForImageTextToText.from_pretrained(
                 path,
-                local_files_only=local or not allow_download,  # a hub completes no directory
+                local_files_only=local or not allow_download,  # no hub for directories
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=trust_code,

@@ -1,4 +1,4 @@
-"""Act from pictures and an instruction, a chunk of actions at a time."""
+"""Act on pictures and an instruction, one chunk of actions at a time."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, cast
@@ -21,35 +21,28 @@ from lightning_rl.system.errors import check_range, require
 class VLAPolicy(Policy):
     """A backbone with an action head and a value head.
 
-    Observations are a Dict with `rgb`, and `depth`, `language` (tokens), `proprio` and `condition`
-    where the task has them (see `Backbone.forward`); actions are chunks [K, *A] with finite bounds
-    (see `ActionChunk`). The rollout keeps pictures as uint8 and instructions as tokens, and what
-    was sampled (`action_tokens`, or `unit_action`) beside the action.
-
-    A model that acts, values and evaluates in its own way is a `CustomVLA`, or a `Policy` of its
-    own, and needs nothing of this.
+    Observations are a Dict with `rgb` and optional `depth`, `language` (tokens), `proprio` and
+    `condition` (see `Backbone.forward`). Actions are chunks [K, *A] with finite bounds (see
+    `ActionChunk`). For models with their own way of acting use `CustomVLA` or a `Policy`.
 
     Args:
         observation_space, action_space: of one env.
-        backbone: sees and reads; `TinyVLA` where not given.
-        head: `token`, n bins for each number of the chunk; or `gaussian`.
-        log_prob_level: what has a ratio of its own in the update: each `token` (number), each
-            `action`, or the whole `chunk`, whose ratio leaves the clip range soonest.
+        backbone: default: `TinyVLA`.
+        head: `token`, n bins per number of the chunk, or `gaussian`.
+        log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
+            ratio leaves the clip range soonest.
         num_bins: n of the token head.
-        temperature: of the tokens' logits, or a factor on the Gaussian deviation; it belongs to the
-            policy, in acting as in training.
+        temperature: of tokens, or a factor of the Gaussian deviation; acting and training.
         log_std_init: of the Gaussian head, in units of the action bounds.
-        action_statistics: JSON file of the actions that the model was trained on; see
-            `action_bounds`. Where not given, -1 and 1 are the bounds of the action space.
+        action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
         value_hidden_size: units of the value head.
-        value_lr_scale: what the learning rate is multiplied by for the value head.
-        detach_value: keep the value's gradient out of the backbone.
+        value_lr_scale: learning rate of the value head, relative to the others.
+        detach_value: block the value's gradient to the backbone.
         micro_batch_size: see `Policy`.
         ignore_keys: keys of the observation that the policy does not read.
 
     Raises:
-        ConfigurationError: for a number out of range, a space that the policy cannot take, or a key
-            that the backbone does not read.
+        ConfigurationError: for a number out of range, or unsupported spaces or keys.
     """
 
     training_settings = ("value_lr_scale", "detach_value")
@@ -139,14 +132,13 @@ class VLAPolicy(Policy):
         return TensorDict(result, td.batch_size)
 
     def features(self, td: TensorDict) -> Features:
-        """Return what the backbone makes of the observations [B]."""
+        """Return the backbone's features of the observations [B] in `td`."""
         observation = td.get("observation")
         if self.ignore_keys:
             observation = observation.exclude(*self.ignore_keys)
         return self.backbone(observation)  # type: ignore[no-any-return]  # nn.Module
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the value head apart: it has a learning rate of its own."""
         value = list(self.value_head.parameters())
         others = {id(p) for p in value}
         policy = [p for p in self.parameters() if p.requires_grad and id(p) not in others]
@@ -165,11 +157,6 @@ class VLAPolicy(Policy):
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
-    """Refuse an observation space whose tokens exceed the vocabulary; skip unbounded spaces.
-
-    Raises:
-        ConfigurationError: naming the highest token and the vocabulary.
-    """
     language = cast(gymnasium.spaces.Dict, space).spaces.get("language")
     if backbone.vocabulary is None or not isinstance(language, gymnasium.spaces.Box):
         return
@@ -183,10 +170,10 @@ def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
 
 
 def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
-    """Return the action space, if it is one of chunks of numbers.
+    """Return an action space if it contains chunks of numbers.
 
     Raises:
-        ConfigurationError: where it is not.
+        ConfigurationError: otherwise.
     """
     fits = isinstance(space, gymnasium.spaces.Box) and len(space.shape) >= 2
     require(
@@ -199,10 +186,10 @@ def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
 
 
 def example(space: gymnasium.Space[Any]) -> TensorDict:
-    """Return an observation [1] of zeros, if it is one that a VLA can take.
+    """Return an observation [1] of zeros, if a VLA can read the space.
 
     Raises:
-        ConfigurationError: where it is not.
+        ConfigurationError: otherwise.
     """
     required = "a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, 3]"
     require(

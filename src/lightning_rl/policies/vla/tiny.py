@@ -1,4 +1,4 @@
-"""See and read with 100,000 parameters: enough for toy tasks, and fast on a CPU."""
+"""Define a backbone with 100,000 parameters, for toy tasks on a CPU."""
 
 import torch
 from tensordict import TensorDict
@@ -8,26 +8,25 @@ from lightning_rl.policies.vla.backbone import Backbone, Features, refuse_unknow
 from lightning_rl.system.errors import require
 
 SHARPNESS = 5.0
-"""What maps are multiplied by before the softmax over their pixels, which is flat otherwise."""
+"""Factor of feature maps before the softmax over pixels, which would be flat otherwise."""
 
 
 NUMBERS = ("proprio", "condition")
-"""Keys of an observation that no convolution reads."""
+"""Keys of an observation that bypass the convolution."""
 
 
 class TinyVLA(Backbone):
-    """A convolution whose channels the instruction modulates, and where in the picture each fires.
+    """A convolution modulated by the instruction (FiLM), followed by a spatial soft-argmax.
 
-    FiLM (Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer") and a
-    spatial soft-argmax (Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies").
-    Several cameras are seen as more channels, and so are depth pictures, of the size of `rgb`.
-    `proprio` and `condition` are read by the layers behind the convolution.
+    Source: Perez et al. 2018 (FiLM); Levine et al. 2016 (soft-argmax). Further cameras, and depth
+    pictures of the size of `rgb`, are more channels. `proprio` and `condition` are inputs of the
+    last layers.
 
     Args:
         channels: of the convolution's layers.
-        hidden_size: E, units of the layers behind it.
+        hidden_size: E, units of the layers after it.
         slot_size: D.
-        vocabulary: tokens of the instructions are below this.
+        vocabulary: upper bound (exclusive) of instruction tokens.
 
     Raises:
         ConfigurationError: for a size below 1.
@@ -104,7 +103,7 @@ class TinyVLA(Backbone):
 
 
 def soft_argmax(maps: Tensor) -> Tensor:
-    """Return where each map [B, C, H, W] fires: x and y in [-1, 1], [B, 2 * C]."""
+    """Return the mean place of each map [B, C, H, W], x and y in [-1, 1], as [B, 2 * C]."""
     height, width = maps.shape[-2:]
     weight = maps.flatten(2).softmax(-1).unflatten(-1, (height, width))
     x = torch.linspace(-1.0, 1.0, width, device=maps.device)
@@ -113,10 +112,7 @@ def soft_argmax(maps: Tensor) -> Tensor:
 
 
 def _planes(observation: TensorDict) -> Tensor:
-    """Return all pictures as float32 [B, channels, H, W].
-
-    Less the mean of each, so that a plain background is near 0: learning is twice as fast.
-    """
+    """Return all pictures as float32 [B, channels, H, W]."""
     rgb: Tensor = observation["rgb"]
     if rgb.dim() == 5:
         rgb = rgb.permute(0, 2, 3, 1, 4).flatten(3)
@@ -129,4 +125,5 @@ def _planes(observation: TensorDict) -> Tensor:
             f"{list(depth.shape[-2:])}. Wrap the env, or take a backbone of your own.",
         )
         planes = torch.cat((planes, depth if depth.dim() == 4 else depth[:, None]), 1)
+    # A plain background becomes about 0, which makes learning twice as fast.
     return planes - planes.mean((2, 3), keepdim=True)

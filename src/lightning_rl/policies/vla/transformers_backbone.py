@@ -1,4 +1,4 @@
-"""See and read with a vision-language model of transformers."""
+"""Use a vision-language model of transformers as a backbone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -14,33 +14,28 @@ from lightning_rl.system.errors import check_range, require
 
 
 class TransformersBackbone(Backbone):
-    """A model of the kind "image and text to text", such as SmolVLM, PaliGemma or LLaVA.
+    """An image-text-to-text model, such as SmolVLM, PaliGemma or LLaVA.
 
-    It reads the pictures, the instruction, and one placeholder per number of the action chunk; the
-    last hidden states at the placeholders are the slots, all from one forward pass ("parallel
-    decoding"), and the first of them is the summary. `proprio` is added to them by a linear layer;
-    a `condition` is one more token behind the instruction. With `head: token` the bins are the last
-    entries of the model's vocabulary.
+    Its inputs are the pictures, the instruction, and one placeholder token per number of the action
+    chunk. The last hidden states of the placeholders are the slots, from one pass ("parallel
+    decoding"); the first slot is the summary. A linear layer adds `proprio` to the slots;
+    `condition` is one token after the instruction. With `head: token` the bins are the last tokens
+    of the vocabulary.
 
     Args:
         kind: `hf` or `hf_config`; see `load_vla_model`.
-        path: the directory, or `config.json` (or its directory).
-        placeholder: token that stands for a number of the action; the model's padding token, or 0,
-            where not given.
-        token_offset: added to the env's tokens, where the env counts from 0 and the model does not.
-        padding: the env's token that fills the room behind an instruction and is masked. Default:
-            the model's padding token; 0 if the model has none, and with a `token_offset`.
-        condition_tokens: the model's tokens for conditions 0 and 1, such as the tokens of
-            "negative" and "positive". Default: the first two that are neither the placeholder nor
-            the image token.
-        image_mean: of each colour, 0 to 1; with `image_std` what pixels are scaled by. Where not
-            given, what the directory's preprocessor_config.json says.
+        path: the directory, or `config.json` or its directory.
+        placeholder: token for a number of the action. Default: the model's padding token, or 0.
+        token_offset: added to the env's tokens, to match the model's numbering.
+        padding: the env's masked token. Default: the model's padding token; 0 if it has none, and
+            with a `token_offset`.
+        condition_tokens: for conditions 0 and 1, such as "negative" and "positive". Default: the
+            first two tokens that are neither placeholder nor image.
+        image_mean: per color, 0 to 1, to scale pixels. Default: from preprocessor_config.json.
         image_std: see `image_mean`.
-        kwargs: see `load_vla_model`.
 
     Raises:
-        ConfigurationError: see `load_vla_model`; and for a directory that does not say how pixels
-            are scaled, and tokens that the model does not have.
+        ConfigurationError: see `load_vla_model`; also without pixel scaling, or for unknown tokens.
     """
 
     reads = ("rgb", "language", "proprio", "condition")
@@ -88,10 +83,8 @@ class TransformersBackbone(Backbone):
         self.tokens_per_image = _tokens_per_image(settings)
 
     def train(self, mode: bool = True) -> "TransformersBackbone":
-        """Set the mode; layers that recompute activations do so in eval mode too.
-
-        Theirs is the only flag that is set: dropout is in their children.
-        """
+        # Layers with checkpointing recompute activations only if their own flag is set. Dropout is
+        # in their children, which keep the mode.
         super().train(mode)
         for module in self.model.modules():
             if getattr(module, "gradient_checkpointing", False) and any(module.children()):
@@ -108,10 +101,10 @@ class TransformersBackbone(Backbone):
         pixels = self._pixels(observation["rgb"])
         batch, cameras = pixels.shape[:2]
         ids, mask = self._token_ids(observation, batch, cameras)
-        # As if padding were not there: how much there is of it changes nothing.
+        # Positions skip padding, so that its length does not change the output.
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         own: dict[str, Tensor] = {}
-        if self.is_paligemma:  # counts from 1; sees all of a prompt, 0, from everywhere in it
+        if self.is_paligemma:  # positions start at 1; type 0 is a prompt with full attention
             positions, own = positions + 1, {"token_type_ids": 1 - mask}
         try:
             output = self.model(
@@ -132,10 +125,10 @@ class TransformersBackbone(Backbone):
         return Features(slots, slots[:, 0])
 
     def token_head(self, num_bins: int) -> nn.Module:
-        """Return the head of the last entries of the vocabulary.
+        """Return the head of the last tokens of the vocabulary.
 
         Raises:
-            ConfigurationError: where there are more bins than entries.
+            ConfigurationError: for more bins than tokens.
         """
         embeddings = cast(Any, self.model).get_output_embeddings()
         size = embeddings.weight.shape[0]
@@ -147,7 +140,7 @@ class TransformersBackbone(Backbone):
     def _token_ids(
         self, observation: TensorDict, batch: int, cameras: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens [B, L] that the model reads, and a mask [B, L], 0 for padding."""
+        """Return the input tokens [B, L], and a mask [B, L], 0 for padding."""
         device = observation["rgb"].device
         pictures = torch.full(
             (batch, cameras * self.tokens_per_image), self.image_token, device=device
@@ -165,7 +158,7 @@ class TransformersBackbone(Backbone):
         return torch.cat(parts, 1), torch.cat(masks, 1)
 
     def _pixels(self, rgb: Tensor) -> Tensor:
-        """Return pictures [B, cameras, 3, size, size], scaled as the model expects them."""
+        """Return pictures [B, cameras, 3, size, size], scaled for the model."""
         pictures = rgb if rgb.dim() == 5 else rgb[:, None]
         planes = pictures.flatten(0, 1).permute(0, 3, 1, 2).to(torch.float32).div(255.0)
         if planes.shape[-2:] != (self.image_size, self.image_size):
@@ -198,16 +191,11 @@ class TransformersBackbone(Backbone):
 
 
 class VocabularyTail(nn.Module):
-    """Logits of the last n entries of a vocabulary; the layer stays the language model's.
-
-    Args:
-        embeddings: the language model's last layer.
-        num_bins: n.
-    """
+    """Logits of the last n tokens of a vocabulary, from a layer that the language model owns."""
 
     def __init__(self, embeddings: nn.Linear, num_bins: int) -> None:
         super().__init__()
-        self._embeddings = (embeddings,)  # in a tuple, so that it is no child here too
+        self._embeddings = (embeddings,)  # a tuple, so that the layer is no child of this module
         self.num_bins = num_bins
 
     def forward(self, slots: Tensor) -> Tensor:
@@ -218,7 +206,6 @@ class VocabularyTail(nn.Module):
 
 
 def _tokens_per_image(config: Any) -> int:
-    """Return how many placeholders a picture takes in the text."""
     vision = config.vision_config
     patches = (int(_of(vision, "image_size")) // int(_of(vision, "patch_size"))) ** 2
     factor = int(getattr(config, "scale_factor", 1) or 1)
@@ -226,5 +213,4 @@ def _tokens_per_image(config: Any) -> int:
 
 
 def _of(config: Any, name: str) -> Any:
-    """Return a setting, of an object or a mapping."""
     return config[name] if isinstance(config, Mapping) else getattr(config, name)
