@@ -557,9 +557,7 @@ def anchors(text):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md"]
-)
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md"])
 def test_the_links_of_a_page_outside_of_the_site_lead_somewhere(page):
     """Of those within it the build tells."""
     text = (ROOT / page).read_text()
