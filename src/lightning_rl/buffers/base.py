@@ -1,4 +1,4 @@
-"""Say what buffers are: where rollouts wait for the learner, or are kept to be sampled from."""
+"""Interfaces of the buffers: rollouts queue for the learner, replays are sampled from."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,49 +14,48 @@ from lightning_rl.rollout.contract import validate
 from lightning_rl.system.errors import ConfigurationError
 
 
-class BufferClosed(RuntimeError):  # noqa: N818  # no error, but a stop that was asked for
-    """The buffer was closed: whoever waits at it, or comes to it, is to stop."""
+class BufferClosed(RuntimeError):  # noqa: N818  # a requested stop, no error
+    """The buffer was closed: its readers and writers have to stop."""
 
 
-class ReadInterrupted(RuntimeError):  # noqa: N818  # no error, but an answer to `interrupt`
-    """The reader was asked to wait no more; nothing is lost, and what comes stays in the buffer."""
+class ReadInterrupted(RuntimeError):  # noqa: N818  # a requested stop, no error
+    """`interrupt` ended the read; rollouts that arrive later stay in the buffer."""
 
 
 class WriterError(RuntimeError):
-    """The writer failed; its own exception, with its own traceback, is the cause."""
+    """The writer failed; its exception is the cause of this one."""
 
 
 class Buffer(ABC):
-    """Takes rollouts of batch shape [N, T+1] in, and gives each of them out exactly once."""
+    """Receives rollouts [N, T+1], and returns each exactly once."""
 
     @abstractmethod
     def extend(self, rollout: TensorDict) -> None:
-        """Take a rollout [N, T+1] in.
+        """Add a rollout [N, T+1].
 
         Raises:
-            ValueError: where it is no rollout.
-            RuntimeError: where there is no room.
+            ValueError: if it is not a valid rollout.
+            RuntimeError: if the buffer is full.
         """
 
     @abstractmethod
     def ready(self) -> bool:
-        """Tell whether `get` has something to give."""
+        """Return whether `get` has a rollout."""
 
     @abstractmethod
     def get(self) -> TensorDict:
-        """Give out the oldest rollout, which is then no longer in the buffer.
+        """Remove and return the oldest rollout.
 
         Raises:
-            RuntimeError: where there is none.
+            RuntimeError: if the buffer is empty.
         """
 
 
 class RolloutBuffer(Buffer):
     """A buffer of one rollout, without a copy.
 
-    What `get` returns is the collector's storage, until it collects again.
-
-    Empty between iterations, so there is nothing to save.
+    `get` returns the collector's storage, which the next `collect` overwrites. The buffer is empty
+    between iterations, so it has no state to save.
     """
 
     def __init__(self) -> None:
@@ -83,12 +82,12 @@ class RolloutBuffer(Buffer):
 
 
 class GivenRewards(NamedTuple):
-    """The rewards of transitions that were not collected, such as demonstrations.
+    """Rewards of transitions that no collector made, such as demonstrations.
 
     Attributes:
-        share: of the samples of each minibatch that are of these, from 0 to 1.
+        share: fraction of these transitions in each minibatch, from 0 to 1.
         reward: [M] float32, in the order of the steps.
-        ends: [M] bool, after which of them an episode or a piece of one ends.
+        ends: [M] bool, true at the last step of an episode or of a fragment of one.
     """
 
     share: float
@@ -97,45 +96,45 @@ class GivenRewards(NamedTuple):
 
 
 class Replay(ABC):
-    """What an off-policy algorithm samples from: fresh rollouts go in, minibatches come out.
+    """Replay buffer of an off-policy algorithm: rollouts go in, minibatches come out.
 
-    The data module makes it, by `data.replay`, and saves it; the algorithm finds it as
-    `Algorithm.replay`. A subclass's constructor begins with these first five arguments, and takes
-    `directory` by name; the config sets the rest.
+    The data module creates it from `data.replay` and saves it; the algorithm reads it as
+    `Algorithm.replay`. The constructor of a subclass begins with these five arguments and takes
+    `directory` by name; the config sets its other arguments.
 
     Args:
         observation_space: of one env.
-        action_space: likewise.
+        action_space: of one env.
         num_envs: N, envs of this process.
-        device: of the learner, where minibatches go.
-        seed: of what it draws.
-        directory: of the run, in which it may keep files that end with it.
+        device: the learner's device, where minibatches go.
+        seed: seed of the sampling.
+        directory: run directory, for temporary files.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many transitions it holds that may be drawn."""
+        """Return the number of transitions that can be sampled."""
 
     @abstractmethod
     def extend(self, rollout: TensorDict) -> None:
-        """Take a fresh rollout [N, T+1] in; it is copied."""
+        """Copy a new rollout [N, T+1] into the replay."""
 
     @abstractmethod
     def batches(
         self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
     ) -> Iterator[TensorDict]:
-        """Yield minibatches [B], drawn by a generator of its own, whose state is saved.
+        """Yield minibatches [B], sampled with a saved generator.
 
-        Their fields are `observation`; `action`, what the env executed; `reward` [B], the sum of
-        n rewards, discounted; `next_observation`, what followed the last of them; `discount` [B],
-        of the value of that, 0 where the episode terminated; and `intervened` [B] and `penalty`
-        [B], summed as rewards are, where rollouts have them. A sum has fewer rewards where an
-        episode ends, or what is held.
+        Fields: `observation`; `action`, as executed by the env; `reward` [B], the discounted sum of
+        n rewards; `next_observation`, after the last of these n steps; `discount` [B], of the value
+        of `next_observation`, 0 if the episode terminated. If rollouts have them, also `intervened`
+        [B] and `penalty` [B], summed like the rewards. A sum has fewer than n rewards at the end of
+        an episode or of the stored steps.
 
         Args:
-            count: of the minibatches.
+            count: number of minibatches.
             batch_size: B.
-            n_steps: of one env, whose rewards are summed.
+            n_steps: n, number of rewards in a sum.
             gamma: discount per env step.
         """
 
@@ -149,24 +148,24 @@ class Replay(ABC):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> Iterator[TensorDict]:
-        """Yield minibatches [S*L] like those of `batches`, of sequences of L steps in a row.
+        """Yield minibatches [S*L] as in `batches`, of sequences of L consecutive steps.
 
-        Next to the samples lie the steps before and after them, see
-        `lightning_rl.rollout.sequences`. A sequence may continue from one episode into the next,
-        whose state is zero; it begins with the state that was stored before its first step. A
-        sequence that contains a break of the stream is not drawn.
+        Each minibatch also holds the steps before and after its samples, see
+        `lightning_rl.rollout.sequences`. A sequence begins with the stored state of its first step.
+        It may cross the end of an episode, which resets the state to zero, but not a break of the
+        stream.
 
         Args:
-            count: of the minibatches.
+            count: number of minibatches.
             num_sequences: S.
             length: L.
-            burn_in: C, steps before each sequence, fewer where what is held begins.
+            burn_in: C, steps before each sequence; fewer at the beginning of the stored steps.
             n_steps: see `batches`.
             gamma: see `batches`.
 
         Raises:
-            ConfigurationError: where the replay keeps no sequences, or rollouts have no state.
-            RuntimeError: where there is no sequence to draw, and where a rollout came in between.
+            ConfigurationError: if the replay has no sequences or its rollouts no state.
+            RuntimeError: if there is no sequence, or if a rollout was added during the iteration.
         """
         raise ConfigurationError(
             f"{type(self).__name__} hands out single transitions, and a policy with a memory "
@@ -174,40 +173,31 @@ class Replay(ABC):
         )
 
     def take_given_rewards(self) -> "GivenRewards | None":
-        """Return the rewards of transitions that were not collected, for a reward normaliser.
+        """Return the rewards of transitions that no collector made, for a reward normaliser.
 
-        The second call returns None, and so does a replay without such transitions.
+        Returns None on the second call, and if there are no such transitions.
         """
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Return what there is to chart, by name."""
+        """Return metrics by name."""
         return {"replay/size": float(len(self))}
 
     @abstractmethod
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain numbers, texts and tensors.
+        """Return the state for a resumed run, as plain numbers, strings and tensors.
 
-        What is large may go into files of the folder, each written whole before this returns. Their
-        names stand in the state under `files`; see `replay_files`, which removes those that no
-        checkpoint beside the folder names any more.
-
-        Args:
-            folder: beside the checkpoint that will hold the state.
+        Large parts may go into files in `folder`, next to the checkpoint. The state lists their
+        names under `files`; `replay_files` removes files that no checkpoint lists.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Take up a saved state, in an empty replay, before the first `extend`.
-
-        Args:
-            state: as `state_dict` returned it.
-            folder: beside the checkpoint that holds it.
-        """
+        """Restore the result of `state_dict` into an empty replay, before the first `extend`."""
 
 
 class ReplayFactory(Protocol):
-    """Makes a replay; in YAML the class and its other arguments."""
+    """Makes a replay; in YAML, the class and its other arguments."""
 
     def __call__(
         self,
@@ -220,4 +210,4 @@ class ReplayFactory(Protocol):
         *,
         directory: Path,
     ) -> Replay:
-        """Make one; see `Replay` for the arguments."""
+        """Make the replay; see `Replay` for the arguments."""

@@ -1,4 +1,4 @@
-"""Pass rollouts from a writing thread to a reading one through a preallocated ring."""
+"""Pass rollouts from a writer thread to a reader thread through a preallocated ring."""
 
 import math
 import threading
@@ -20,35 +20,32 @@ from lightning_rl.system.errors import require
 
 
 class CircularBuffer:
-    """A ring of time slices of N envs between one writer (a collector) and one reader (a learner).
+    """Ring of rollouts of N envs between one writer (collector) and one reader (learner).
 
-    The ring consists of K segments of T+1 slots. The writer takes a free segment (`begin_write`),
-    fills its slots 0 to T-1 in place, writes the last observation into slot T, and hands it over
-    (`commit`). The reader takes the oldest one (`take`) as a window [N, T+1], a view, and frees it
-    by the next `take`. Windows come in the order of their writing, each once.
+    The ring has K segments of T+1 slots. The writer gets a free segment (`begin_write`), fills
+    slots 0 to T-1 in place, writes the last observation into slot T, and hands the segment over
+    (`commit`). The reader gets the oldest segment (`take`) as a window [N, T+1], a view; the next
+    `take` frees it. The reader gets each window once, in the order of writing.
 
-    Why segments, not a ring of single slots: a window must be contiguous where the ring wraps, or
-    it could not be a view; and the bootstrap slot of one window is slot 0 of the next, which the
-    writer needs while the learner holds the first. The price is one slot per segment, and one
-    observation that the writer copies every T steps.
-
-    K is max_staleness + 2: a collector that keeps the bound is at most max_staleness + 1 windows
-    ahead of what was read, and the learner keeps one more, maybe through an evaluation.
-
-    A segment belongs to one side at a time, so its content needs no lock; changing hands does. The
-    reader may write into its window and add fields, but leaves `observation` and `state` alone. On
-    a GPU both sides use the same stream, as PyTorch's threads do unless told otherwise.
+    The reader may write into its window and add fields, but must not change `observation` and
+    `state`. On a GPU, both sides must use the same stream, which is PyTorch's default for threads.
 
     Args:
-        segments: K of them, of N envs and T steps.
-        overflow: what a writer meets who has no free segment: `block`, it waits; `overwrite`, the
-            oldest window that nobody has read is dropped, and counted.
-        timeout_s: how long the reader waits for a window before it raises, in seconds; `inf` for
-            ever. The writer waits for ever: for as long as an update and an evaluation take.
+        segments: the K segments of N envs and T steps. K = max_staleness + 2: the collector is at
+            most max_staleness + 1 windows ahead, and the learner holds one more.
+        overflow: behaviour if no segment is free: `block` makes the writer wait; `overwrite` drops
+            and counts the oldest unread window.
+        timeout_s: seconds that the reader waits for a window before it raises; `inf` for no limit.
+            The writer waits without limit, for as long as an update and an evaluation last.
 
     Raises:
-        ConfigurationError: for a time out of range, or an unknown `overflow`.
+        ConfigurationError: if the timeout is not positive, or `overflow` is unknown.
     """
+
+    # Segments instead of single slots: a window must be contiguous to be a view, even if the ring
+    # wraps; and the writer needs slot 0 of the next window while the learner holds the bootstrap
+    # slot of this one. The price is one slot per segment and one copied observation per T steps.
+    # One side owns a segment at a time, so only the change of owner needs the lock.
 
     def __init__(
         self,
@@ -80,13 +77,11 @@ class CircularBuffer:
     # --- the writer's side ---
 
     def begin_write(self) -> Segment:
-        """Return a free segment; what is in it is left from an earlier lap.
-
-        Waits for one, or drops a window, as `overflow` says.
+        """Return a free segment; wait for one or drop a window, depending on `overflow`.
 
         Raises:
             BufferClosed: after `close` or `fail`, also while waiting.
-            RuntimeError: where the segment before has not been committed.
+            RuntimeError: if the previous segment is not committed.
         """
         with self._changed:
             if self._writing is not None:
@@ -101,17 +96,17 @@ class CircularBuffer:
         return segment
 
     def commit(self, num_steps: int, notes: Mapping[str, Any] | None = None) -> None:
-        """Hand the segment that was begun to the reader.
+        """Hand the begun segment to the reader.
 
         Args:
-            num_steps: T' of T steps that were taken; the window is [N, T'+1], and slot T' is its
-                bootstrap slot.
-            notes: what else the reader is to know of the window, as plain data.
+            num_steps: T' of T steps that were written; the window is [N, T'+1] with bootstrap slot
+                T'.
+            notes: more about the window for the reader, as plain data.
 
         Raises:
-            ValueError: for a number of steps out of range.
+            ValueError: if `num_steps` is out of range.
             BufferClosed: after `close` or `fail`.
-            RuntimeError: where no segment has been begun.
+            RuntimeError: if no segment was begun.
         """
         if not 1 <= num_steps <= self.num_steps:
             raise ValueError(f"num_steps must lie in [1, {self.num_steps}], got {num_steps}.")
@@ -126,9 +121,9 @@ class CircularBuffer:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Hand over the exception that ended the writer, for the reader's `take` to raise.
+        """Make `take` raise the exception that ended the writer.
 
-        The first one counts; `BufferClosed` does not, it only says that the writer obeyed.
+        Only the first exception counts. `BufferClosed` is ignored: it is a requested stop.
         """
         with self._changed:
             if self._error is None and not isinstance(error, BufferClosed):
@@ -138,13 +133,13 @@ class CircularBuffer:
     # --- the reader's side ---
 
     def take(self) -> Window:
-        """Free the window that was taken before, and give out the oldest one; waits for one.
+        """Free the previous window and return the oldest unread one; wait for it if necessary.
 
         Raises:
-            WriterError: from the exception that ended the writer, whatever else is unread.
+            WriterError: if the writer failed, even if there are unread windows.
             BufferClosed: after `close`, also while waiting.
-            ReadInterrupted: after `interrupt`, also while waiting, where there is no window.
-            TimeoutError: where no window came in time; one may try again.
+            ReadInterrupted: after `interrupt`, if there is no window.
+            TimeoutError: if no window arrived in time; `take` may be called again.
         """
         with self._changed:
             self._free_held()
@@ -170,7 +165,7 @@ class CircularBuffer:
         return window
 
     def interrupt(self) -> None:
-        """Have the reader wait no more, for good. Signal handlers may: the lock is reentrant."""
+        """End the reader's waits for good. Signal handlers may call this: the lock is reentrant."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
@@ -180,7 +175,7 @@ class CircularBuffer:
     def close(self) -> None:
         """Wake both sides with `BufferClosed`, for good; may be called more than once.
 
-        What nobody has read stays in `state_dict`.
+        Unread windows stay in `state_dict`.
         """
         with self._changed:
             self._closed = True
@@ -188,38 +183,34 @@ class CircularBuffer:
 
     @property
     def closed(self) -> bool:
-        """Whether both sides are to stop: after `close`, or `fail`."""
+        """Whether both sides have to stop: after `close` or `fail`."""
         return self._closed or self._error is not None
 
     def statistics(self) -> dict[str, float]:
-        """Return what the ring has seen.
+        """Return the ring's statistics.
 
-        `queue_depth`: windows that wait to be read. `writer_wait_seconds`, `reader_wait_seconds`:
-        what each side spent waiting for the other, finished waits only, since this object was made.
-        `written_steps`, `read_steps`, `dropped_steps`: env steps over all N envs, a resumed run's
-        past included; what was written and neither read nor dropped waits.
+        `queue_depth`: unread windows. `writer_wait_seconds`, `reader_wait_seconds`: seconds of
+        finished waits in this process. `written_steps`, `read_steps`, `dropped_steps`: env steps
+        over all N envs, including those before a resume.
         """
         with self._changed:
             waited = {f"{side}_wait_seconds": value for side, value in self._waited.items()}
             return {"queue_depth": float(len(self._unread)), **waited, **self._counters}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the windows that wait to be read, with their content, and the counters.
-
-        The window that the reader holds counts as read; a segment under way is not part of it.
-        """
+        """Return the unread windows and the counters, without the segments of writer and reader."""
         with self._changed:
-            # No wait in seconds is saved: two runs that did the same shall have the same state.
+            # Without the waits in seconds: equal runs must have equal states.
             return {"windows": [window.state_dict() for window in self._unread], **self._counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state, before anything is written or read.
+        """Restore a saved state before the first write and read.
 
-        Windows that do not fit are counted as dropped: where N, T or the spaces have changed, with
-        a warning; where the ring has become shorter, the oldest.
+        Drops and counts the windows that do not fit: all of another N, T or space, with a warning,
+        and the oldest ones if the ring has become shorter.
 
         Raises:
-            RuntimeError: where the buffer is in use.
+            RuntimeError: if the buffer is in use.
         """
         with self._changed:
             if len(self._free) < len(self.segments):
@@ -241,7 +232,6 @@ class CircularBuffer:
     # --- with the lock held ---
 
     def _wait(self, side: str, possible: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something is possible, or the buffer is stopped; False where time ran out."""
         came, seconds = wait_for(self._changed, lambda: self.closed or possible(), timeout_s)
         self._waited[side] += seconds
         return came

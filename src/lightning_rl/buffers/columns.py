@@ -1,4 +1,4 @@
-"""Reserve memory for long columns: on the CPU, on a device, or in a file without a name."""
+"""Allocate long columns: in memory, on a device, or in a nameless file."""
 
 import mmap
 import os
@@ -18,20 +18,20 @@ from torch import Tensor
 from lightning_rl.rollout.contract import FieldSpec, space_spec
 
 Place = Literal["cpu", "device", "disk"]
-"""Where columns lie."""
+"""Where columns are stored."""
 
 Column = tuple[str, ...]
-"""The name of a column: of a field, and of the keys below it where that is a tree."""
+"""Name of a column: the field, and the keys below it if the field is a tree."""
 
 MEMINFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def leaves_of_space(name: str, space: gymnasium.Space[Any]) -> Iterator[tuple[Column, FieldSpec]]:
-    """Yield the columns that elements of a space take, a Dict's one by one.
+    """Yield the columns for elements of a space; a Dict has one or more per key.
 
     Raises:
-        ConfigurationError: for a space that cannot be stored.
+        ConfigurationError: if the space cannot be stored.
     """
     if isinstance(space, gymnasium.spaces.Dict):
         for key, child in space.items():
@@ -42,7 +42,7 @@ def leaves_of_space(name: str, space: gymnasium.Space[Any]) -> Iterator[tuple[Co
 
 
 def bytes_of(specs: Mapping[Column, FieldSpec]) -> int:
-    """Return how many bytes a row of some columns takes."""
+    """Return the bytes of a row over all columns."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
 
 
@@ -53,20 +53,14 @@ def reserve(
     device: torch.device,
     directory: Path,
 ) -> dict[Column, Tensor]:
-    """Return zeroed columns [rows, ...], which take memory where they are written alone.
+    """Return zeroed columns [rows, ...]; in memory, pages are only used once written.
 
-    On disk the file has no name: it goes with the process, however that ends, and leaves nothing.
-
-    Args:
-        specs: shape and dtype of a row, by column.
-        rows: how many.
-        place: where they lie.
-        device: where `place` is `device`.
-        directory: of the file, where `place` is `disk`.
+    On disk the file has no name, so that it disappears with the process, even after a crash.
+    `device` is used if `place` is `device`, `directory` if it is `disk`.
 
     Raises:
-        OSError: where the disk has not enough room. It is taken at once: a process that writes to a
-            page for which there is none would be killed.
+        OSError: if the disk is too full. The space is reserved immediately, because a write to an
+            unbacked page kills the process.
     """
     columns: dict[Column, Tensor] = {}
     for column, (shape, dtype) in specs.items():
@@ -81,14 +75,11 @@ def reserve(
 
 
 def _untouched(length: int) -> mmap.mmap:
-    """Return memory of the process that the system gives page by page, as it is written.
-
-    Not from the C library, which may hand out used memory, and clear it.
-    """
+    """Return memory that the system provides page by page; the C library's may need clearing."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, length)
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # which samples from all over are found faster in
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # faster for random access
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
@@ -101,11 +92,11 @@ def _mapped_file(length: int, directory: Path) -> mmap.mmap:
             os.posix_fallocate(file.fileno(), 0, length)
         else:
             os.truncate(file.fileno(), length)
-        return mmap.mmap(file.fileno(), length)  # which keeps the file open
+        return mmap.mmap(file.fileno(), length)  # keeps the file open
 
 
 def available_bytes(place: Place, device: torch.device, directory: Path) -> int | None:
-    """Return how many bytes columns may take somewhere; None where the system does not say."""
+    """Return the bytes available for columns; None if the system does not report it."""
     if place == "disk":
         there = directory.absolute()
         while not there.exists():
@@ -117,7 +108,7 @@ def available_bytes(place: Place, device: torch.device, directory: Path) -> int 
 
 
 def _available_memory() -> int | None:
-    """Return the memory that is free for this process, on Linux, within a container's limit."""
+    """Return the free memory of this process, within a container's limit (Linux only)."""
     if sys.platform != "linux":
         return None
     found = []
@@ -125,6 +116,6 @@ def _available_memory() -> int | None:
         lines = MEMINFO.read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(1024 * int(available.split()[1]))
-    with suppress(OSError, ValueError):  # "max" where there is no limit
+    with suppress(OSError, ValueError):  # "max" means no limit
         found.append(int(CONTAINER.read_text()))
     return min(found, default=None)

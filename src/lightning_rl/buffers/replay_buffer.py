@@ -1,8 +1,9 @@
-"""Keep transitions in a ring, and draw minibatches of them uniformly.
+"""Replay buffer: a ring of transitions, sampled uniformly.
 
-The ring has a slot for each step of the N envs, as rollouts have, and each observation stands in it
-once: what followed a step is the next slot's. Where that is another episode's, or of another
-stream, the true one is kept aside. In what is flat, row `slot * N + env` is one env's step.
+The ring has one slot per step of the N envs and stores each observation once: the next observation
+of a step is in the next slot. At the end of an episode or a stream, the next slot belongs to
+something else, and the true next observation is stored aside. In flat columns, row `slot * N + env`
+is one step of one env.
 """
 
 import os
@@ -37,72 +38,74 @@ from lightning_rl.rollout.sequences import Sequences, with_sequences
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 GATHER_BYTES = 2**22
-"""How much is gathered at once for minibatches."""
+"""Bytes gathered together for minibatches."""
 
 PART_BYTES = 2**26
-"""The most that a file takes, in bytes: what is saved is copied first."""
+"""Maximum bytes of a file: the content is copied before it is saved."""
 
 SMALL_PART_BYTES, MOST_PARTS = 2**18, 4096
-"""A file smaller than both these bytes and the ring's share of so many files is merged with what
-follows it."""
+"""A last file smaller than both limits is rewritten, together with the steps after it.
+
+The limits are SMALL_PART_BYTES and a MOST_PARTS-th of the ring.
+"""
 
 ASIDE: Column = ("aside",)
-"""Which number what followed a step has aside; -1 where the next slot has it."""
+"""Number of a step's next observation in the aside storage; -1 if it is in the next slot."""
 
 ASIDE_CELLS: Column = ("aside", "cells")
-"""In a file: the steps that what it holds aside has followed, slot * N + env."""
+"""In a file: the steps (slot * N + env) whose next observations are stored aside."""
 
 FIRST_ASIDE = 64
-"""For how many observations there is room aside at first; a power of two, as it is doubled."""
+"""Initial capacity of the aside storage; a power of two, because it doubles."""
 
 LARGEST_NUMBER = 2**31 - 1
-"""Numbers of what is aside begin anew behind it; a multiple of any room less one."""
+"""Numbers of the aside storage wrap after this one; it is a multiple of any capacity, minus 1."""
 
 PLAIN: dict[Column, FieldSpec] = {("reward",): ((), torch.float32)}
-"""What rollouts have beside what the spaces say, unless an action is a chunk."""
+"""Columns in addition to the spaces' columns, if actions are not chunks."""
 
 OPTIONAL: dict[Column, FieldSpec] = {
     ("intervened",): ((), torch.bool),
     ("penalty",): ((), torch.float32),
     ("padding",): ((), torch.bool),
 }
-"""What only some rollouts have."""
+"""Columns that only some rollouts have."""
 
 STATE: Column = ("state",)
-"""What a policy remembered before a step, where rollouts have it."""
+"""The policy's state before a step, if rollouts have it."""
 
 DONE: Column = ("done",)
-"""Beside it: whether an episode ended with a step."""
+"""Stored with the state: whether an episode ended with the step."""
 
 JOINS: Column = ("joins",)
-"""Beside it: whether a step follows that in the slot before, which may have ended an episode."""
+"""Stored with the state: whether the step continues the previous slot's stream of episodes."""
 
 
 _Specs = dict[Column, FieldSpec]
 
 
 class ReplayBuffer(Replay):
-    """A ring of the last transitions, drawn uniformly and with replacement.
+    """A ring of the last transitions, sampled uniformly with replacement.
 
-    Steps that an episode's end, a reset of the env, a rollout that was dropped or the last step
-    cuts off are not lost: they bootstrap from the observation that truly followed them.
+    Every step can be sampled, also the last one before the end of an episode, a reset, a dropped
+    rollout or the end of the ring: it bootstraps from its true next observation.
 
     Args:
         observation_space: of one env.
-        action_space: likewise.
+        action_space: of one env.
         num_envs: N, envs of this process.
-        device: of the learner.
-        seed: of what is drawn.
-        directory: of the run, for `storage: disk`.
-        capacity: transitions, of all N envs of this process; the oldest make room.
-        storage: where they lie: in the memory of the process, where it takes what is filled; on the
-            `device` of the learner; or on `disk`, in a file of the run directory that goes with the
-            process. Pictures stay uint8. A million transitions of HalfCheetah-v5 are 96 MiB,
-            100,000 pictures of 64×64×3 are 1.2 GiB.
+        device: the learner's device.
+        seed: seed of the sampling.
+        directory: run directory, for `storage: disk`.
+        capacity: maximum number of transitions, over all N envs of this process; new ones replace
+            the oldest.
+        storage: `cpu`, process memory, which grows as the replay fills; `device`, the learner's
+            device; or `disk`, a temporary file in the run directory. Images stay uint8. A million
+            transitions of HalfCheetah-v5 need 96 MiB, 100,000 images of 64×64×3 need 1.2 GiB.
 
     Raises:
-        ConfigurationError: for a number out of range, a space that cannot be stored, and where
-            there is not room enough.
+        ConfigurationError: if a number is out of range, a space cannot be stored, or memory or disk
+            do not suffice.
     """
 
     def __init__(
@@ -132,28 +135,26 @@ class ReplayBuffer(Replay):
         self._observation = dict(leaves_of_space("observation", observation_space))
         self._action = dict(leaves_of_space("action", action_space))
         self._slots = capacity // num_envs
-        self._rows = (self._slots + 1) * num_envs  # one slot more: what followed the last step
+        self._rows = (self._slots + 1) * num_envs  # one more slot for the last next observation
         self._row_bytes = bytes_of(self._specs())
         self._check_room()
-        self._ring: dict[Column, Tensor] = {}  # [rows, ...]; from the first rollout on
+        self._ring: dict[Column, Tensor] = {}  # [rows, ...]; allocated by the first rollout
         self._by_slot: dict[Column, Tensor] = {}  # the same, [slots + 1, N, ...]
         self._aside = _Aside(self._observation, num_envs, self._reserve)
-        self._begin = 0  # the first slot that was ever held
-        self._end = 0  # the slot that the next step goes to, of all there ever were
+        self._begin = 0  # first slot ever stored
+        self._end = 0  # slot of the next step, counted from the start
         self._generator = torch.Generator(self._home).manual_seed(seed)
-        self._offsets: Tensor | None = None  # what may be drawn, where there is padding
-        self._last_break = 0  # the last slot that does not join the one before, in any env
-        self._beginnings: dict[int, Tensor] = {}  # of sequences, by their length, where it matters
+        self._offsets: Tensor | None = None  # rows that can be sampled, if there is padding
+        self._last_break = 0  # last slot with a break of the stream in any env
+        self._beginnings: dict[int, Tensor] = {}  # first rows of sequences, by length
         self._logs: dict[Path, _Log] = {}
 
     def _specs(self, of_a_rollout: Mapping[Column, FieldSpec] | None = None) -> _Specs:
-        """Return the columns of a ring, with those that the rollouts at hand add."""
         added = PLAIN if of_a_rollout is None else of_a_rollout
         fixed: _Specs = {("terminated",): ((), torch.bool), ASIDE: ((), torch.int32)}
         return {**self._observation, **self._action, **fixed, **added}
 
     def _check_room(self) -> None:
-        """Refuse a capacity for which there is no room, before anything is written."""
         needed = self._rows * self._row_bytes
         free = available_bytes(self._place, self._home, self._directory)
         if free is None or needed <= free:
@@ -181,13 +182,12 @@ class ReplayBuffer(Replay):
         self._ring = self._reserve(specs, self._rows)
         sizes = (self._slots + 1, self.num_envs)
         self._by_slot = {name: column.unflatten(0, sizes) for name, column in self._ring.items()}
-        if bytes_of(specs) > self._row_bytes:  # a state makes rows several times as long
+        if bytes_of(specs) > self._row_bytes:  # a state makes rows several times longer
             self._row_bytes = bytes_of(specs)
             self._check_room()
 
     @property
     def _oldest(self) -> int:
-        """The first slot that is held."""
         return max(self._begin, self._end - self._slots)
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class ReplayBuffer(Replay):
     # --- what comes in ---
 
     def extend(self, rollout: TensorDict) -> None:
-        """Take a fresh rollout [N, T+1] in; of one longer than the ring, the last steps."""
+        """Copy a rollout [N, T+1] into the ring; of a longer one, the last steps that fit."""
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
@@ -208,8 +208,8 @@ class ReplayBuffer(Replay):
             self._end_streams(rollout)
         for column in self._ring:
             if column not in (ASIDE, JOINS):
-                # The last slot, of which observations alone mean something, is written with the
-                # rest: to leave it out takes as long as the copy.
+                # The bootstrap slot, of which only observations matter, is copied too: excluding it
+                # takes as long as the copy.
                 values = _values(rollout, column).transpose(0, 1)
                 self._write(column, values[left_out:] if left_out else values, first)
         for part, _, _ in self._places(ASIDE, first, steps - left_out):
@@ -222,13 +222,12 @@ class ReplayBuffer(Replay):
         self._beginnings.clear()
 
     def _write(self, name: Column, values: Tensor, first: int) -> None:
-        """Copy values [T, N, ...] to the slots from `first` on."""
         places = self._places(name, first, len(values))
         for part, start, stop in places:
             part.copy_(values if len(places) == 1 else values[start:stop])
 
     def _places(self, name: Column, first: int, count: int) -> list[tuple[Tensor, int, int]]:
-        """Return the one or two parts of a column that slots take, and which of the slots each."""
+        """Return one or two parts of a column for a range of slots, with the range of each part."""
         column, place, slots = self._by_slot[name], first % (self._slots + 1), self._slots + 1
         if place + count <= slots:
             return [(column.narrow(0, place, count), 0, count)]
@@ -236,7 +235,7 @@ class ReplayBuffer(Replay):
         return [(column[place:], 0, ahead), (column[: count - ahead], ahead, count)]
 
     def _end_streams(self, rollout: TensorDict) -> None:
-        """Keep what followed the last steps, where a rollout does not go on from there."""
+        """Store the last steps' next observations in envs that the rollout does not continue."""
         if self._end == self._oldest:
             return
         continues = rollout.get("continues", None)
@@ -255,7 +254,7 @@ class ReplayBuffer(Replay):
         self._keep_aside((self._end - 1) * self.num_envs + envs, kept)
 
     def _join(self, rollout: TensorDict, first: int, steps: int) -> None:
-        """Write which of some slots, from `first` on, join the one before."""
+        """Write whether the slots from `first` on continue the stream."""
         for part, _, _ in self._places(JOINS, first, steps):
             part.fill_(True)
         joins = rollout.get("continues", rollout["done"] & False)[:, 0]
@@ -264,7 +263,7 @@ class ReplayBuffer(Replay):
             self._last_break = first
 
     def _keep_ends(self, rollout: TensorDict, left_out: int, first: int) -> None:
-        """Keep what followed the steps at which an episode ended, or behind which is padding."""
+        """Store the next observations of steps that end an episode or precede padding."""
         done = rollout.get("done")
         if not done.any() and ("padding",) not in self._ring:
             return
@@ -280,30 +279,24 @@ class ReplayBuffer(Replay):
         ended = done[slots, envs]
         if ended.all():
             kept = _finals(rollout, envs, steps_of, names)
-        else:  # behind the others is padding, and what followed them is the next slot's
+        else:  # the others precede padding: their next observation is in the next slot
             kept = {name: _at(rollout, name)[envs, steps_of + 1] for name in names}
             for name, final in _finals(rollout, envs[ended], steps_of[ended], names).items():
                 kept[name][ended] = final
         self._keep_aside((first + slots) * self.num_envs + envs, kept)
 
     def _keep_aside(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
-        """Keep what followed some steps [M]: slot * N + env, in the order of the slots."""
-        cells = cells.to(self._home)  # a rollout may lie elsewhere
+        """Store the next observations of steps [M], given as slot * N + env and ordered by slot."""
+        cells = cells.to(self._home)  # a rollout may be on another device
         observations = {name: kept.to(self._home) for name, kept in observations.items()}
         numbers = self._aside.put(cells, observations, self._oldest)
         self._ring[ASIDE][cells % self._rows] = numbers
 
-    # --- what is drawn ---
+    # --- minibatches ---
 
     def batches(
         self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
     ) -> Iterator[TensorDict]:
-        """Yield minibatches [B] on the learner's device; all are drawn when this is called.
-
-        Raises:
-            ConfigurationError: for `n_steps` below 1.
-            RuntimeError: where there is nothing to draw from, and where a rollout came in between.
-        """
         self._check_drawing(n_steps)
         size = (count * batch_size,)
         drawn = torch.randint(len(self), size, generator=self._generator, device=self._home)
@@ -337,25 +330,20 @@ class ReplayBuffer(Replay):
             )
 
     def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
-        """Gather samples [M], by their places among those that may be drawn."""
         offsets = self._drawable()
         behind = drawn if offsets is None else offsets[drawn]
         return self._fields(self._row(behind), behind, n_steps, gamma)[0]
 
     def _row(self, behind: Tensor) -> Tensor:
-        """Return the rows that are so many behind the oldest one that is held."""
+        """Return the rows at these distances [M] from the oldest row."""
         return (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
 
     def _fields(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor]:
-        """Gather samples [M], and the rows [M] of the last step that each has a reward of.
+        """Gather samples [M] from `rows` [M], which are `behind` [M] rows after the oldest.
 
-        Args:
-            rows: [M], where samples begin.
-            behind: [M], how many rows these are behind the oldest one.
-            n_steps: n.
-            gamma: per env step.
+        Also return the row [M] of the last summed reward of each.
         """
         sums, discount, last = self._sums(rows, behind, n_steps, gamma)
         following = (last + self.num_envs).remainder_(self._rows)
@@ -377,7 +365,7 @@ class ReplayBuffer(Replay):
             fields["intervened",] = self._ring["intervened",].index_select(0, rows)
         return fields, last
 
-    # --- sequences that are drawn ---
+    # --- sequences ---
 
     def sequences(
         self,
@@ -430,17 +418,17 @@ class ReplayBuffer(Replay):
             self._check_undisturbed(end)
 
     def _beginnings_of(self, length: int) -> Tensor | None:
-        """Return where sequences may begin that no break of a stream is in; None for anywhere.
+        """Return the rows where unbroken sequences may begin, by distance from the oldest row.
 
-        As rows behind the oldest one. An episode's end is no break: the next slot joins it, with a
-        state of zero.
+        None for all rows. The end of an episode is no break: the next slot continues with a zero
+        state.
         """
         if self._last_break <= self._oldest:
             return None
         if length not in self._beginnings:
             slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
             breaks = (~self._by_slot[JOINS][slots]).cumsum(0)
-            # Of the slots t to t + L - 1 any but the first may be one that joins nothing.
+            # Of the slots t to t + L - 1, only the first may be a break.
             whole = breaks[length - 1 :] == breaks[: max(0, len(slots) - length + 1)]
             self._beginnings[length] = whole.flatten().nonzero().flatten()
         return self._beginnings[length]
@@ -448,7 +436,6 @@ class ReplayBuffer(Replay):
     def _samples_of_sequences(
         self, behind: Tensor, length: int, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor]:
-        """Gather the samples [S*L] of sequences [S], and of each its last step, see `Sequences`."""
         steps = torch.arange(length, device=self._home)
         of_each = (behind[:, None] + steps * self.num_envs).flatten()
         rows = self._row(of_each)
@@ -461,23 +448,23 @@ class ReplayBuffer(Replay):
     def _steps(
         self, behind: Tensor, burn_in: int, length: int
     ) -> tuple[dict[Column, Tensor], Tensor]:
-        """Gather what leads through sequences [S], [S, C + L, ...]; and their first rows [S].
+        """Gather the steps [S, C + L, ...] to run a policy through, and their first rows [S].
 
-        A sequence has fewer real steps of burn-in where what is held begins, or its stream does;
-        the first real one stands in the place of each that is not.
+        At the beginning of the ring or of a stream, fewer burn-in steps are real; copies of the
+        first real step replace the others.
         """
         slots, envs = behind // self.num_envs, behind % self.num_envs
         held = self._end - self._oldest
         behind_burn_in = slots[:, None] - torch.arange(burn_in - 1, -1, -1, device=self._home)
         rows = self._row(behind_burn_in.clamp(min=0) * self.num_envs + envs[:, None])
-        goes_on = self._ring[JOINS][rows] & (behind_burn_in > 0)  # from the slot before, to here
+        goes_on = self._ring[JOINS][rows] & (behind_burn_in > 0)  # from the previous slot
         real = goes_on.flip(1).cumprod(1).flip(1).bool()
         first = slots - real.sum(1)
         wanted = slots[:, None] + torch.arange(-burn_in, length, device=self._home)
         wanted = wanted.clamp(max=held - 1).maximum(first[:, None])
         rows = self._row(wanted * self.num_envs + envs[:, None])
         previous = (rows - self.num_envs).remainder_(self._rows)
-        # The state before the first step is stored, and says itself whether an episode begins.
+        # The first step starts from its stored state, which is zero at the start of an episode.
         starts = self._ring[DONE][previous] & (wanted > first[:, None])
         fields: dict[Column, Tensor] = {name: self._ring[name][rows] for name in self._observation}
         fields["starts",] = starts
@@ -488,21 +475,15 @@ class ReplayBuffer(Replay):
     def _sums(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
-        """Return discounted sums of up to n rewards [M], the discount behind them, the last rows.
+        """Return discounted sums of up to n rewards [M] and penalties [M] from `rows` [M] on.
 
-        Penalties are summed as rewards are.
-
-        Args:
-            rows: [M], where the sums begin.
-            behind: [M], how many rows these are behind the oldest one.
-            n_steps: n.
-            gamma: per env step.
+        Also return the discounts after them [M], and the last rows [M].
         """
         held = (self._end - self._oldest) * self.num_envs
         sums, discount = self._rewards(rows, gamma)
         last = rows
         for step in range(1, n_steps):
-            # Who has stopped stays so: `last` is as it was, and the end of what is held no nearer.
+            # A sum that has ended stays ended: its `last` row no longer changes.
             goes_on = self._ring[ASIDE].index_select(0, last) < 0
             goes_on &= behind + step * self.num_envs < held
             following = (last + self.num_envs).remainder_(self._rows)
@@ -514,7 +495,7 @@ class ReplayBuffer(Replay):
         return sums, discount * ~self._ring["terminated",].index_select(0, last), last
 
     def _rewards(self, rows: Tensor, gamma: float) -> tuple[dict[Column, Tensor], Tensor | float]:
-        """Return what single steps [M] earned, and the discount of what follows them."""
+        """Return rewards and penalties of steps [M], and the discount after them."""
         if ("steps",) not in self._ring:
             earned = [name for name in (("reward",), ("penalty",)) if name in self._ring]
             return {name: self._ring[name].index_select(0, rows) for name in earned}, gamma
@@ -524,7 +505,7 @@ class ReplayBuffer(Replay):
         return {("reward",): (rewards * weights).sum(-1)}, gamma**steps
 
     def _drawable(self) -> Tensor | None:
-        """Return which rows are no padding, by how many they are behind the oldest one."""
+        """Return the rows without padding, as distances from the oldest row; None for all rows."""
         if ("padding",) not in self._ring:
             return None
         if self._offsets is None:
@@ -535,9 +516,9 @@ class ReplayBuffer(Replay):
         return self._offsets
 
     def earned(self) -> tuple[Tensor, Tensor]:
-        """Return the rewards [M] that are held, env by env, and after which a piece ends [M] bool.
+        """Return the stored rewards [M], env by env, and which ones end a fragment, [M] bool.
 
-        See `streams` for the pieces.
+        See `streams` for the fragments.
         """
         if self._end == self._oldest:
             return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
@@ -550,14 +531,14 @@ class ReplayBuffer(Replay):
         return held["reward"][counts], ends[counts]
 
     def streams(self) -> Iterator[dict[str, Any]]:
-        """Yield all that is held, env by env, in pieces of L steps that follow each other.
+        """Yield all stored steps, env by env, in fragments of L consecutive steps.
 
-        A piece has `observation` [L+1, ...], a tensor or dicts of them, the last of which truly
-        followed the last step; and `action`, `reward`, `terminated`, and where rollouts have them
-        `intervened` and `penalty`, [L, ...].
+        A fragment has `observation` [L+1, ...], a tensor or nested dicts, including the true
+        observation after the last step; and `action`, `reward`, `terminated` and, if rollouts have
+        them, `intervened` and `penalty`, [L, ...].
 
         Raises:
-            ConfigurationError: where actions are chunks.
+            ConfigurationError: if actions are chunks.
         """
         require(
             ("steps",) not in self._ring,
@@ -582,7 +563,6 @@ class ReplayBuffer(Replay):
                     first = last + 1
 
     def _observations(self, slots: Tensor, env: int, aside: int) -> dict[Column, Tensor]:
-        """Return what an env observed in slots [L], and what followed the last one, [L+1, ...]."""
         following = (slots[-1:] + 1) % (self._slots + 1)
         found = {}
         for name in self._observation:
@@ -596,7 +576,6 @@ class ReplayBuffer(Replay):
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        """Write what is new into files of a folder, and return their names and what is left."""
         following = self._end % (self._slots + 1)
         observations = self._observation if self._ring else {}
         return {
@@ -609,7 +588,7 @@ class ReplayBuffer(Replay):
         }
 
     def _save(self, folder: Path) -> list[str]:
-        """Write what no file of a folder holds yet; return the names of those that do."""
+        """Write the steps that no file in the folder holds; return the names of all its files."""
         log = self._logs.setdefault(folder, _Log())
         log.forget_before(self._oldest, folder)
         if log.parts and log.parts[-1].last < self._end:
@@ -629,16 +608,10 @@ class ReplayBuffer(Replay):
         return [part.name for part in log.parts]
 
     def _read(self, name: Column, first: int, stop: int) -> Tensor:
-        """Return a copy of some slots, [T, N, ...]."""
         parts = [part for part, _, _ in self._places(name, first, stop - first)]
         return torch.cat(parts).cpu()
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Read what the files of a folder hold; of a larger ring, the last transitions.
-
-        Raises:
-            ConfigurationError: where a file is missing, damaged, or of other spaces or envs.
-        """
         require(
             "num_envs" in state, f"The checkpoint's replay is of another kind than this. {CURE}"
         )
@@ -690,7 +663,6 @@ class ReplayBuffer(Replay):
             )
 
     def _take(self, part: Part, content: dict[Column, Tensor]) -> None:
-        """Put what a file holds into the ring, behind what is there."""
         specs = self._specs(self._added_by(part, content))
         if not self._ring:
             self._allocate(specs)
@@ -717,7 +689,6 @@ class ReplayBuffer(Replay):
         self._keep_aside(cells[kept], observations)
 
     def _added_by(self, part: Part, content: Mapping[Column, Tensor]) -> _Specs:
-        """Return the columns of a file beyond those that each ring has."""
         if ("steps",) not in content:
             added: _Specs = dict(PLAIN)
         else:
@@ -736,7 +707,6 @@ class ReplayBuffer(Replay):
         size: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        """Refuse a saved tensor that is not what the spaces of this run make it."""
         found = content.get(name)
         there = "missing" if found is None else f"{found.dtype} of shape {list(found.shape)}"
         require(
@@ -750,26 +720,23 @@ _Reserve = Callable[[_Specs, int], dict[Column, Tensor]]
 
 
 class _Aside:
-    """Observations that followed a step and stand in no slot, numbered in the order of the steps.
+    """Next observations that are in no slot, numbered in the order of their steps.
 
-    They lie in a ring of their own, which doubles when it is full of such as are still held.
+    They have a ring of their own, which doubles when it is full of observations still in use.
     """
 
     def __init__(self, specs: _Specs, num_envs: int, reserve: _Reserve) -> None:
         self._specs, self._num_envs, self._reserve = specs, num_envs, reserve
         self._room = 0
         self._columns: dict[Column, Tensor] = {}
-        self._cells = torch.empty(0, dtype=torch.int64)  # on the CPU: what each has followed
+        self._cells = torch.empty(0, dtype=torch.int64)  # on the CPU: the step of each
         self._begin = 0
         self.end = 0
 
     def put(self, cells: Tensor, observations: Mapping[Column, Tensor], oldest: int) -> Tensor:
-        """Keep observations; return their numbers [M] as they are stored.
+        """Store the next observations of steps (`cells` [M]); return their stored numbers [M].
 
-        Args:
-            cells: [M], the steps that they followed.
-            observations: [M, ...].
-            oldest: the first slot that is held: what followed those before it may go.
+        Observations of steps before the slot `oldest` may be dropped.
         """
         count = len(cells)
         if self.end + count - self._begin > self._room:
@@ -783,11 +750,11 @@ class _Aside:
         return (numbers & LARGEST_NUMBER).to(cells.device, torch.int32)
 
     def get(self, name: Column, numbers: Tensor) -> Tensor:
-        """Return observations [M, ...] by their numbers as they are stored."""
+        """Return the observations [M, ...] with these stored numbers."""
         return self._columns[name].index_select(0, numbers & (self._room - 1))
 
     def _make_room(self, count: int, oldest: int) -> None:
-        """Forget what followed steps that are no longer held; double where little is gained."""
+        """Drop observations of steps no longer stored; double the ring if that frees too little."""
         self._begin = self.between(self._begin, oldest, oldest).stop
         held = torch.arange(self._begin, self.end)
         room = max(FIRST_ASIDE, self._room)
@@ -804,7 +771,7 @@ class _Aside:
         self._columns, self._cells, self._room = columns, cells, room
 
     def between(self, begin: int, oldest: int, stop: int) -> range:
-        """Return the numbers from `begin` on of what followed the slots `oldest` to `stop` - 1."""
+        """Return the numbers, from `begin` on, for steps in the slots `oldest` to `stop` - 1."""
         begin = max(begin, self._begin)
         held = torch.arange(begin, self.end)
         slots = self._cells[held % max(1, self._room)] // self._num_envs
@@ -812,7 +779,7 @@ class _Aside:
         return range(begin + first, begin + last)
 
     def saved(self, numbers: range) -> dict[Column, Tensor]:
-        """Return what a file holds of them, as copies on the CPU."""
+        """Return the content of a file for these numbers, as copies on the CPU."""
         places = torch.arange(numbers.start, numbers.stop) % max(1, self._room)
         content = {ASIDE_CELLS: self._cells[places]}
         for name, (shape, dtype) in self._specs.items():
@@ -823,12 +790,12 @@ class _Aside:
 
 @dataclass
 class _Log:
-    """What the files of a folder hold.
+    """Content of the files in a folder.
 
     Attributes:
-        parts: the files, of slots that follow each other.
-        aside_begin: the first number aside of the last one.
-        aside_end: the number behind the last one aside.
+        parts: the files, of consecutive slots.
+        aside_begin: first aside number in the last file.
+        aside_end: number after the last one.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -837,11 +804,10 @@ class _Log:
 
     @property
     def end(self) -> int:
-        """The slot behind the last one."""
         return self.parts[-1].last if self.parts else 0
 
     def forget_before(self, oldest: int, folder: Path) -> None:
-        """Forget files of what is no longer held; all of them where one has gone."""
+        """Forget files of steps no longer stored; forget all files if one is missing."""
         self.parts = [part for part in self.parts if part.last > oldest]
         there = set(os.listdir(folder)) if folder.is_dir() else set()
         if not there.issuperset(part.name for part in self.parts):
@@ -850,13 +816,12 @@ class _Log:
             self.aside_begin = self.aside_end = 0
 
     def reopen(self) -> None:
-        """Forget the last file: what it holds is written again, with what follows it."""
+        """Forget the last file, to write its steps again together with newer ones."""
         self.parts.pop()
         self.aside_end = self.aside_begin
 
 
 def _specs_of(rollout: TensorDict) -> _Specs:
-    """Return the columns that rollouts add to those that each ring has."""
     if "executed" in rollout.keys():
         chunk = rollout["executed"].shape[-1]
         specs: _Specs = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
@@ -868,13 +833,11 @@ def _specs_of(rollout: TensorDict) -> _Specs:
 
 
 def _of_a_state(state: Tensor) -> _Specs:
-    """Return the columns that states [N, T, ...] add."""
     flag: FieldSpec = ((), torch.bool)
     return {STATE: (tuple(state.shape[2:]), state.dtype), DONE: flag, JOINS: flag}
 
 
 def _values(rollout: TensorDict, column: Column) -> Tensor:
-    """Return what a column takes of a rollout, [N, T+1, ...]."""
     if column == ("steps",):
         return rollout.get("executed").sum(-1)  # type: ignore[no-any-return]  # a tensor
     if column == ("action",) and "executed_action" in rollout.keys():
@@ -887,7 +850,6 @@ def _cut(values: Tensor, size: int) -> Sequence[Tensor]:
 
 
 def _at(fields: Any, name: Column) -> Tensor:
-    """Return a field of a TensorDict or a dict, or a leaf of one that is a tree."""
     value = fields
     for key in name:
         value = value.get(key)
@@ -897,11 +859,9 @@ def _at(fields: Any, name: Column) -> Tensor:
 def _finals(
     rollout: TensorDict, envs: Tensor, steps: Tensor, names: Mapping[Column, Any]
 ) -> dict[Column, Tensor]:
-    """Return the true final observations [M, ...] of some ended steps of a rollout."""
     finals = {"observation": final_observations(rollout, envs, steps)}
     return {name: _at(finals, name) for name in names}
 
 
 def _as_tensordict(fields: Mapping[Column, Tensor], *size: int) -> TensorDict:
-    """Return columns [*size, ...] as they lie in a minibatch."""
     return TensorDict(tree_of_leaves(fields), size)

@@ -1,8 +1,8 @@
-"""Keep what a replay holds in files beside the checkpoints that refer to them.
+"""Keep the replay in files next to the checkpoints that refer to them.
 
-A file is written whole, never changed, and removed once no checkpoint names it any more. It is
-data: tensors, of whose bytes its name has a digest. What a checkpoint names is a plain name of the
-one folder, whatever stands in it.
+A file holds tensors. It is written completely, never changed, and removed when no checkpoint lists
+it. Its name has a digest of the tensors' bytes. A checkpoint lists plain names within this one
+folder.
 """
 
 import hashlib
@@ -22,26 +22,22 @@ from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import remove_leftovers, write_atomically
 
 REPLAY_FOLDER = "replay"
-"""The folder of the files, beside the checkpoints."""
+"""Folder of the files, next to the checkpoints."""
 
 NAME = re.compile(r"rank(\d{1,6})-(\d{1,18})-(\d{1,18})-([0-9a-f]{16})\.pt")
-"""How files are called: whose they are, the first slot and the one behind the last, the digest."""
+"""File names: the rank, the first slot, the slot after the last one, the digest."""
 
 CURE = (
     "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run, or begin "
     "with an empty replay, which is no exact resumption: --restore_replay false."
 )
-"""What is advised where a replay cannot be read."""
+"""Advice of all errors about an unreadable replay."""
 
 
 class Part(NamedTuple):
-    """A file, as checkpoints name it.
+    """A file that a checkpoint lists: its slots `first` to `last` - 1, its size in bytes.
 
-    Attributes:
-        name: within the folder.
-        first: the first slot of all that were ever written, which it holds.
-        last: the one behind its last.
-        size: of its tensors, in bytes.
+    Slots are counted from the beginning of the training.
     """
 
     name: str
@@ -51,16 +47,12 @@ class Part(NamedTuple):
 
 
 def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Tensor]) -> Part:
-    """Write the tensors of some slots, as a file of this rank.
+    """Write the tensors of the slots `first` to `last` - 1 into a file of this rank.
 
-    Args:
-        folder: of the file.
-        first: of the slots.
-        last: the one behind the last of them.
-        tensors: on the CPU, each of a storage of its own, which is written whole.
+    The tensors are on the CPU; each owns its storage, because the whole storage is written.
 
     Raises:
-        WriteError: where the disk is full, or the folder cannot be written.
+        WriteError: if the disk is full or the folder is not writable.
     """
     content = dict(tensors)
     name = f"rank{ranks.rank()}-{first}-{last}-{_digest(content)}.pt"
@@ -69,10 +61,10 @@ def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Ten
 
 
 def parts_of(state: Mapping[str, Any]) -> list[Part]:
-    """Return the files that a state names.
+    """Return the files that a state lists.
 
     Raises:
-        ConfigurationError: where what stands there is no list of such names, one after the other.
+        ConfigurationError: if a name is invalid, or if the files are not consecutive.
     """
     parts = []
     for entry in _names(state):
@@ -94,10 +86,10 @@ def parts_of(state: Mapping[str, Any]) -> list[Part]:
 
 
 def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
-    """Return the tensors of a file, all of whose bytes are as they were written.
+    """Return the tensors of a file, after a check of their digest.
 
     Raises:
-        ConfigurationError: where it is missing, or damaged.
+        ConfigurationError: if the file is missing or damaged.
     """
     path = folder / part.name
     if not path.is_file():
@@ -109,11 +101,11 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
         content = torch.load(path, weights_only=True)
         check_tensors(content, str(path))
         whole = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
-    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
+    except Exception as error:  # a damaged file raises many kinds of errors
         raise ConfigurationError(_damaged(path)) from error
     if not whole:
         raise ConfigurationError(_damaged(path))
-    return content  # type: ignore[no-any-return]  # the digest says so
+    return content  # type: ignore[no-any-return]  # the digest guarantees it
 
 
 def _damaged(path: Path) -> str:
@@ -121,7 +113,6 @@ def _damaged(path: Path) -> str:
 
 
 def _digest(content: Mapping[Column, Tensor]) -> str:
-    """Return a digest of names, types, shapes and bytes."""
     digest = hashlib.blake2b(digest_size=8)
     for column in sorted(content):
         tensor = content[column].contiguous()
@@ -131,10 +122,10 @@ def _digest(content: Mapping[Column, Tensor]) -> str:
 
 
 class ReplayFolder:
-    """The files beside the checkpoints of a folder: what no checkpoint names is removed.
+    """Removes replay files that no checkpoint of a folder lists.
 
     Args:
-        checkpoints: the folder of the checkpoints.
+        checkpoints: folder of the checkpoints.
     """
 
     def __init__(self, checkpoints: Path) -> None:
@@ -143,15 +134,15 @@ class ReplayFolder:
         self._known: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
 
     def remove_unfinished(self) -> None:
-        """Remove what a kill has left, in a run that begins: of all ranks."""
+        """Remove files that a killed run left, of all ranks, at the beginning of a run."""
         if self.path.is_dir():
             remove_leftovers(self.path)
             self._remove(lambda rank: True)
 
     def remove_unnamed(self) -> None:
-        """Remove what no checkpoint names any more, once one has been written.
+        """Remove files that no checkpoint lists, after a checkpoint was written.
 
-        Each rank does so for its own, which it alone writes; the first also for ranks of before.
+        Each rank removes its own files; rank 0 also removes files of ranks that no longer exist.
         """
         own, size = ranks.rank(), ranks.world_size()
         if self.path.is_dir():
@@ -168,7 +159,7 @@ class ReplayFolder:
             files[name].unlink(missing_ok=True)
 
     def _named(self) -> set[str] | None:
-        """Return the names that checkpoints refer to; None where one of them cannot be read."""
+        """Return the file names that checkpoints list; None if a checkpoint is unreadable."""
         named: set[str] = set()
         present = sorted(self.checkpoints.glob("*.ckpt"))
         self._known = {path: known for path, known in self._known.items() if path in present}
@@ -180,7 +171,7 @@ class ReplayFolder:
                 if known is None or known[0] != signature:
                     known = (signature, _names_in(read_checkpoint(path, whole=False)))
                     self._known[path] = known
-            except FileNotFoundError:  # removed in between
+            except FileNotFoundError:  # removed meanwhile
                 continue
             except ConfigurationError as error:
                 rank_zero_warn(
@@ -192,7 +183,6 @@ class ReplayFolder:
 
 
 def _names_in(checkpoint: Mapping[str, Any]) -> frozenset[str]:
-    """Return the files that the replays of a checkpoint name; its data module may be any."""
     named: set[str] = set()
     for state in checkpoint.values():
         replays = state.get("replays") if isinstance(state, dict) else None

@@ -1,4 +1,4 @@
-"""Cut one preallocated storage into the segments of a ring."""
+"""Allocate the segments of a ring in one storage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +22,9 @@ from lightning_rl.rollout.contract import (
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """T+1 neighbouring slots of a ring, with views of them that were made at allocation.
+    """T+1 neighbouring slots of a ring: `rollout` [N, T+1], time-major in memory.
 
-    Attributes:
-        index: which segment of the ring, from 0.
-        rollout: all slots, [N, T+1], time-major in memory.
-        steps: for each of the T+1 slots the views [N] that a writer copies into.
+    The writer copies into `steps`, views [N] of each slot.
     """
 
     index: int
@@ -36,23 +33,23 @@ class Segment:
 
 
 class Window(NamedTuple):
-    """The first T' steps of a segment and the bootstrap slot that follows them."""
+    """The first T' steps of a segment and their bootstrap slot."""
 
     segment: Segment
     num_steps: int
     notes: dict[str, Any]
 
     def rollout(self) -> TensorDict:
-        """Return them as a view [N, T'+1] in a container of its own."""
+        """Return the window as a view [N, T'+1] in a new container."""
         return first_steps(self.segment.rollout, self.num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of everything, for a checkpoint."""
+        """Return a copy of the window for a checkpoint."""
         return {"fields": rollout_state(self.rollout()), "notes": self.notes}
 
 
 def saved_rollout(state: dict[str, Any]) -> TensorDict:
-    """Return the rollout [N, T'+1] that a saved window holds."""
+    """Return the rollout [N, T'+1] of a saved window."""
     return rollout_from(state["fields"])
 
 
@@ -66,13 +63,13 @@ def allocate_segments(
     extra_fields: Mapping[str, FieldSpec] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Segment, ...]:
-    """Allocate `count` segments side by side in one zeroed storage; see `allocate_rollout`."""
+    """Allocate `count` segments in one zeroed storage; see `allocate_rollout`."""
     slots = num_steps + 1
     ring = allocate_rollout(
         observation_space,
         action_space,
         num_envs,
-        count * slots - 1,  # the bootstrap slot that it adds is the last segment's
+        count * slots - 1,  # allocate_rollout adds the bootstrap slot of the last segment
         extra_fields=extra_fields,
         device=device,
     )
@@ -83,14 +80,10 @@ def allocate_segments(
 
 
 def check_fits(segment: Segment, rollout: TensorDict) -> None:
-    """Check that a rollout can be copied into a segment.
-
-    Args:
-        segment: of N envs and T steps.
-        rollout: [N, S+1], of S steps; S is at most T.
+    """Check that a rollout [N, S+1] fits into a segment [N, T+1], with S <= T.
 
     Raises:
-        ValueError: naming what differs.
+        ValueError: naming the difference.
     """
     envs, slots = segment.rollout.batch_size
     if rollout.batch_size[0] != envs or rollout.batch_size[1] > slots:
@@ -110,7 +103,6 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
 
 
 def _layout(data: TensorDict) -> dict[str, tuple[list[int], torch.dtype]]:
-    """Return shape per step, and dtype, of every leaf."""
     fields = data.exclude("final_observation").flatten_keys(".").items()
     layout = {key: (list(value.shape[2:]), value.dtype) for key, value in fields}
     return layout | final_storage(data).layout()

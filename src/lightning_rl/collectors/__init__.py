@@ -1,4 +1,4 @@
-"""Collectors: who steps the env with the policy."""
+"""Collectors: step the envs with the policy."""
 
 from lightning_rl.collectors.asynchronous import AsyncCollector as AsyncCollector
 from lightning_rl.collectors.base import Collector as Collector

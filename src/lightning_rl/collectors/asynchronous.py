@@ -1,4 +1,4 @@
-"""Collect rollouts in a thread of its own, while the learner trains on those before."""
+"""Collect rollouts in a background thread while the learner trains."""
 
 import sys
 import threading
@@ -22,42 +22,43 @@ from lightning_rl.system.errors import check_range
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 
 JOIN_SECONDS = 5.0
-"""How long `close` waits for the thread, which stops between two env steps."""
+"""Seconds that `close` waits for the thread, which stops between two env steps."""
 
 
 MOST_TIMES = 10_000
-"""Of how many env steps it is kept when they began, where nobody asks for it."""
+"""Maximum number of env step start times kept between two calls of `metrics`."""
 
 
 class AsyncCollector(Collector):
-    """Step the env in a background thread, with a copy of the policy that trails the learner's.
+    """Step the env in a background thread, with a copy of the policy that lags the learner's.
 
-    The thread fills a `CircularBuffer`; `collect` gives out the oldest rollout, and waits for one
-    only where the thread is behind. Weights are published after each update, that of an iteration,
-    by an off-policy algorithm also within it, and taken up between two env steps; `policy_version`
-    says of every step how many updates were complete in those that it was taken with.
+    The thread fills a `CircularBuffer`; `collect` returns the oldest rollout, and waits only if
+    there is none. The learner publishes weights after each update (off-policy algorithms also
+    within an iteration), and the thread loads them between two env steps. `policy_version` is the
+    number of completed updates in the weights of each step.
 
-    Rollout k begins once k - `max_staleness` updates have been made (the capacity rule of Fu et al.
-    2025, "AReaL", section 5.1), so it is trained on with a lag of `max_staleness` updates at the
-    most, and nothing is thrown away. With `max_staleness` 0 learner and collector take turns, and
-    results equal those of `SyncCollector` bit for bit. The first update is awaited in any case:
-    what is compiled or allocated in it shall not be so beside a running thread.
+    Rollout k begins after k - `max_staleness` updates (the capacity rule of Fu et al. 2025,
+    "AReaL", section 5.1), so that it is trained on with a lag of at most `max_staleness` updates
+    and no rollout is dropped. With `max_staleness` 0, learner and collector alternate, and results
+    equal `SyncCollector`'s bit for bit.
 
-    With `overflow: overwrite` the thread never waits: it drops the oldest unread rollout when the
-    buffer is full, and `collect` drops those that are too old; `async/dropped_steps` counts both.
+    With `overflow: overwrite` the thread never waits: it drops the oldest unread rollout if the
+    buffer is full, and `collect` drops rollouts that are too old; `async/dropped_steps` counts
+    both.
 
-    A checkpoint holds the rollouts that wait to be read, and the state in which the rollout under
-    way began: a resumed run collects that one again.
+    A checkpoint holds the unread rollouts and the state in which the current rollout began: a
+    resumed run collects that rollout again.
 
     Args:
         context: see `Collector`.
-        max_staleness: by how many updates the weights behind a step may lag the learner's.
-        overflow: `block` the thread where the buffer is full, or `overwrite`.
-        timeout_s: how long the learner waits for a rollout before the run ends, in seconds.
-        device: where the collector's policy acts; that of the learner's where not given.
+        max_staleness: maximum number of updates by which the weights behind a step lag the
+            learner's.
+        overflow: if the buffer is full, `block` the thread or `overwrite` the oldest rollout.
+        timeout_s: seconds that the learner waits for a rollout before the run ends.
+        device: device of the acting policy. Default: the learner's device.
 
     Raises:
-        ConfigurationError: for a number out of range.
+        ConfigurationError: if a number is out of range.
     """
 
     in_background = True
@@ -80,7 +81,7 @@ class AsyncCollector(Collector):
         self._acting = acting_copy(policy, own_device)
         self._weights = PublishedWeights(policy, own_device)
         self._first_version = self._weights.version
-        self._acting_number = -1  # of the publication that acts
+        self._acting_number = -1  # number of the publication in use
         acting = replace(context, policy=self._acting)
         self._buffer = CircularBuffer(segments_for(acting, max_staleness + 2), overflow, timeout_s)
         self._loop = RolloutLoop(
@@ -91,24 +92,17 @@ class AsyncCollector(Collector):
         self.ways = self._loop.ways
         self.num_rollouts = len(self._buffer.segments)
         self._begun = 0
-        self._read = 0  # the number of the last rollout that was handed out, from 1
+        self._read = 0  # number of the last returned rollout, from 1
         self._stale_steps = 0
-        self._boundary = threading.Lock()  # between two rollouts: guards what a checkpoint holds
+        self._boundary = threading.Lock()  # guards the state of a checkpoint
         self._resume_from = self._loop.state_dict()
         self._thread: threading.Thread | None = None
-        self._is_lost = False  # the thread hangs, and has been told of
+        self._is_lost = False  # the thread hangs, and `fail` was called
         self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
-        self._begun_at: deque[float] = deque(maxlen=MOST_TIMES)  # the last env steps, in seconds
+        self._begun_at: deque[float] = deque(maxlen=MOST_TIMES)  # start of env steps, in seconds
 
     def collect(self) -> TensorDict:
-        """Wait for the thread, which the first call starts.
-
-        Raises:
-            WriterError: from the exception that ended the thread.
-            TimeoutError: where no rollout came within `timeout_s`, with what the thread is at.
-            ReadInterrupted: after `interrupt`, where no rollout is ready.
-        """
         if self._thread is None:
             self._start()
         try:
@@ -126,7 +120,6 @@ class AsyncCollector(Collector):
         return self.account_for(rollout, window.notes["begins_anew"], window.notes["reports"])
 
     def interrupt(self) -> None:
-        """Have `collect` wait no more; the thread goes on until `close`."""
         self._buffer.interrupt()
 
     def fail(self, error: Exception) -> bool:
@@ -139,7 +132,7 @@ class AsyncCollector(Collector):
         self._weights.publish(self.policy)
 
     def metrics(self) -> dict[str, float]:
-        """Return what there is to log; idle shares are those since the last call, in %."""
+        """Return metrics by name; idle percentages cover the time since the last call."""
         seen = self._buffer.statistics()
         now = {
             "at": time.perf_counter(),
@@ -162,9 +155,9 @@ class AsyncCollector(Collector):
         )
 
     def _pace(self) -> dict[str, float]:
-        """Return how far apart the env steps since the last call began, and how evenly, in ms."""
+        """Return mean and standard deviation of the time between env steps, in ms."""
         since = [self._begun_at.popleft() for _ in range(len(self._begun_at) - 1)]
-        since += self._begun_at  # the last one stays, to measure the next one from
+        since += self._begun_at  # keeps the last one for the next call
         if len(since) < 3:
             return {}
         apart = 1000.0 * np.diff(since)
@@ -191,7 +184,6 @@ class AsyncCollector(Collector):
         self._resume_from = state["loop"]
 
     def close(self) -> None:
-        """Wait until the thread has stopped, between two env steps."""
         self._weights.close()
         self._buffer.close()
         if self._thread is not None:
@@ -208,11 +200,11 @@ class AsyncCollector(Collector):
     # --- the thread ---
 
     def _start(self) -> None:
-        # A checkpoint may have come in since.
+        # A checkpoint may have been loaded since the constructor.
         self._acting.load_state_dict(self.policy.state_dict())
         self._weights.publish(self.policy)
         self._first_version = self._weights.version
-        self._flush_denormal = flushes_denormals()  # a thread has a setting of its own
+        self._flush_denormal = flushes_denormals()  # a setting per thread
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._thread.start()
 
@@ -235,14 +227,14 @@ class AsyncCollector(Collector):
             self._buffer.fail(error)
 
     def _may_begin(self, version: int) -> bool:
-        """Tell whether the next rollout, trained on in its turn, will be fresh enough."""
+        """Return whether the next rollout will be fresh enough when it is trained on."""
         updates = version - self._first_version
+        # The thread always waits for the first update, which compiles and allocates.
         if self._buffer.overflow == "overwrite":
             return updates > 0 or self._begun == 0
         return self._begun <= updates + (self.max_staleness if updates else 0)
 
     def _take_up_weights(self, finish: Callable[[], None]) -> bool:
-        """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         self._weights.refuse_closed()
         self._begun_at.append(time.perf_counter())
         if self._weights.number == self._acting_number:
@@ -252,19 +244,15 @@ class AsyncCollector(Collector):
         return True
 
     def _is_too_old(self, window: Window) -> bool:
-        """Tell, where rollouts may be dropped, whether the learner has left one behind."""
         if self._buffer.overflow == "block":
-            return False  # the learner refuses it, should the rule above be wrong
+            return False  # `_may_begin` prevents it
         oldest = window.rollout()["policy_version"][:, :-1].min()
         return int(self.policy.version) - int(oldest) > self.max_staleness
 
     def _fresh_enough(self, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return those of a checkpoint's unread rollouts that will be fresh when their turn comes.
-
-        All of them, unless `max_staleness` is smaller than it was; the oldest are left out then.
-        """
+        """Drop the oldest unread rollouts of a checkpoint if `max_staleness` has become smaller."""
         if self._buffer.overflow == "overwrite":
-            return windows  # dropped when their turn comes
+            return windows  # `collect` drops them
         rollouts = [saved_rollout(window) for window in windows]
         oldest = [int(rollout["policy_version"][:, :-1].min()) for rollout in rollouts]
         now, dropped = int(self.policy.version), 0
@@ -283,7 +271,6 @@ class AsyncCollector(Collector):
         return windows[dropped:]
 
     def _whereabouts(self) -> str:
-        """Tell which line the thread is at."""
         frame = sys._current_frames().get(self._thread.ident or 0) if self._thread else None
         if frame is None:
             return "Its thread has ended."

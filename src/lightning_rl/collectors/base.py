@@ -1,4 +1,4 @@
-"""Say what a collector is, and collect in the learner's own thread, with the learner's weights."""
+"""The collector interface, and the collector that runs in the learner's thread."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -17,27 +17,27 @@ from lightning_rl.system import ranks
 class Collector(ABC):
     """Collects rollouts of batch shape [N, T+1].
 
-    The constructor of a subclass takes the context first, then settings of its own, which the
-    config sets.
+    The constructor of a subclass takes the context first, then its own settings, which the config
+    sets.
 
     Args:
-        context: the env, the policy, and all else that collecting takes; the data module makes it.
+        context: env, policy and other inputs of collecting; made by the data module.
 
     Attributes:
-        context, env, policy, num_steps: as given, the last three of them in the context.
-        statistics: returns and lengths of finished episodes, of all processes.
-        reports: what the envs of all processes said of rewards and metrics, averaged over the last
-            rollout.
-        reports_success: whether the env says of an episode that it succeeded or not.
-        env_steps: steps of the rollouts handed out so far, over all N envs of this process.
-        max_staleness: by how many updates the weights behind a step may lag the learner's when it
-            is trained on.
-        may_drop_rollouts: whether a rollout may be thrown away before it is trained on.
-        in_background: whether a thread collects while the learner goes on.
-        num_rollouts: how many rollouts there is memory for.
-        acted_by_policy: whether the actions of its rollouts are the policy's own, so that their
-            log-probs are too.
-        ways: the names of the classes that act and step, for `run.json`; empty where none does.
+        context, env, policy, num_steps: the context, and three of its members.
+        statistics: returns and lengths of finished episodes of all processes.
+        reports: averages of the envs' reward terms and metrics over the last rollout of all
+            processes.
+        reports_success: whether the env reports the success of an episode.
+        env_steps: env steps of the rollouts returned so far, over all N envs of this process.
+        max_staleness: maximum number of updates by which the weights behind a step lag the
+            learner's when the step is trained on.
+        may_drop_rollouts: whether a rollout may be dropped before it is trained on.
+        in_background: whether a thread or process collects while the learner trains.
+        num_rollouts: number of rollouts with memory allocated.
+        acted_by_policy: whether the policy chooses the actions of the rollouts, so that their
+            log-probs are the policy's.
+        ways: class names of the actor and the stepper, for `run.json`; empty if there are none.
     """
 
     max_staleness: int = 0
@@ -58,23 +58,23 @@ class Collector(ABC):
 
     @abstractmethod
     def collect(self) -> TensorDict:
-        """Return a rollout of batch shape [N, T+1]; its storage holds until the next call."""
+        """Return a rollout [N, T+1]; the next call may overwrite its storage."""
 
     def publish(self) -> None:  # noqa: B027  # a collector that shares the policy has nothing to do
-        """Take notice that the policy has new weights, and maybe a new version."""
+        """Handle new weights of the policy, and possibly a new version."""
 
-    def interrupt(self) -> None:  # noqa: B027  # who collects in the learner's thread waits for none
-        """Have `collect` raise `ReadInterrupted` where it would wait; for a signal handler."""
+    def interrupt(self) -> None:  # noqa: B027  # a collector in the learner's thread does not wait
+        """Make `collect` raise `ReadInterrupted` instead of waiting; for signal handlers."""
 
     def fail(self, error: Exception) -> bool:
-        """Raise an error from the pending `collect`, because the thread that collects hangs.
+        """Fail the pending `collect` with an error, because the collecting thread hangs.
 
-        Another thread calls this. Returns whether there is such a thread apart from the learner's.
+        Called from another thread. Returns whether a thread other than the learner's collects.
         """
         return False
 
     def metrics(self) -> dict[str, float]:
-        """Return what there is to log, under the names of the charts."""
+        """Return metrics by name."""
         episodes = {"charts/episodes": float(self.statistics.episodes)}
         return episodes | self.statistics.averages(self.reports_success) | self.reports
 
@@ -87,13 +87,13 @@ class Collector(ABC):
     ) -> TensorDict:
         """Count a rollout [N, T+1] that is about to be trained on, and return it.
 
-        All processes do so at the same time.
+        All processes call this together.
 
         Args:
-            rollout: [N, T+1], in the order in which they were collected.
-            begins_anew: whether its envs were reset, and the episodes under way were lost.
-            reports: what its envs said, on average.
-            follower: what follows the episodes of its envs, `statistics` where there are no others.
+            rollout: [N, T+1], in the order of collection.
+            begins_anew: whether its envs were reset, which loses the running episodes.
+            reports: average reward terms and metrics of its envs.
+            follower: episode statistics of its envs. Default: `statistics`.
         """
         follower = follower or self.statistics
         follows = torch.tensor(not (begins_anew or self._skipped), device=rollout.device)
@@ -117,12 +117,11 @@ class Collector(ABC):
         return rollout
 
     def skip_rollout(self) -> None:
-        """Take note that what comes next does not go on where the last rollout ended."""
+        """Mark that the next rollout does not continue the last one."""
         self.statistics.skip_rollout()
         self._skipped = True
 
     def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:
-        """Set what envs say, on average over ranks; return the ranks' finished episodes."""
         gathered = ranks.gather_over_ranks((ended, reports, self.reports_success))
         self.reports_success = any(says for *_, says in gathered)
         said: dict[str, list[float]] = {}
@@ -133,27 +132,24 @@ class Collector(ABC):
         return [episodes for episodes, *_ in gathered]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to collect on, bit for bit."""
+        """Return the state from which a resumed run continues, bit for bit."""
         return {"statistics": self.statistics.state_dict(), "env_steps": self.env_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state before the first `collect`."""
+        """Restore a saved state before the first `collect`."""
         self.env_steps = state["env_steps"]
         if len(state["statistics"]["return"]) == self.env.num_envs:
             self.statistics.load_state_dict(state["statistics"])
 
     def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
-        """Stop threads and processes of the collector.
+        """Stop the collector's threads and processes; may be called more than once.
 
-        May be called more than once; the env is not its to close.
+        The env stays open.
         """
 
 
 class SyncCollector(Collector):
-    """Step the env T times with the current policy; policy lag is 0.
-
-    The rollout lives in one preallocated storage on the policy's device, written through views that
-    are made once.
+    """Step the env T times with the current policy, in the learner's thread: policy lag is 0.
 
     Args:
         context: see `Collector`.
@@ -166,7 +162,6 @@ class SyncCollector(Collector):
         self.ways = self._loop.ways
 
     def collect(self) -> TensorDict:
-        """Step the env; fewer than T times where the plan ends the rollout early."""
         steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success

@@ -1,4 +1,4 @@
-"""Run one episode per seed, and say how well a policy does, with its uncertainty."""
+"""Play one episode per seed, and report a policy's performance with its uncertainty."""
 
 import itertools
 import math
@@ -20,24 +20,24 @@ from lightning_rl.rollout.contract import MASK, refuse_empty_masks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 MAX_EPISODE_STEPS = 100_000
-"""Steps after which an episode is cut at the latest, and counted as truncated."""
+"""Maximum env steps of any episode; a longer one is cut and counts as truncated."""
 
 LEAST_BOUND = 1_000
-"""Env steps that an evaluation episode of an env without a time limit may take in any run."""
+"""Smallest limit, in env steps, of an evaluation episode in an env without a time limit."""
 
 Episode = dict[str, Any]
-"""`seed`, `return` (undiscounted, raw reward), `length` (env steps).
+"""Result of an episode.
 
-`terminated`, `cut` (by the bound on its length, not by the env),
-`success` (bool or None), `intervened` (env steps in which somebody had taken over, or
-None where the env does not say), and `metrics` {name: value at the last step}.
+`seed`; `return` (undiscounted sum of raw rewards); `length` (env steps); `terminated`; `cut` (by
+the step limit, not by the env); `success` (bool, None if not reported); `intervened` (env steps
+with an intervention, None if not reported); `metrics` {name: value at the last step}.
 """
 
 Watcher = Callable[[int, Tensor, Tensor], None]
-"""Looks on while episodes are played, after the reset and after each step.
+"""Observer of the episodes, called after the reset and after each step.
 
-Given the step, the returns so far [N] float64, and which episodes still run [N] bool; a row that no
-longer runs is in another episode by now. It must not change the env, nor write into what it gets.
+Arguments: the step, the returns so far [N] float64, and the mask of running episodes [N] bool;
+other rows play episodes that do not count. It must not change the env or its arguments.
 """
 
 
@@ -52,21 +52,20 @@ def run_episodes(
     watch: Watcher | None = None,
     calls: PhaseTimer = no_phases,
 ) -> list[Episode]:
-    """Play one episode per seed, all of them side by side.
+    """Play one episode per seed, in parallel.
 
-    Each env plays the one episode of its seed, however long it takes: counting the first episodes
-    to finish would favour the short ones. No random stream but the env's own is touched.
-
-    Drawn actions come from a generator per episode, seeded by the episode's seed, so that they do
-    not depend on the other episodes. That takes one call of the policy per episode and step.
+    Each env plays only the episode of its seed: counting the first episodes to finish would favour
+    short ones. Sampled actions come from one generator per episode, seeded with the episode's seed,
+    so that episodes do not depend on each other; this takes one policy call per episode and step.
+    Global random streams stay untouched.
 
     Args:
-        policy: acts by the mode of its distribution, or by samples of it.
-        env: with at least as many envs as there are seeds.
-        seeds: at most N.
-        deterministic: false draws actions.
-        max_steps: env steps after which an episode is cut; `MAX_EPISODE_STEPS` where not given.
-        watch: looks on.
+        policy: the policy to evaluate.
+        env: env with at least one row per seed.
+        seeds: at most N seeds.
+        deterministic: act with the mode of the distribution; false samples.
+        max_steps: env steps after which an episode is cut. Default: `MAX_EPISODE_STEPS`.
+        watch: observer of the episodes.
         calls: times the calls into the env; see `EnvWatch`.
 
     Returns:
@@ -83,7 +82,7 @@ def run_episodes(
         watch(0, returns, playing.running)
     for step, info in enumerate(playing, 1):
         returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
-        executed = info.get("executed")  # where an action is a chunk
+        executed = info.get("executed")  # if an action is a chunk
         lengths += 1 if executed is None else executed.sum(-1).cpu()
         if intervened is not None:
             taken = interventions(env, playing.action, info)["intervened"]
@@ -105,37 +104,30 @@ def run_episodes(
 
 
 def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
-    """Return what chooses the actions [N, *A] of a policy, through one episode of each row.
+    """Return a function that chooses actions [N, *A] through one episode of each row.
 
-    It carries the state [N, ...] of a policy that has one.
-
-    Args:
-        policy: acts.
-        num_envs: N.
-        seeds: of the episodes, which row by row draw their actions from generators of their own;
-            None acts by the mode of the distribution.
+    With `seeds`, each row samples with its own generator; None acts with the mode of the
+    distribution.
     """
     actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
     return partial(actor.choose, deterministic=seeds is None)
 
 
 def generators_of(policy: Policy, seeds: Sequence[int]) -> list[torch.Generator]:
-    """Return a generator of each seed, on the device of a policy."""
+    """Return a generator per seed, on the policy's device."""
     return [torch.Generator(policy.version.device).manual_seed(int(seed)) for seed in seeds]
 
 
 class EpisodeActor:
-    """Chooses the actions of a policy, step by step, and keeps its state from step to step.
-
-    It is what evaluations, recordings and `load_policy` act by.
+    """Chooses a policy's actions step by step, and keeps its state between steps.
 
     Args:
-        policy: acts.
+        policy: the policy.
         num_envs: N.
-        generators: that of each row, where actions are drawn.
+        generators: one per row, to sample actions.
 
     Raises:
-        ConfigurationError: where the weights are not finite numbers.
+        ConfigurationError: if weights are not finite.
     """
 
     def __init__(
@@ -148,15 +140,13 @@ class EpisodeActor:
         self._step = itertools.count()
 
     def choose(self, observation: Observation, running: Tensor, *, deterministic: bool) -> Tensor:
-        """Return actions [N, *A].
+        """Return actions [N, *A] for observations [N, ...].
 
-        Args:
-            observation: [N, ...].
-            running: [N] bool, the rows that somebody looks at.
-            deterministic: act by the mode; else each running row draws by itself.
+        Only `running` rows [N] bool matter. Without `deterministic`, each of them samples with its
+        own generator.
         """
         t, policy = next(self._step), self._policy
-        if policy.masks_actions:  # of the episodes that run: nobody looks at the others
+        if policy.masks_actions:  # check running episodes only
             mask = cast(TensorDict, observation)[MASK]
             allowed = mask.masked_fill(~running.to(mask.device)[:, None], 1)
             refuse_empty_masks("The env", allowed[None], policy.action_space, t)
@@ -172,27 +162,26 @@ class EpisodeActor:
         return action
 
     def begin(self, rows: Tensor) -> None:
-        """Have another episode begin in some rows [N] bool: their state is zero again."""
+        """Reset the state to zero in rows [N] bool, where new episodes begin."""
         for key, state in self._state.items():
             ended = rows.to(state.device).view(-1, *[1] * (state.dim() - 1))
             self._state[key] = state.masked_fill(ended, 0)
 
     def _draw(self, td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
-        """Have each of the rows [M] that run act by itself."""
         results = [
             self._policy(td[i : i + 1], generator=self._generators[i]) for i in rows.tolist()
         ]
         everyone = {}
         for key in ("action", "next_state") if self._state else ("action",):
             drawn = torch.cat([result[key] for result in results])
-            # Rows that no longer run do as the first that does: nobody looks at them.
+            # Finished rows, whose actions do not matter, copy the first running row.
             like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
             everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
         return everyone
 
 
 def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return what an env says of its episode at the last step, from before the reset."""
+    """Return the success and metrics of row i at its last step, from before the reset."""
     success = info.get("success")
     metrics = {**info.get("metrics", {}), **info.get("final_metrics", {})}
     numbers = {name: float(x[i]) for name, x in metrics.items() if x.dim() == 1}
@@ -205,13 +194,13 @@ def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
 def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
     """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode.
 
-    Some envs say `success` only where there is one. So an episode of which it is not said has
-    failed, as in training, unless the env is not known to say it of any.
+    Some envs report `success` only for successful episodes. So an episode without a report counts
+    as a failure, as in training, unless the env is not known to report success.
 
     Args:
-        episodes: of all processes and batches of seeds.
-        reports_success: the env is known to say of an episode that it succeeded, even where it says
-            so of none of these.
+        episodes: episodes of all processes and batches of seeds.
+        reports_success: whether the env is known to report success, even if no episode
+            has a report.
     """
     returns = np.array([episode["return"] for episode in episodes])
     reports_success |= any(episode["success"] is not None for episode in episodes)
@@ -241,7 +230,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
 
 
 def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a summary that are logged, under their names `eval/...`."""
+    """Return the numbers of a summary that are logged, as `eval/...`."""
     single = ("avg_reward", "std_reward", "avg_length", "success_rate", "intervened_steps")
     values = {f"eval/{name}": evaluation[name] for name in (*single, "terminations", "truncations")}
     for name in ("ci95", "success_ci95"):
@@ -252,13 +241,9 @@ def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
 
 
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
-    """Return [low, high], the 95 % percentile-bootstrap interval of the mean (Efron 1979).
+    """Return [low, high], a 95 % percentile-bootstrap interval of the mean (Efron 1979).
 
-    The resamples are the same at every call.
-
-    Args:
-        values: [M].
-        resamples: how many samples of size M are drawn with replacement.
+    The values are [M]. Every call uses the same resamples.
     """
     index = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
     low, high = np.percentile(values[index].mean(axis=1), [2.5, 97.5])
@@ -268,7 +253,7 @@ def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[f
 def wilson_interval(successes: int, trials: int) -> list[float]:
     """Return [low, high], the 95 % score interval of a success rate (Wilson 1927).
 
-    Unlike the bootstrap's it has a width where all trials, or none, succeed.
+    Unlike the bootstrap interval, it has a width if all trials or none succeed.
     """
     z = 1.959964  # the 97.5 % point of the normal distribution
     rate, share = successes / trials, z * z / trials

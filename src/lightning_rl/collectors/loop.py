@@ -1,4 +1,4 @@
-"""Step an env: the one loop of training, evaluation and recording, and how it fills rollouts."""
+"""The loop that steps an env for training, evaluation and recording, and fills rollouts."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -35,21 +35,21 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 Chooser = Callable[[Observation, Tensor], Tensor]
-"""Gives the actions [N, *A] for an observation [N, ...] and the rows [N] bool that still run."""
+"""Returns actions [N, *A] for an observation [N, ...] and the mask [N] bool of running rows."""
 
 
 class Acts(Protocol):
-    """Chooses the actions: a `RolloutActor` on the storage of a rollout, or `FirstEpisodes`."""
+    """Chooses the actions: a `RolloutActor` on a rollout's storage, or `FirstEpisodes`."""
 
     def act(self, t: int) -> None:
         """Choose the actions of step t."""
 
 
 class Steps(Protocol):
-    """Steps an env: a `RolloutStepper` on the storage of a rollout, or `FirstEpisodes`."""
+    """Steps an env: a `RolloutStepper` on a rollout's storage, or `FirstEpisodes`."""
 
     def step(self, t: int) -> dict[str, Any]:
-        """Step by the actions of step t, keep what follows from them, and return the info."""
+        """Step the env with the actions of step t, store the results, and return the info."""
 
 
 def step_through(
@@ -61,18 +61,12 @@ def step_through(
     phase: PhaseTimer = no_phases,
     calls: PhaseTimer = no_phases,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Step an env, and hand out after each step its number, from 0, and its info.
+    """Step an env at most `num_steps` times, and yield the number (from 0) and info of each step.
 
-    Who looks on stands in the body of the loop over it, and may break it off. No gradients are
-    wanted: switch them off around that loop, not here, as a generator runs in its caller's mode.
-
-    Args:
-        actor: chooses the actions.
-        stepper: steps the env by them.
-        num_steps: at most.
-        before: called before each step with its number; what it raises ends the loop.
-        phase: times the phases `inference` and `env`.
-        calls: times the calls into the env; see `EnvWatch`.
+    The caller may break out of the iteration. Disable gradients around the iteration: a generator
+    runs in the gradient mode of its caller. `before` is called before each step with its number,
+    and may raise to end the loop. `phase` times the phases `inference` and `env`, `calls` the calls
+    into the env (see `EnvWatch`).
     """
     call = calls("step")
     for t in range(num_steps):
@@ -86,24 +80,24 @@ def step_through(
 
 
 class FirstEpisodes:
-    """Play the first episode of some rows of an env, side by side and without storage.
+    """Play the first episode of M rows of an env in parallel, without storage.
 
-    What a row does afterwards is played on, and does not count. Iterate to play: each step hands
-    out its info.
+    Rows that have finished continue to step, but do not count. Iterate to play: each step yields
+    its info.
 
     Args:
-        env: is reset.
-        choose: gives the actions; the observation that it gets holds until the next step.
-        seeds: of the M episodes, M at most N; row i plays the i-th, the rows beyond do not count.
+        env: the env, which is reset.
+        choose: returns the actions; its observation is valid until the next step.
+        seeds: seeds of the M <= N episodes, one per row from row 0; other rows do not count.
         max_steps: env steps after which an episode is cut.
         calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
-        running: [N] bool, on the CPU: the episodes that have not ended.
-        counted: [N] bool, on the CPU: the rows whose last step counts, those that ended by it
-            included.
-        observation: [N, ...], what the next actions are chosen for.
-        action: [N, *A], the last one.
+        running: [N] bool on the CPU, rows whose episode has not ended.
+        counted: [N] bool on the CPU, rows whose last step counts, including episodes that just
+            ended.
+        observation: [N, ...], input of the next actions.
+        action: [N, *A], the last actions.
         reward, terminated, truncated: [N], of the last step.
     """
 
@@ -137,11 +131,11 @@ class FirstEpisodes:
                 break
 
     def act(self, t: int) -> None:
-        """Choose the actions for the present observation."""
+        """Choose the actions for the current observation."""
         self.action = self._choose(self.observation, self.running)
 
     def step(self, t: int) -> dict[str, Any]:
-        """Step by the chosen actions."""
+        """Step the env with the chosen actions."""
         self.observation, self.reward, self.terminated, self.truncated, info = self._env.step(
             self.action
         )
@@ -149,21 +143,21 @@ class FirstEpisodes:
 
 
 CARRIED = ("observation", "state")
-"""What of a rollout's bootstrap slot the next one begins with; `state` where the policy has one."""
+"""Fields of the bootstrap slot that the next rollout begins with; `state` if the policy has one."""
 
 
 @dataclass(frozen=True)
 class EpisodePlan:
-    """How an algorithm wants the episodes of a rollout to begin and to end.
+    """How the episodes of a rollout begin and end, as the algorithm requires.
 
     Attributes:
-        group_size: G rows that follow each other begin in the same state.
+        group_size: G consecutive rows begin in the same state.
         reset_every_rollout: begin every rollout with new episodes.
-        first_episode_only: what follows the first episode of a row does not count; the rollout ends
-            as soon as every row has had one.
-        random_env_steps: env steps of all processes whose actions are drawn uniformly from the
-            action space, before the policy acts; whole rollouts of them.
-        teacher: acts in a share of the steps, which each rollout has one of.
+        first_episode_only: count only the first episode of each row; the rollout ends when every
+            row has finished one.
+        random_env_steps: env steps, over all processes, with uniformly random actions before the
+            policy acts; rounded up to whole rollouts.
+        teacher: acts in a share of the steps, which is constant within a rollout.
     """
 
     group_size: int = 1
@@ -175,21 +169,20 @@ class EpisodePlan:
 
 @dataclass(frozen=True)
 class CollectorContext:
-    """What a collector works with. The data module makes it.
+    """The inputs of a collector; made by the data module.
 
     Attributes:
-        env: N envs, stepped by this collector alone; the data module closes it.
-        policy: acts; the collector reads its weights and never writes them.
+        env: N envs, stepped by this collector only and closed by the data module.
+        policy: chooses the actions; the collector never changes its weights.
         num_steps: T, steps per env in a rollout.
-        seed: of the env and of the sampling of actions.
-        plan: how the algorithm wants episodes to begin and end; by default they begin where the
-            last ones end, and end where the env says so.
+        seed: seed of the env and of the action sampling.
+        plan: how episodes begin and end. Default: as in the env, continuing across rollouts.
         phase: times the phases `env` and `inference`, for a profiler.
-        calls: times the calls into the env, `with calls("step"): ...`, so that an env that hangs is
-            noticed; see `EnvWatch`.
+        calls: times the calls into the env (`with calls("step"): ...`) to detect an env that hangs;
+            see `EnvWatch`.
         make_env: makes another env like `env`, for collectors in other processes.
-        compilation: whether the steps of a batched torch env are compiled; None for no.
-        env_steps_before: env steps of all processes before this collector was made.
+        compilation: how to compile the steps of a batched torch env; None for no compilation.
+        env_steps_before: env steps of all processes before this collector was created.
     """
 
     env: VectorEnv
@@ -205,7 +198,7 @@ class CollectorContext:
 
 
 class SegmentWriter(NamedTuple):
-    """What writes into one segment, made once."""
+    """The objects that write into one segment."""
 
     storage: TensorDict
     success: tuple[Tensor, ...]
@@ -214,7 +207,7 @@ class SegmentWriter(NamedTuple):
 
 
 def segments_for(context: CollectorContext, count: int = 1) -> tuple[Segment, ...]:
-    """Allocate segments of T steps for what env and policy write, on the policy's device."""
+    """Allocate segments of T steps with the fields of env and policy, on the policy's device."""
     env, policy = context.env, context.policy
     return allocate_segments(
         count,
@@ -228,28 +221,27 @@ def segments_for(context: CollectorContext, count: int = 1) -> tuple[Segment, ..
 
 
 class RolloutLoop:
-    """Steps one env with one policy; which storage that goes into, its owner says.
+    """Steps one env with one policy, and writes rollouts into the given segments.
 
-    The env is reset by the first rollout, and where the plan says so by each one; otherwise
-    rollouts go on where the last one stopped.
+    The first rollout resets the env, and every rollout does if the plan says so; otherwise a
+    rollout continues where the last one stopped.
 
     Args:
-        context: the env and the policy that acts, and how; see `CollectorContext`.
-        segments: the storage that rollouts may go into.
-        take_up_weights: called before each step; where there are newer weights, it calls what it is
-            given, for all that the present ones have still to say, takes them up, and returns true.
-            It may raise, to end the loop.
-        num_loops: how many loops of the run step envs, this one included; one in each process of
-            the run where not given.
+        context: the env, the policy and their settings.
+        segments: storage of the rollouts.
+        take_up_weights: called before each step with a function. If there are newer weights, it
+            calls this function to finish the steps of the current weights, loads the newer ones,
+            and returns True. An exception ends the loop.
+        num_loops: number of loops of the run, this one included. Default: one per process.
 
     Attributes:
-        reports_success: whether the env has said of an episode that it succeeded or not.
-        rollouts: how many have begun, those before a resumption included.
-        env_steps: env steps of the run before the present rollout, over all loops; it goes on when
-            a run is resumed, also with rollouts of another size.
+        reports_success: whether the env has reported the success of an episode.
+        rollouts: number of rollouts begun, including those before a resume.
+        env_steps: env steps of the run before the current rollout, over all loops and including
+            those before a resume.
 
     Raises:
-        ConfigurationError: for a policy with a memory in an env that resets a step late.
+        ConfigurationError: if the policy has a memory and the env resets one step late.
     """
 
     def __init__(
@@ -300,11 +292,11 @@ class RolloutLoop:
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
         self.rollouts = 0
         self.env_steps = context.env_steps_before
-        self._next: dict[str, Any] = {}  # what the next rollout begins with, where it goes on
+        self._next: dict[str, Any] = {}  # first slot of the next rollout, if it continues
 
     @property
     def ways(self) -> dict[str, str]:
-        """By what it acts and steps: the names of their classes."""
+        """Class names of the actor and the stepper."""
         writer = self._writers[0]
         return {"acting": type(writer.actor).__name__, "stepping": type(writer.stepper).__name__}
 
@@ -313,8 +305,8 @@ class RolloutLoop:
         """Fill a segment.
 
         Returns:
-            how many steps were taken, fewer than T where the plan says so; and what a rollout does
-            not hold, see `Collector.account_for`.
+            the number of steps, below T if the plan ends the rollout early; and keyword arguments
+            for `Collector.account_for`.
         """
         begins_anew = self._begin(segment)
         storage, success, actor, stepper = writer = self._writer_of(segment)
@@ -362,10 +354,9 @@ class RolloutLoop:
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
 
     def _writer_of(self, segment: Segment) -> SegmentWriter:
-        """Return what writes into a segment, after so many env steps of this run."""
         writer = self._writers[segment.index]
         before, teacher = self.env_steps, self._plan.teacher
-        plain = self._plain[segment.index]  # what is compiled acts and steps at once
+        plain = self._plain[segment.index]  # a compiled pair acts and steps in one call
         if before < self._plan.random_env_steps:
             return plain._replace(actor=UniformActor(self._policy, segment.rollout))
         if teacher is not None and (share := teacher.share(before)) > 0:
@@ -374,7 +365,6 @@ class RolloutLoop:
         return writer
 
     def _begin(self, segment: Segment) -> bool:
-        """Write what the first slot begins with; tell whether the env was reset for it."""
         begins_anew = not self._next or self._plan.reset_every_rollout
         first = segment.steps[0]
         if begins_anew:
@@ -384,7 +374,7 @@ class RolloutLoop:
         for key in self._carried:
             if key in self._next:
                 copy_tree(first.get(key), self._next[key])
-            else:  # the state of a policy, which begins with the episodes
+            else:  # the policy's state, zero at the beginning of episodes
                 first.get(key).zero_()
         self.rollouts += 1
         self._finished.zero_()
@@ -393,7 +383,7 @@ class RolloutLoop:
         return begins_anew
 
     def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
-        """Write what the weights of slots `start` to `stop` - 1 have to say of them."""
+        """Write the policy outputs and the version of slots `start` to `stop` - 1."""
         if start == stop:
             return
         with self._phase("inference"):
@@ -401,27 +391,19 @@ class RolloutLoop:
         writer.storage["policy_version"][start:stop].fill_(self._policy.version)
 
     def _record(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
-        """Write what only some envs say, or only at some steps."""
         if "success" in info:
             success[t].copy_(info["success"])
             self.reports_success = True
         self._reports.add(info)
 
     def _check_ends(self, storage: TensorDict, steps: int) -> None:
-        """Refuse a rollout in which time cut an episode and the env hid what it had come to.
-
-        Once per rollout, as it waits for a device.
-
-        Raises:
-            ConfigurationError: naming the env, the key, and what to return.
-        """
+        """Reject a truncated episode without final observation; once per rollout, as it waits."""
         cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
         missing = cut & (storage["final_index"][:steps] == 0)
         if missing.any():
             refuse_missing_end(type(self._env).__name__, missing.cpu())
 
     def _masks_of(self, storage: TensorDict) -> Tensor | None:
-        """Return the masks [T+1, N, C] of what is allowed, where the policy goes by them."""
         return storage["observation"][MASK] if self._policy.masks_actions else None
 
     def _look_at_masks(self, masks: Tensor, step: int = 0) -> None:
@@ -429,7 +411,6 @@ class RolloutLoop:
         refuse_empty_masks(name, masks, self._env.single_action_space, step)
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
-        """Tell whether each row has finished an episode, so that no further step is wanted."""
         if steps == 0:
             return False
         self._finished |= storage["terminated"][steps - 1] | storage["truncated"][steps - 1]
@@ -437,11 +418,7 @@ class RolloutLoop:
         return look and bool(self._finished.all())
 
     def _reset(self) -> Observation:
-        """Begin new episodes, with the same state for all members of a group.
-
-        Raises:
-            ConfigurationError: where members of a group do not begin alike.
-        """
+        """Begin new episodes, in the same state for all members of a group."""
         size = self._plan.group_size
         if self.rollouts == 0 and size == 1:
             with self._calls("reset"):
@@ -459,7 +436,7 @@ class RolloutLoop:
         return observation
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next rollout depends on, as plain numbers and tensors."""
+        """Return the state that the next rollout depends on, as plain numbers and tensors."""
         following = {} if self._plan.reset_every_rollout else self._next
         policy_state = {key: following[key].clone() for key in ("state",) if key in following}
         with self._calls("state_dict"):
@@ -474,9 +451,9 @@ class RolloutLoop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state.
+        """Restore a saved state.
 
-        Warns where the env cannot be restored: the next rollout then begins new episodes.
+        If the env cannot be restored, warns and begins new episodes with the next rollout.
         """
         self._generator.set_state(state["generator"].cpu())
         self.rollouts = state["rollouts"]
@@ -499,7 +476,6 @@ class RolloutLoop:
 
 
 def _alike(observation: Any, size: int) -> bool:
-    """Tell whether the rows of each group are equal, bit for bit."""
     if isinstance(observation, Tensor):
         groups = observation.unflatten(0, (-1, size))
         return bool((groups == groups[:, :1]).all())

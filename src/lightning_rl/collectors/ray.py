@@ -1,4 +1,4 @@
-"""Collect rollouts in processes of their own, here or on other machines, by Ray."""
+"""Collect rollouts in Ray processes, on this or other machines."""
 
 import math
 import os
@@ -51,55 +51,55 @@ from lightning_rl.system.machine import MachineSettings, put_in_force, settings
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 
 CLOSE_SECONDS = 5.0
-"""How long collectors may take to stop between two env steps and to close their envs."""
+"""Seconds that collectors get to stop between two env steps and to close their envs."""
 
 VERSIONS_ALIVE = 3
-"""Of the weights: being written, the newest, and one that some collector still reads."""
+"""Versions of the weights in memory: one being written, the newest, and one still being read."""
 
 
 class RayCollector(Collector):
-    """Step envs in processes of their own, each with a copy of the policy; Ray runs them.
+    """Step envs in Ray processes, each with a copy of the policy.
 
-    Each of M collectors has `num_envs` envs and random streams of its own, and one rollout [N, T+1]
-    under way, begun as soon as it will be fresh enough when its turn comes. The learner trains on
-    one rollout at a time, in whichever order they come, on each once. Weights are published after
-    each update, once for all, and taken up between two env steps; `policy_version` says of every
-    step which ones it was taken with.
+    Each of M collectors has `num_envs` envs and its own random streams, and collects one rollout
+    [N, T+1] at a time; a rollout begins as soon as it is certain to be fresh enough when trained
+    on. The learner trains on one rollout at a time, in order of arrival, and once on each. The
+    learner publishes weights after each update, with one copy for all collectors, which load them
+    between two env steps; `policy_version` names the weights of each step.
 
-    While the learner trains, `max_staleness` collectors can be at work, and one more while it
-    waits. With one collector and `max_staleness` 0 both take turns, and results equal those of
-    `SyncCollector` bit for bit.
+    While the learner trains, `max_staleness` collectors can work, and one more while the learner
+    waits. With one collector and `max_staleness` 0, both alternate, and results equal
+    `SyncCollector`'s bit for bit.
 
-    A collector whose process dies, that raises, or that does not finish its rollout in time is
-    replaced after a back-off, by one with another stream of seeds; its rollout is lost, and
-    counted.
+    A collector is replaced after a back-off, with new seeds, if its process dies, if it raises, or
+    if a rollout takes too long; its rollout is lost and counted.
 
-    A checkpoint holds the random streams and envs of all collectors, as they were when the rollouts
-    that are under way began: a resumed run collects these again.
+    A checkpoint holds the random streams and envs of all collectors from the beginning of their
+    current rollouts: a resumed run collects these rollouts again.
 
     Args:
-        context: see `Collector`; its env is not stepped, but asked for its spaces.
+        context: see `Collector`; its env only provides the spaces and is not stepped.
         num_collectors: M.
-        max_staleness: by how many updates the weights behind a step may lag the learner's;
-            `num_collectors` where not given, so that none of them waits for the others.
-        overflow: `block`: a rollout begins only when it cannot become too old; `overwrite`: all
-            collectors collect all the time, and what is too old is dropped, and counted.
-        address: of a running Ray cluster, `host:port`; where not given, Ray is started on this
-            machine, and ends with the run.
-        run: name of machines that have joined the cluster by `rl-cli collect --run NAME`, each of
-            which runs one of the collectors; `num_cpus` does not count there.
-        num_cpus: CPU cores that Ray keeps for each collector.
-        num_gpus: GPUs likewise, or a share of one; its policy then acts there.
-        resources: others that a node must have to run a collector, and how much each takes.
-        min_healthy: the run ends where fewer collectors than so many have not failed since their
-            last rollout; 0 goes on until none has come for `timeout_s`.
-        timeout_s: how long a rollout may take, and the learner waits for one, in seconds.
-        back_off_s: how long a collector that failed waits to be replaced, in seconds; twice as long
-            each time that it fails again, at most a minute.
+        max_staleness: maximum number of updates by which the weights behind a step lag the
+            learner's. Default: `num_collectors`, so that no collector waits for another.
+        overflow: `block` begins a rollout only if it cannot become too old; `overwrite` never
+            waits, and drops and counts rollouts that are too old.
+        address: address of a running Ray cluster, `host:port`. Default: start Ray on this machine
+            for this run.
+        run: name of the machines that joined the cluster with `rl-cli collect --run NAME`; each
+            runs one collector, and `num_cpus` does not apply.
+        num_cpus: CPU cores that Ray reserves per collector.
+        num_gpus: GPUs that Ray reserves per collector, possibly a fraction; the acting policy uses
+            it.
+        resources: other Ray resources that each collector takes on its node, by name.
+        min_healthy: end the run if fewer collectors are healthy, i.e. have not failed since their
+            last rollout; 0 continues until no rollout has arrived for `timeout_s`.
+        timeout_s: maximum seconds for a rollout, and for the learner's wait for one.
+        back_off_s: seconds before a failed collector is replaced; doubled after each further
+            failure, up to a minute.
 
     Raises:
-        ConfigurationError: for a number out of range, where Ray is not installed, and where the run
-            has several processes.
+        ConfigurationError: if a number is out of range, Ray is not installed, or the run has
+            several processes.
     """
 
     in_background = True
@@ -133,7 +133,7 @@ class RayCollector(Collector):
         assert context.make_env is not None, "the data module gives it"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
         (self._segment,) = segments_for(context)
-        # Nothing is collected by it: it knows how a loop begins, and what it acts and steps by.
+        # This loop collects nothing: it provides the initial state and the class names.
         here = RolloutLoop(replace(context, compilation=None), [self._segment])
         self.ways = here.ways
         self._cluster = RayCluster(
@@ -147,28 +147,20 @@ class RayCollector(Collector):
         self._remotes.remotes[0].state = here.state_dict()
         others = [EpisodeStatistics(self.env.num_envs) for _ in range(num_collectors - 1)]
         self._followers = [self.statistics, *others]
-        self._last: int | None = None  # the collector whose rollout was handed out last
+        self._last: int | None = None  # collector of the last returned rollout
         self._dropped_steps = 0
         self._staleness = 0
         self._publish_seconds = 0.0
         self._measured = time.perf_counter(), 0
 
     def _seed_of(self, index: int, generation: int) -> int:
-        """Return the seed of a collector; that of the first one is the run's."""
+        """Return the seed of a collector; the first collector has the run's seed."""
         if index == generation == 0:
             return self.context.seed
         drawn = np.random.SeedSequence([self.context.seed, index, generation]).generate_state(1)
         return int(drawn[0] % 2**31)
 
     def collect(self) -> TensorDict:
-        """Wait for a rollout; the first call starts Ray and the collectors.
-
-        Raises:
-            WriterError: from what went wrong, where too few collectors are healthy.
-            TimeoutError: where no rollout came within `timeout_s`, with what they are doing.
-            ReadInterrupted: after `interrupt`, where no rollout is ready.
-            ConfigurationError: where the cluster cannot be reached, or is not like this process.
-        """
         if not self._cluster.connected:
             self._start()
         while True:
@@ -182,7 +174,7 @@ class RayCollector(Collector):
             self._dropped_steps += rollout[:, 1:].numel()
             self._followers[taken.origin].skip_rollout()
             self._last = None
-        # What came before in these rows was another collector's.
+        # The previous rollout in these rows may come from another collector.
         self._skipped |= self._last != taken.origin
         self._last = taken.origin
         self.reports_success |= notes["reports_success"]
@@ -190,7 +182,7 @@ class RayCollector(Collector):
         return self.account_for(rollout, notes["begins_anew"], notes["reports"], follower)
 
     def _land(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
-        """Copy a rollout that has come into the learner's storage; return it, and what is noted."""
+        """Copy a received rollout into the learner's storage; return it and its notes."""
         fields = _from_message(message["rollout"])
         finals = fields.pop("final_observation")
         fields = map_tree(lambda leaf: leaf.transpose(0, 1), fields)
@@ -226,11 +218,9 @@ class RayCollector(Collector):
         self._publish_seconds = time.perf_counter() - start
 
     def interrupt(self) -> None:
-        """Have `collect` wait no more; collectors go on until `close`."""
         self._remotes.interrupted = True
 
     def metrics(self) -> dict[str, float]:
-        """Return what there is to log."""
         before, now = self._measured, (time.perf_counter(), self._cluster.received_bytes)
         self._measured = now
         counts = self._remotes.counts
@@ -249,7 +239,7 @@ class RayCollector(Collector):
         return (
             super().state_dict()
             | {
-                "loop": first["loop"],  # where one that collects here finds it
+                "loop": first["loop"],  # where the other collectors look for it
                 "generation": first["generation"],
                 "others": others,
                 "followers": [follower.state_dict() for follower in self._followers[1:]],
@@ -276,10 +266,9 @@ class RayCollector(Collector):
                 stacklevel=2,
             )
         if state.get("buffer", {}).get("windows"):
-            self.skip_rollout()  # which an AsyncCollector had collected ahead
+            self.skip_rollout()  # unread rollouts of an AsyncCollector
 
     def close(self) -> None:
-        """Stop all collectors between two env steps, and Ray where this one has started it."""
         self._remotes.closed = True
         if self._cluster.connected:
             self._cluster.stop([one.handle for one in self._remotes.remotes if one.handle])
@@ -288,7 +277,7 @@ class RayCollector(Collector):
 
 
 class Setup(NamedTuple):
-    """All that a collector is made of; sent to it once."""
+    """Everything a collector process needs; sent once."""
 
     make_env: Callable[[], VectorEnv] | None
     policy: Policy
@@ -302,24 +291,24 @@ class Setup(NamedTuple):
 
 
 class RayCluster:
-    """Starts collectors as actors of Ray, and passes messages; see `Cluster`.
+    """Starts collectors as Ray actors and exchanges messages with them; see `Cluster`.
 
-    What travels are tensors as arrays, and plain data; but for `Setup`, which is pickled, as is all
-    of Ray's own: who can join the cluster can run code on all of it.
+    Messages contain tensors as arrays, and plain data. Only `Setup` and Ray's own messages are
+    pickled: every member of the cluster can run code on all of it.
 
     Args:
-        address: of a running cluster, `host:port`; None starts one on this machine.
-        count: how many collectors it is to have room for, where it is started.
-        num_cpus: that each of them takes.
-        num_gpus: likewise.
-        resources: likewise, by name.
+        address: address of a running cluster, `host:port`; None starts one on this machine.
+        count: number of collectors that a new cluster has room for.
+        num_cpus: CPU cores per collector.
+        num_gpus: GPUs per collector.
+        resources: other resources per collector, by name.
 
     Attributes:
-        connected: whether there is a cluster to talk to.
-        received_bytes: of all rollouts.
+        connected: whether this process is connected to a cluster.
+        received_bytes: total size of the received rollouts.
 
     Raises:
-        ConfigurationError: where Ray is not installed.
+        ConfigurationError: if Ray is not installed.
     """
 
     def __init__(
@@ -339,11 +328,7 @@ class RayCluster:
         self._connection = Connection(address)
 
     def connect(self, setup: Setup) -> None:
-        """Start or join the cluster, unless this process has joined one.
-
-        Raises:
-            ConfigurationError: where that is not possible.
-        """
+        """Start or join the cluster, unless this process is connected; see `Connection.join`."""
         own = {name: self._count * amount for name, amount in self._resources.items()}
         self._connection.join(
             {"num_cpus": math.ceil(self._count * self._num_cpus), "resources": own}
@@ -361,42 +346,40 @@ class RayCluster:
         self._setup = ray.put(cloudpickle.dumps(setup))
         _hear_torch_out()
         self._weights: Any = None
-        self._number = 0  # of the publication
+        self._number = 0  # number of the publication
 
     def put(self, weights: dict[str, Tensor]) -> None:
-        """Make these the newest weights: one copy for all collectors of a node.
-
-        The first call takes longer: it has memory made for all versions that there are at a time,
-        since to write into new memory takes several times as long as to write into it again.
-        """
+        """Store the newest weights, one copy for all collectors of a node."""
         message = _to_message(weights)
         if self._weights is None:
+            # Allocate memory for all versions that are alive together: a write into new memory
+            # takes several times as long as a write into used memory.
             made = [self._ray.put(message) for _ in range(VERSIONS_ALIVE)]
             del made
         self._weights = self._ray.put(message)
         self._number += 1
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
-        """Have an actor created, where there is room for it, and started."""
+        """Request an actor, which Ray creates when there is room, and start it."""
         actor = self._actor.remote()
         return actor, (actor.start.remote(self._setup, versions(), seed, state),)
 
     def collect(self, handle: Any, version: int) -> Any:
-        """Ask for a rollout and the state behind it, which stays where it is."""
-        # Not as an argument of `collect`: they would be kept until the rollout has come.
+        """Request a rollout and the state after it; the state stays on the actor's node."""
+        # Weights as an argument of `collect` would stay in memory until the rollout arrives.
         self.publish(handle, version)
         return tuple(handle.collect.options(num_returns=2).remote(self._number))
 
     def publish(self, handle: Any, version: int) -> None:
-        """Hand the newest weights to a collector, by reference."""
+        """Pass the newest weights to a collector, by reference."""
         call = handle.publish.options(concurrency_group="weights")
         call.remote(self._weights, self._number)
 
     def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
-        """Return the requests that are answered, with what has come.
+        """Return the answered requests, with their answers.
 
         Raises:
-            ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
+            ConfigurationError: if the head of the cluster has not answered for `HEAD_SECONDS`.
         """
         self._connection.head.refuse_lost()
         if not requests:
@@ -425,7 +408,7 @@ class RayCluster:
         return Answer((value, request[1]))
 
     def fetch(self, state: Any) -> Any:
-        """Return a state as plain data; None where its node has died."""
+        """Return a state as plain data; None if its node died."""
         if not self.connected or not isinstance(state, self._ray.ObjectRef):
             return state
         try:
@@ -434,11 +417,11 @@ class RayCluster:
             return None
 
     def kill(self, handle: Any) -> None:
-        """End an actor, whatever it is doing."""
+        """Kill an actor."""
         self._ray.kill(handle)
 
     def stop(self, handles: Sequence[Any]) -> None:
-        """Have actors stop between two env steps and close their envs; wait a little for that."""
+        """Let actors stop between two env steps and close their envs, within `CLOSE_SECONDS`."""
         for handle in handles:
             handle.stop.options(concurrency_group="weights").remote()
         closing = [handle.close.remote() for handle in handles]
@@ -446,36 +429,36 @@ class RayCluster:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
 
     def disconnect(self) -> None:
-        """Leave the cluster, and end it where it was started here."""
+        """Leave the cluster, and stop it if it was started here."""
         self.connected = False
         self._weights = self._setup = None
         self._connection.leave()
 
 
 class LostCollectorError(RuntimeError):
-    """The process of a collector has died, or its node has."""
+    """The process or the node of a collector died."""
 
 
 class RayActor:
     """The process of a collector.
 
-    Its methods run in one thread, but for `publish` and `stop`, which have one of their own. The
-    env is made in the first of them: some renderers want that of their steps.
+    `publish` and `stop` run in a second thread, all other methods in one thread, because some
+    renderers require that one thread creates and steps the env.
     """
 
     _env: VectorEnv | None = None
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
-        self._number = 0  # of the newest publication that has arrived
-        self._newest: dict[str, Any] | None = None  # its weights, until they are taken up
+        self._number = 0  # number of the newest received publication
+        self._newest: dict[str, Any] | None = None  # its weights, until they are loaded
         self._stopped = False
 
     def start(self, packed: bytes, versions: dict[str, str], seed: int, state: Any) -> Any:
-        """Make the env and the policy's copy; return the state in which collecting begins.
+        """Create the env and the copy of the policy; return the initial state.
 
         Raises:
-            ConfigurationError: where package versions differ, or a class cannot be imported.
+            ConfigurationError: if package versions differ, or a class cannot be imported.
         """
         setup = _unpacked(packed, versions)
         assert setup.make_env is not None
@@ -504,13 +487,9 @@ class RayActor:
         return state
 
     def collect(self, number: int) -> tuple[Any, Any]:
-        """Collect a rollout; return it with what it does not hold, and the state behind it.
+        """Wait for a publication, collect a rollout, and return it with the state after it.
 
-        Args:
-            number: of the publication to wait for.
-
-        Returns:
-            None for both after `stop`.
+        Return None for both after `stop`.
         """
         flush_denormals(self._flush_denormal)
         with self._arrived:
@@ -518,30 +497,25 @@ class RayActor:
         try:
             self._take_up_weights(lambda: None)
             steps, notes = self._loop.run(self._segment)
-        except BufferClosed:  # nobody asks for what it returns
+        except BufferClosed:  # the learner ignores the result
             return None, None
         clear_bootstrap_slot(self._segment.steps[steps])
         rollout = first_steps(self._segment.rollout, steps)
-        # As it lies in memory: what is not contiguous would be copied twice on its way.
+        # Time-major, as in memory: Ray would copy arrays twice that are not contiguous.
         fields: dict[str, Any] = time_major(rollout.exclude("final_observation")).to_dict()
         fields["final_observation"] = final_storage(rollout).in_use()
         notes["reports_success"] = self._loop.reports_success
         return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
 
     def publish(self, weights: dict[str, Any], number: int) -> None:
-        """Take newer weights in, which are taken up before the next env step.
-
-        Args:
-            weights: by name.
-            number: of the publication: one that was overtaken on its way is left out.
-        """
+        """Receive weights by name; publications older than the newest one are ignored."""
         with self._arrived:
             if number > self._number:
                 self._number, self._newest = number, weights
                 self._arrived.notify_all()
 
     def stop(self) -> None:
-        """Have the rollout under way end before the next env step."""
+        """End the current rollout before the next env step."""
         with self._arrived:
             self._stopped = True
             self._arrived.notify_all()
@@ -552,14 +526,13 @@ class RayActor:
             self._env.close()
 
     def _take_up_weights(self, finish: Callable[[], None]) -> bool:
-        """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         if self._stopped:
             raise BufferClosed("The learner has ended.")
         if self._newest is None:
             return False
         finish()
         with self._arrived:
-            weights, self._newest = self._newest, None  # the store may have its memory back
+            weights, self._newest = self._newest, None  # frees the memory in Ray's object store
         state = self._policy.acting_state()
         with torch.no_grad():
             for name, tensor in _from_message(weights).items():
@@ -568,7 +541,7 @@ class RayActor:
 
 
 def _hear_torch_out() -> None:
-    """Have torch say, once per process and to nobody, that memory like Ray's cannot be written."""
+    """Trigger torch's once-per-process warning about read-only memory like Ray's, unseen."""
     array = np.zeros(1)
     array.flags.writeable = False
     with warnings.catch_warnings():
@@ -577,7 +550,6 @@ def _hear_torch_out() -> None:
 
 
 def _refuse_misplaced(address: str | None, run: str | None) -> None:
-    """Refuse several learners, and a name of machines without their cluster."""
     require(
         ranks.world_size() == 1,
         f"RayCollector feeds one learner, and this run has {ranks.world_size()} processes: "
@@ -591,16 +563,11 @@ def _refuse_misplaced(address: str | None, run: str | None) -> None:
 
 
 def resource_of(run: str) -> str:
-    """Return what a machine has one of that collects for the runs of a name."""
+    """Return the Ray resource of machines that collect for runs of this name."""
     return f"collect:{run}"
 
 
 def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
-    """Unpack what a collector is made of, in its own process.
-
-    Raises:
-        ConfigurationError: where package versions differ, or a class cannot be imported.
-    """
     check_versions(wanted)
     try:
         setup: Setup = cloudpickle.loads(packed)
@@ -615,15 +582,10 @@ def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
 INSTALL = (
     "Install its package there, or start Ray there with PYTHONPATH naming the folder of its module."
 )
-"""What to do on a node that cannot import a class."""
+"""Cure for a node that cannot import a class."""
 
 
 def _env_made_by(make_env: Callable[[], VectorEnv]) -> VectorEnv:
-    """Make the env of a collector, in its own process.
-
-    Raises:
-        ConfigurationError: where that is not possible, with the name of the node.
-    """
     try:
         return make_env()
     except (ConfigurationError, ImportError) as error:
@@ -634,18 +596,18 @@ def _env_made_by(make_env: Callable[[], VectorEnv]) -> VectorEnv:
         ) from error
 
 
-# --- messages: tensors as arrays that Ray passes without a copy, and plain data ---
+# --- messages: tensors as arrays, which Ray passes without a copy, and plain data ---
 
 
 class _Bits(NamedTuple):
-    """A tensor of a dtype that NumPy has not, as the integers of its bits."""
+    """A tensor whose dtype NumPy lacks, as integers with the same bits."""
 
     dtype: str
     array: np.ndarray
 
 
 def _to_message(tree: Any) -> Any:
-    """Return a tree of tensors as one of arrays, which may share their memory."""
+    """Convert a tree of tensors to arrays, which may share their memory."""
     if not isinstance(tree, Tensor):
         return {key: _to_message(child) for key, child in tree.items()}
     tensor = tree.detach().cpu()
@@ -655,7 +617,7 @@ def _to_message(tree: Any) -> Any:
 
 
 def _from_message(tree: Any) -> Any:
-    """Return a tree of arrays as one of tensors, to be read alone."""
+    """Convert a tree of arrays to read-only tensors."""
     if isinstance(tree, dict):
         return {key: _from_message(child) for key, child in tree.items()}
     if isinstance(tree, _Bits):

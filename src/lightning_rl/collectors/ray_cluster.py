@@ -1,4 +1,4 @@
-"""Join a Ray cluster, or start one on this machine: with a token, and with readable errors."""
+"""Join a Ray cluster or start one on this machine, with a token and readable errors."""
 
 import importlib.util
 import os
@@ -21,10 +21,10 @@ from typing import Any
 from lightning_rl.system.errors import ConfigurationError, require
 
 CONNECT_SECONDS = 5.0
-"""How long the head of a cluster may take to answer."""
+"""Timeout of a connection to the head of a cluster, in seconds."""
 
 HEAD_SECONDS = 15.0
-"""How long it may not answer before the run ends; Ray itself ends the process after a minute."""
+"""Seconds without an answer of the head after which the run ends; Ray's own limit is a minute."""
 
 ENDED = (
     "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
@@ -32,22 +32,22 @@ ENDED = (
     "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
     "--ckpt_path last.\n"
 )
-"""What a `Witness` prints."""
+"""Message that a `Witness` prints."""
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
-"""Packages that have the same version on both sides: what is sent is made of their classes."""
+"""Packages that need equal versions on both sides, because messages contain their classes."""
 
 
 class Connection:
-    """Have this process in a cluster.
+    """Connects this process to a Ray cluster.
 
     Args:
-        address: of a running cluster, `host:port`; None to start one on this machine.
+        address: address of a running cluster, `host:port`; None starts one on this machine.
 
     Attributes:
-        joined: whether it is in.
-        head: of the cluster, once it is.
-        ray: the package, once it is.
+        joined: whether this process is connected.
+        head: watches the head of the cluster, once connected.
+        ray: the Ray package, once connected.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -57,13 +57,10 @@ class Connection:
         self._is_ours = False
 
     def join(self, room: Mapping[str, Any]) -> None:
-        """Start or join the cluster, unless this process has joined one.
-
-        Args:
-            room: what `ray.init` is told of this machine, where the cluster is started here.
+        """Start a cluster with the resources `room`, or join one, unless already connected.
 
         Raises:
-            ConfigurationError: where that is not possible.
+            ConfigurationError: if the cluster cannot be started or joined.
         """
         self.ray = _import_ray()
         if not self.ray.is_initialized():
@@ -96,7 +93,7 @@ class Connection:
                 raise ConfigurationError(why) from error
 
     def leave(self) -> None:
-        """Leave the cluster, and end it where it was started here."""
+        """Leave the cluster, and stop it if it was started here."""
         self.joined = False
         self.head.close()
         if self._is_ours:
@@ -106,13 +103,10 @@ class Connection:
 
 
 class Head:
-    """Looks whether the head of a cluster answers, in a thread of its own.
+    """Checks in a thread whether the head of a cluster at `host:port` answers.
 
-    Without a head nothing can be started; what runs goes on, until Ray ends this process after a
-    minute, with a message of its own and nothing closed.
-
-    Args:
-        address: of the head, `host:port`.
+    Without a head, Ray can start nothing; it ends this process after a minute, without closing
+    anything.
     """
 
     def __init__(self, address: str) -> None:
@@ -123,14 +117,14 @@ class Head:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has not answered for too long."""
+        """Whether the head has not answered for `HEAD_SECONDS`."""
         return time.monotonic() - self._answered_at > HEAD_SECONDS
 
     def refuse_lost(self) -> None:
-        """End without a head.
+        """Raise if the head is lost.
 
         Raises:
-            ConfigurationError: where it has not answered for `HEAD_SECONDS`.
+            ConfigurationError: if the head has not answered for `HEAD_SECONDS`.
         """
         require(
             not self.is_lost,
@@ -140,7 +134,7 @@ class Head:
         )
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         self._closed.set()
 
     def _look(self) -> None:
@@ -152,9 +146,9 @@ class Head:
 
 
 class Witness:
-    """A process that says so where this one ends without a word.
+    """A process that prints a message if this process is killed.
 
-    Ray does that to a process whose node has ended: at once, with exit code 1.
+    If a node ends, Ray kills its processes immediately, with exit code 1 and no message.
     """
 
     def __init__(self) -> None:
@@ -162,19 +156,19 @@ class Witness:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code, ENDED],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which then closes it
+            start_new_session=True,  # only this process gets Ctrl-C; it closes the witness
         )
 
     def close(self) -> None:
-        """End it: this process ends in its own way."""
+        """End the witness: this process exits normally."""
         self._process.communicate(b"closed")
 
 
 def refuse_without_ray(what: str) -> None:
-    """Say what to install, where Ray is not.
+    """Raise if Ray is not installed.
 
     Raises:
-        ConfigurationError: where it is not installed.
+        ConfigurationError: if Ray is not installed, with the command that installs it.
     """
     require(
         importlib.util.find_spec("ray") is not None,
@@ -183,13 +177,13 @@ def refuse_without_ray(what: str) -> None:
 
 
 def prepare_environment() -> None:
-    """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
+    """Set Ray's environment variables, unless the user has set them.
 
-    And its lines on each process that has died, which our own warnings are about, and the dump of
-    its state that follows. What nobody refers to is deleted at once, and not once a second, in
-    which every publication would take new memory. Before Ray is imported, which reads all that
-    then; processes that it starts inherit it.
+    Call this before Ray is imported; processes that Ray starts inherit the variables.
     """
+    # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
+    # with Ray's period of a second, every publication of weights would take new memory. The last
+    # variable hides lines about dead processes, which our own warnings report, and state dumps.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
@@ -199,9 +193,9 @@ def prepare_environment() -> None:
 
 
 def make_token() -> None:
-    """Write a token that nobody else can read, unless there is one.
+    """Write a token file that only its owner can read, unless a token exists.
 
-    Ray itself would write a file that others can read, until `hide_token` is called.
+    Ray itself writes a file that other users can read.
     """
     path = _token_path()
     if "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE") != "token":
@@ -213,8 +207,8 @@ def make_token() -> None:
 
 
 def hide_token() -> None:
-    """Let only its owner read the token: one that Ray has written, others can read."""
-    with suppress(OSError):  # there is none, or it is another user's to protect
+    """Restrict the token file, which Ray may have written, to its owner."""
+    with suppress(OSError):  # there is no file, or it belongs to another user
         _token_path().chmod(0o600)
 
 
@@ -224,10 +218,10 @@ def _token_path() -> Path:
 
 
 def check_answers(address: str) -> None:
-    """See whether somebody answers at an address: Ray itself would ask for minutes.
+    """Check that a server answers at an address: Ray would try for minutes.
 
     Raises:
-        ConfigurationError: where nobody does, or it is none.
+        ConfigurationError: if no server answers, or the address is invalid.
     """
     host, _, port = address.rpartition(":")
     require(
@@ -241,12 +235,9 @@ def check_answers(address: str) -> None:
 
 
 def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
-    """Say why a cluster cannot be joined, and what to do.
+    """Return the reason why a cluster cannot be joined, and the cure.
 
-    Args:
-        address: of its head, `host:port`; None where Ray was to be started here.
-        error: that ended the attempt.
-        printed: what Ray has printed meanwhile.
+    `error` ended the attempt; `printed` is Ray's output to stderr meanwhile.
     """
     said = _brief(error)
     if address is None:
@@ -278,25 +269,21 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
 
 
 def _brief(error: Exception) -> str:
-    """Return what an error of Ray says, in one line, without what follows on where to look."""
     text = str(error).strip() or type(error).__name__
     return " ".join(text.split("\n\n")[0].split())[:500]
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that both sides must have in common."""
+    """Return the versions that must be equal on both sides."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python} | {name: version_of(name) for name in ALIKE}
 
 
 def check_versions(wanted: Mapping[str, str]) -> None:
-    """Refuse a node whose packages have other versions.
-
-    Args:
-        wanted: what `versions` has returned in the learner's process.
+    """Raise if this node's package versions differ from the learner's.
 
     Raises:
-        ConfigurationError: naming this node, and them.
+        ConfigurationError: naming this node and the differences.
     """
     here = versions()
     different = [
@@ -312,7 +299,6 @@ def check_versions(wanted: Mapping[str, str]) -> None:
 
 
 def _import_ray() -> Any:
-    """Import Ray, and give back the signals that it takes."""
     prepare_environment()
     with _signals_kept():
         import ray
@@ -322,7 +308,7 @@ def _import_ray() -> Any:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Give SIGTERM back to who had it: Ray takes it when it is started."""
+    """Restore the SIGTERM handler, which Ray replaces when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -335,9 +321,9 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _stderr_kept() -> Iterator[Callable[[], str]]:
-    """Keep what the process prints to stderr, whoever prints it; hand out what returns it.
+    """Capture stderr, also of native code; yield a function that returns the output.
 
-    Ray prints a line a second while it tries to get into a cluster by a wrong token.
+    Ray prints a line per second while it tries to join with a wrong token.
     """
     sys.stderr.flush()
     before = os.dup(2)

@@ -1,7 +1,6 @@
-"""Decide which remote collector begins a rollout when, and which rollout is trained on next.
+"""Schedule remote collectors: when each begins a rollout, and which rollout is trained on next.
 
-Where collectors run, and how one talks to them, is a `Cluster`'s to know: nothing here is about
-Ray.
+Processes and messages are the task of a `Cluster`; this module does not depend on Ray.
 """
 
 import time
@@ -15,19 +14,18 @@ from lightning_rl.buffers.waiting import LOOK_SECONDS
 from lightning_rl.system.errors import ConfigurationError
 
 MOST_TOLD = 8
-"""To how many collectors a publication goes: each is a call of about a millisecond."""
+"""Maximum number of collectors per publication: each call takes about a millisecond."""
 
 LONGEST_BACK_OFF = 60.0
-"""The longest that a collector which fails again and again waits to be replaced, in seconds."""
+"""Maximum seconds before a repeatedly failing collector is replaced."""
 
 
 class Answer(NamedTuple):
-    """What a collector has answered to a request.
+    """Answer of a collector to a request.
 
     Attributes:
-        value: of `start` the state that the collector begins with; of `collect` a rollout, and the
-            state behind it.
-        error: what ended it instead, with the collector's own traceback among its notes.
+        value: for `start`, the initial state; for `collect`, a rollout and the state after it.
+        error: the exception that ended the request, with the collector's traceback in its notes.
     """
 
     value: Any
@@ -35,49 +33,43 @@ class Answer(NamedTuple):
 
 
 class Cluster(Protocol):
-    """Runs collectors in processes of their own, here or elsewhere.
+    """Runs collectors in other processes, here or on other machines.
 
-    Nothing waits but `answered`. A handle stands for a collector, a request for what it is asked.
+    Only `answered` waits. A handle identifies a collector; a request identifies a pending call.
     """
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
-        """Have a collector started, perhaps later; return its handle, and the request.
-
-        Args:
-            index: which of the collectors it is.
-            seed: of its envs and of the sampling of actions.
-            state: with which it goes on, of an answer or from a checkpoint; None for none.
-        """
+        """Start a collector from a state or None, possibly later; return handle and request."""
 
     def collect(self, handle: Any, version: int) -> Any:
-        """Ask for a rollout, begun with the weights that were put last; return the request."""
+        """Request a rollout that begins with the newest weights."""
 
     def publish(self, handle: Any, version: int) -> None:
-        """Hand the weights that were put last to a collector, which may be collecting."""
+        """Pass the newest weights to a collector, even during a rollout."""
 
     def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
-        """Return those requests that are answered, after at most so many seconds none."""
+        """Return the answered requests; wait at most `timeout_s` seconds for the first."""
 
     def kill(self, handle: Any) -> None:
-        """End a collector, whatever it is doing."""
+        """End a collector immediately."""
 
 
 Doing = Literal["starting", "idle", "collecting", "done", "failed"]
-"""What a collector is doing: `done` has a rollout that waits to be trained on."""
+"""State of a collector; `done`: its rollout waits to be trained on."""
 
 
 @dataclass
 class Remote:
-    """A remote collector, as the learner knows it.
+    """The learner's view of a remote collector.
 
     Attributes:
-        index: which of them.
-        generation: how often it was replaced; it has a stream of seeds of its own.
-        state: what its next rollout begins with; while one is under way, what that began with.
-        doing: what the learner has last heard that it does.
-        version: of the weights with which its rollout began.
-        begun: the number of that rollout among all.
-        told: the number of the last publication that went to it.
+        index: index of the collector.
+        generation: number of replacements; each generation has other seeds.
+        state: state at the beginning of its current or next rollout.
+        doing: last known state of the collector.
+        version: version of the weights at the beginning of its rollout.
+        begun: number of its rollout among all rollouts.
+        told: number of the last publication sent to it.
         healthy: whether it has not failed since its last rollout.
     """
 
@@ -99,13 +91,7 @@ class Remote:
 
 
 class Taken(NamedTuple):
-    """A rollout that is to be trained on.
-
-    Attributes:
-        origin: which collector it comes from.
-        version: of the weights with which it began.
-        value: the rollout, as the collector has sent it.
-    """
+    """A rollout to train on, its collector, and the version of the weights at its beginning."""
 
     origin: int
     version: int
@@ -114,7 +100,7 @@ class Taken(NamedTuple):
 
 @dataclass
 class Rules:
-    """How remote collectors are handled; see `RayCollector`."""
+    """Settings of the remote collectors; see `RayCollector`."""
 
     max_staleness: int
     overflow: Literal["block", "overwrite"]
@@ -125,7 +111,7 @@ class Rules:
 
 @dataclass
 class Counts:
-    """What has become of rollouts: begun = taken + lost + those under way."""
+    """Counts of rollouts (begun = taken + lost + current ones) and of restarts."""
 
     begun: int = 0
     taken: int = 0
@@ -135,27 +121,25 @@ class Counts:
 
 @dataclass
 class RemoteCollectors:
-    """M collectors, each with at most one rollout under way or waiting.
+    """M collectors, each with at most one rollout, collected or waiting to be trained on.
 
-    A rollout that begins with version v, or goes on with newer ones, may be trained on while the
-    learner is at most at v + `max_staleness`. With `overflow: block` one begins only if it and all
-    that are under way can have their turn by then, however they come in, as each update takes one
-    rollout; and of those that are there the oldest is taken that leaves the others theirs (earliest
-    deadline first, Liu and Layland 1973, finds an order wherever there is one). So none is ever too
-    old. With `overwrite` every collector collects all the time, and who takes a rollout looks
-    whether it is too old.
+    A rollout that begins with version v may be trained on while the learner's version is at most v
+    + `max_staleness`. With `overflow: block`, a rollout begins only if it and all current rollouts
+    can be trained on in time, in any order of arrival, one per update. The next rollout is the
+    oldest one that leaves the others in time (earliest deadline first, Liu and Layland 1973, which
+    finds an order if there is one). So no rollout gets too old. With `overwrite` all collectors
+    collect continuously, and the caller drops rollouts that are too old.
 
-    A collector that dies, raises, or does not answer in time is ended, and replaced by one with
-    another stream of seeds: after `back_off_s`, and twice as long each time that it fails again.
-    What its user can cure ends the run instead, where it keeps one from starting before any rollout
-    was trained on.
+    A collector that dies, raises or is too slow is killed and replaced with other seeds: after
+    `back_off_s`, doubled for each further failure. A `ConfigurationError` before the first rollout
+    was trained on ends the run instead, because the user can cure it.
 
     Args:
-        cluster: where they run.
+        cluster: runs the collectors.
         count: M.
-        seed_of: gives the seed of a collector by its index and generation.
-        rules: how they are handled.
-        version: of the learner's weights.
+        seed_of: returns the seed of a collector from its index and generation.
+        rules: settings.
+        version: version of the learner's weights.
         clock: returns seconds.
     """
 
@@ -170,23 +154,23 @@ class RemoteCollectors:
     def __post_init__(self) -> None:
         self.remotes = [Remote(index) for index in range(self.count)]
         self.interrupted = self.closed = False
-        self._training = False  # on a rollout whose update is still to come
+        self._training = False  # on a rollout whose update is not finished
         self._publications = 0
 
     @property
     def alive(self) -> int:
-        """How many can collect."""
+        """Number of collectors that can collect."""
         return sum(one.doing in ("idle", "collecting", "done") for one in self.remotes)
 
     def take(self) -> Taken:
-        """Wait for the next rollout; the collector that it comes from may then begin another.
+        """Wait for the next rollout; its collector may then begin another.
 
         Raises:
-            ConfigurationError: that keeps a collector from starting, before the first rollout.
-            WriterError: from what went wrong, where too few collectors are healthy.
-            TimeoutError: where no rollout came in time.
-            ReadInterrupted: after `interrupted` was set, where no rollout is there.
-            BufferClosed: after `closed` was set, likewise.
+            ConfigurationError: if a collector cannot start, before the first rollout.
+            WriterError: from the last failure, if too few collectors are healthy.
+            TimeoutError: if no rollout arrived in time.
+            ReadInterrupted: if `interrupted` is set and no rollout is ready.
+            BufferClosed: if `closed` is set and no rollout is ready.
         """
         began = self.clock()
         while True:
@@ -210,19 +194,19 @@ class RemoteCollectors:
         return taken
 
     def skip(self) -> None:
-        """Take note that what was taken is not trained on."""
+        """Mark that the last rollout taken is not trained on."""
         self._training = False
 
     def publish(self, version: int) -> None:
-        """Take note of new weights, hand them to those who collect, and begin what may begin.
+        """Send new weights to collecting collectors, and begin the rollouts that may begin.
 
-        Those of the version that there was are of an update under way, which goes on. Of many
-        collectors those get them that have gone without for the longest time, so that what the
-        learner waits for does not grow with their number.
+        A publication with an unchanged version belongs to an unfinished update.
         """
         self._training &= version == self.version
         self.version = version
         self._publications += 1
+        # At most MOST_TOLD collectors, those with the oldest weights, so that the learner's time
+        # does not grow with their number.
         collecting = [one for one in self.remotes if one.doing == "collecting"]
         for one in sorted(collecting, key=lambda one: one.told)[:MOST_TOLD]:
             self.cluster.publish(one.handle, version)
@@ -230,14 +214,13 @@ class RemoteCollectors:
         self.look(0.0)
 
     def look(self, timeout_s: float) -> None:
-        """Take in what has come, replace who is to be replaced, and begin what may begin.
+        """Process answers, replace failed collectors, and begin the rollouts that may begin.
 
-        Args:
-            timeout_s: how long to wait for something to come, in seconds.
+        Waits at most `timeout_s` seconds for an answer.
 
         Raises:
-            ConfigurationError: that keeps a collector from starting, before the first rollout.
-            WriterError: from what went wrong, where too few collectors are healthy.
+            ConfigurationError: if a collector cannot start, before the first rollout.
+            WriterError: from the last failure, if too few collectors are healthy.
         """
         now = self.clock()
         for one in self.remotes:
@@ -253,29 +236,25 @@ class RemoteCollectors:
         self._begin()
 
     def end(self) -> None:
-        """End all collectors at once."""
+        """Kill all collectors."""
         for one in self.remotes:
             if one.handle is not None:
                 self.cluster.kill(one.handle)
             one.handle = one.request = None
 
     def state_dict(self, fetch: Callable[[Any], Any]) -> list[dict[str, Any]]:
-        """Return what each collector's next rollout begins with, that under way counted as not.
-
-        Args:
-            fetch: returns a state as plain data.
-        """
+        """Return the state before each collector's rollout; `fetch` makes it plain data."""
         return [{"generation": one.generation, "loop": fetch(one.state)} for one in self.remotes]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take up a saved state, before any has started; those it knows nothing of begin anew."""
+        """Restore a saved state before the start; other collectors begin without a state."""
         for one, saved in zip(self.remotes, state, strict=False):
             one.generation, one.state = saved["generation"], saved["loop"]
 
     # --- when a rollout may begin, and which one is next ---
 
     def _begin(self) -> None:
-        """Begin rollouts, with the collector first that has waited for the longest time."""
+        """Begin rollouts, first with the collector that has waited longest."""
         if self.closed:
             return
         for one in sorted(self.remotes, key=lambda one: one.begun):
@@ -290,14 +269,13 @@ class RemoteCollectors:
         return self._in_time([*under_way, begun_with], self.version + self._training)
 
     def _in_time(self, begun_with: list[int], turn: int) -> bool:
-        """Tell whether all rollouts can be trained on in time, one at each version from `turn`."""
+        """Return whether all rollouts can be trained on in time, one per version from `turn` on."""
         if self.rules.overflow == "overwrite":
             return True
         oldest_first = enumerate(sorted(begun_with))
         return all(turn + i - version <= self.rules.max_staleness for i, version in oldest_first)
 
     def _choose(self) -> Remote | None:
-        """Return whose rollout is next, of those that are there."""
         under_way = [one for one in self.remotes if one.doing in ("collecting", "done")]
         for one in sorted(under_way, key=lambda one: one.begun):
             others = [other.version for other in under_way if other is not one]
@@ -325,12 +303,7 @@ class RemoteCollectors:
             one.doing, one.failures, one.healthy, one.error = "done", 0, True, None
 
     def _fail(self, one: Remote, error: Exception) -> None:
-        """End a collector that is to be replaced; its rollout is lost.
-
-        Raises:
-            ConfigurationError: that kept it from starting, before any rollout was trained on.
-            WriterError: from the error, where too few are healthy then.
-        """
+        """Kill a collector, whose rollout is lost, and schedule its replacement."""
         self.cluster.kill(one.handle)
         if isinstance(error, ConfigurationError) and not self.counts.taken:
             raise error

@@ -1,4 +1,4 @@
-"""Work out what became of the episodes, and what the env said, once per rollout."""
+"""Compute episode statistics and averages of env reports, once per rollout."""
 
 from collections import deque
 from typing import Any, NamedTuple
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 WINDOW = 100
-"""How many of the last episodes the averages are taken over."""
+"""Number of last episodes in the averages."""
 
 
 class Episodes(NamedTuple):
-    """Finished ones; see `EpisodeStatistics`."""
+    """Finished episodes; see `EpisodeStatistics`."""
 
     returns: list[float]
     lengths: list[int]
@@ -20,16 +20,16 @@ class Episodes(NamedTuple):
 
 
 class EpisodeStatistics:
-    """Follow N envs through rollouts; nothing is done per env step.
+    """Statistics of the episodes of N envs, updated once per rollout.
 
     Attributes:
-        returns, lengths: of the last 100 finished episodes (undiscounted sum of raw rewards; env
-            steps).
-        successes: of the last 100 finished episodes; an episode of which the env did not say it has
-            failed, and where it says it of none they mean nothing.
-        takeovers: of the last 100 finished episodes, how often somebody took over and for how many
-            actions in all; empty where the env does not say so.
-        episodes: finished so far.
+        returns, lengths: of the last 100 finished episodes: undiscounted sum of raw rewards, and
+            env steps.
+        successes: of the last 100 finished episodes; false without a report, meaningless if the env
+            never reports success.
+        takeovers: of the last 100 finished episodes, number of interventions and total actions in
+            them; empty if the env does not report them.
+        episodes: number of finished episodes.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -40,7 +40,7 @@ class EpisodeStatistics:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.successes: deque[bool] = deque(maxlen=WINDOW)
         self.takeovers: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        # Of the episodes under way: takeovers, actions in them, whether the last one was of them.
+        # Of running episodes: interventions, actions in them, whether the last action was in one.
         self._taken = torch.zeros(num_envs, 3, dtype=torch.int64)
         self.episodes = 0
 
@@ -53,28 +53,26 @@ class EpisodeStatistics:
         counted: Tensor | None = None,
         intervened: Tensor | None = None,
     ) -> Episodes:
-        """Take in the next T actions of all envs, in order; return the episodes that ended.
+        """Process the next T actions of all envs; return the episodes that ended.
 
-        They are not among the last 100 before `add` has them.
+        They count among the last 100 only after `add`.
 
         Args:
             reward: [N, T].
-            done: [N, T] bool, where an episode ended. All of them: else the next one of the row
-                would be taken for more of the same.
-            success: [N, T] bool, or None; read where done.
-            env_steps: [N, T], how many each action took; None where each took one.
-            counted: [N, T] bool, true where an end is to be among those returned; all of them where
-                not given.
-            intervened: [N, T] bool, where somebody had taken over; None where the env does not say.
+            done: [N, T] bool, every end of an episode; a missing one would join two episodes.
+            success: [N, T] bool or None, read where `done`.
+            env_steps: [N, T], env steps of each action; None for one each.
+            counted: [N, T] bool, which ends to return. Default: all.
+            intervened: [N, T] bool, where a person or script had taken over; None if not reported.
         """
-        rewards = reward.double().cpu()  # a sum of thousands of float32 would drift
+        rewards = reward.double().cpu()  # a float32 sum of thousands would drift
         ends = done.t().nonzero().tolist()
         returned = done if counted is None else done & counted
         ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist(), [])
         if intervened is not None:
             ended.takeovers.extend(self._follow_takeovers(intervened, done, returned))
         begins = [0] * len(rewards)
-        if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
+        if ends:  # a loop on plain numbers takes a fifth of the time of tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
             incomplete = self._incomplete.numpy()
             taken = None if env_steps is None else env_steps.cpu().numpy()
@@ -87,7 +85,7 @@ class EpisodeStatistics:
                     ended.lengths.append(int(lasted[n]) + steps)
                 incomplete[n] = False
                 before[n], lasted[n], begins[n] = 0.0, 0, t + 1
-        # Summed apart from what came before the last end, which may hold NaN.
+        # Rewards before the last end are masked, not subtracted: they may be NaN.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
         taken_since = under_way if env_steps is None else under_way * env_steps.cpu()
@@ -97,9 +95,8 @@ class EpisodeStatistics:
     def _follow_takeovers(
         self, intervened: Tensor, done: Tensor, returned: Tensor
     ) -> list[tuple[int, int]]:
-        """Count, for each episode that ended, how often and how long somebody took over."""
         if not (intervened.any() or self._taken.any()):
-            return [(0, 0)] * int(returned.sum())  # of thousands of envs nobody steers one
+            return [(0, 0)] * int(returned.sum())  # fast path without interventions
         found = []
         taken, ends, counts = (x.t().cpu().tolist() for x in (intervened, done, returned))
         rows = self._taken.tolist()
@@ -117,7 +114,7 @@ class EpisodeStatistics:
         return found
 
     def add(self, ended: Episodes) -> None:
-        """Count episodes, in the order in which they ended."""
+        """Add finished episodes, in the order of their ends."""
         self.returns.extend(ended.returns)
         self.lengths.extend(ended.lengths)
         self.successes.extend(ended.successes)
@@ -125,12 +122,10 @@ class EpisodeStatistics:
         self.episodes += len(ended.returns)
 
     def averages(self, reports_success: bool = False) -> dict[str, float]:
-        """Return the averages under the names of their charts.
-
-        Empty before the first episode has finished.
+        """Return averages by metric name; empty before the first finished episode.
 
         Args:
-            reports_success: whether the env says of an episode that it succeeded or not.
+            reports_success: whether the env reports the success of an episode.
         """
         if not self.returns:
             return {}
@@ -162,14 +157,14 @@ class EpisodeStatistics:
         return averages
 
     def restart_episodes(self) -> None:
-        """Forget the episodes under way: their envs have been reset."""
+        """Forget the running episodes: their envs were reset."""
         self._return.zero_()
         self._length.zero_()
         self._incomplete.zero_()
         self._taken.zero_()
 
     def skip_rollout(self) -> None:
-        """Take note that a rollout was dropped: nobody knows what episodes under way earned."""
+        """Mark the running episodes as incomplete: a rollout of theirs was dropped."""
         self._incomplete.fill_(True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +182,7 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self._return.copy_(state["return"])
         self._length.copy_(state["length"])
         self._incomplete.copy_(state.get("incomplete", torch.tensor(False)))
@@ -200,27 +195,27 @@ class EpisodeStatistics:
 
 
 class EnvReports:
-    """Average what an env says of itself at each step: `info["rewards"]` and `info["metrics"]`.
+    """Average `info["rewards"]` and `info["metrics"]` of an env over a rollout.
 
-    Each over the envs and steps that say it: NaN is what an env does not say. Summed on the device,
-    and read once per rollout.
+    Each average covers the envs and steps with a value; NaN is a missing value. Sums stay on the
+    device and are read once per rollout.
     """
 
     def __init__(self) -> None:
-        # By the names that came together, which are the same at most steps: sums and counts [K].
+        # Sums and counts [K] by the tuple of names, which is the same at most steps.
         self._sums: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def add(self, info: dict[str, Any]) -> None:
-        """Take in what came with a step: a tree of tensors [N]; others than [N] are left out."""
+        """Add the values of a step: tensors [N]; tensors of other shapes are ignored."""
         said = said_of(info)
         if not said:
             return
         values = torch.stack(list(said.values()))
-        # No branch on what is NaN: the numbers stay on the device until the rollout is over.
+        # No branch on NaN, which would wait for the device.
         self.add_sums(tuple(said), values.nansum(1), (values == values).sum(1))
 
     def add_sums(self, names: tuple[str, ...], sums: Tensor, counts: Tensor) -> None:
-        """Take in sums [K] over envs, and maybe steps, and of how many numbers they are [K]."""
+        """Add sums [K] over envs (and possibly steps), and the number of summands of each [K]."""
         if names not in self._sums:
             zeros = sums.new_zeros(len(names))
             self._sums[names] = zeros, zeros.clone()
@@ -229,7 +224,7 @@ class EnvReports:
         count += counts
 
     def close_rollout(self) -> dict[str, float]:
-        """Return the averages since the last call: `rewards/<term>` and `metrics/<name>`.
+        """Return the averages since the last call, as `rewards/<term>` and `metrics/<name>`.
 
         One transfer from the device.
         """
@@ -246,7 +241,7 @@ class EnvReports:
 
 
 def said_of(info: dict[str, Any]) -> dict[str, Tensor]:
-    """Return what an info says of rewards and metrics, each [N] float32, by the names of charts."""
+    """Return the reward terms and metrics of an info, each [N] float32, by metric name."""
     return {
         f"{kind}/{name}": value.float()
         for kind in ("rewards", "metrics")

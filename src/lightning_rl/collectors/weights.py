@@ -1,4 +1,4 @@
-"""Hand versions of a policy's weights from the learner to whoever acts with a copy of it."""
+"""Pass new versions of a policy's weights from the learner to the acting copies."""
 
 import copy
 import threading
@@ -14,22 +14,21 @@ from lightning_rl.system.torch_private import copy_all
 
 
 class PublishedWeights:
-    """The newest weights that a policy acts by, its version included, whole at any moment.
+    """The newest weights of an acting policy and their version, always complete.
 
-    Publishing and loading copy under one lock, so nobody sees half of what was published. What is
-    frozen stays out of it: it is the same always.
+    A lock guards publishing and loading, so that no reader sees partly written weights. Frozen
+    weights are excluded, because they never change.
 
     Args:
-        policy: whose weights are the first to be published.
-        device: where they are kept.
+        policy: source of the first weights.
+        device: where the weights are stored.
 
     Attributes:
-        version: of the newest weights.
-        number: how often weights have been published; an algorithm may do so more than once within
-            a version.
-        closed: whether nobody is to wait any longer.
-        publish_seconds: how long the last publication took.
-        waited_seconds: how long `wait_until` has waited in all.
+        version: version of the newest weights.
+        number: number of publications; an algorithm may publish several times per version.
+        closed: whether waiting has ended for good.
+        publish_seconds: duration of the last publication.
+        waited_seconds: total duration of `wait_until`.
     """
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
@@ -43,10 +42,10 @@ class PublishedWeights:
         self.waited_seconds = 0.0
 
     def publish(self, policy: Policy) -> None:
-        """Make the weights of a policy the newest, and wake whoever waits for them."""
+        """Copy the weights of a policy, and wake the threads that wait for them."""
         start = time.perf_counter()
         with self._changed:
-            # One call for all: to enter an operation takes longer than to copy a small tensor.
+            # One call for all: entering an operation takes longer than copying a small tensor.
             copy_all(self._tensors, self._changing(policy))
             self.version = int(policy.version)
             self.number += 1
@@ -54,13 +53,13 @@ class PublishedWeights:
         self.publish_seconds = time.perf_counter() - start
 
     def load_into(self, policy: Policy) -> int:
-        """Copy the newest weights into a policy of the same make; return their number."""
+        """Copy the newest weights into a policy of the same structure; return their number."""
         with self._changed:
             copy_all(self._changing(policy), self._tensors)
             return self.number
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:
-        """Wait until the newest version is good enough.
+        """Wait until `enough` accepts the newest version.
 
         Raises:
             BufferClosed: after `close`, also while waiting.
@@ -72,7 +71,7 @@ class PublishedWeights:
         self.refuse_closed()
 
     def refuse_closed(self) -> None:
-        """Refuse to act after `close`.
+        """Raise after `close`.
 
         Raises:
             BufferClosed: after `close`.
@@ -81,19 +80,18 @@ class PublishedWeights:
             raise BufferClosed("The collector was closed: nobody acts any more.")
 
     def close(self) -> None:
-        """Wake whoever waits, for good."""
+        """Wake all waiting threads, for good."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
 
     def _changing(self, policy: Policy) -> list[Tensor]:
-        """Return what changes; written in place, outside autograd."""
         state = policy.acting_state()
         return [tensor.detach() for name, tensor in state.items() if name in self._names]
 
 
 def changing_weights(policy: Policy) -> dict[str, Tensor]:
-    """Return what of a learner's policy acting depends on and training changes, by name."""
+    """Return the tensors that acting depends on and training changes, by name."""
     # Buffers change without gradients: running means, and the version itself.
     buffers = {name for name, _ in policy.named_buffers()}
     return {
@@ -104,7 +102,7 @@ def changing_weights(policy: Policy) -> dict[str, Tensor]:
 
 
 def acting_copy(policy: Policy, device: torch.device) -> Policy:
-    """Return a copy to act with; on the learner's own device it shares what is frozen."""
+    """Return a copy to act with; on the learner's device, it shares the frozen parameters."""
     here = device == policy.version.device
     # A frozen vision model is most of a VLA's memory, and never written.
     shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}

@@ -1,46 +1,46 @@
-"""Define the rollout: the one container that flows from the collector to the loss.
+"""The rollout: the container that goes from the collector to the loss.
 
-A rollout is a TensorDict of batch shape [N, T+1]: N envs, T steps, and one bootstrap slot at index
-T, where only `observation`, `value` and `state` are valid. It is stored time-major, as [T+1, N],
-and handed out transposed: each env step then writes contiguous memory, and the first T slots
-flatten to [T*N] without a copy.
+A rollout is a TensorDict of batch shape [N, T+1]: N envs, T steps, and a bootstrap slot at index T,
+in which only `observation`, `value` and `state` are valid. Storage is time-major, [T+1, N], and
+transposed for the user: each env step writes contiguous memory, and the first T slots flatten to
+[T*N] without a copy.
 
-| key                           | shape [N, T+1, ...] | dtype   | written by                    |
-|-------------------------------|---------------------|---------|-------------------------------|
-| observation (tensor or tree)  | env's               | env's   | collector                     |
-| final_index, at episode ends  | -                   | int64   | collector: see below          |
-| action                        | env's               | env's   | policy                        |
-| sample_log_prob               | -                   | float32 | policy (the behaviour policy) |
-| value                         | -                   | float32 | algorithm, one batched pass   |
-| final_value, where time ran out | -                 | float32 | the same pass                 |
-| reward                        | -                   | float32 | env                           |
-| terminated, truncated, done   | -                   | bool    | env (done is their or)        |
-| policy_version                | -                   | int64   | collector                     |
-| continues, of slot 0          | -                   | bool    | collector: see below          |
-| padding, where rows differ in length | -            | bool    | collector: nothing happened   |
-| success, where the env says so | -                  | bool    | collector                     |
-| state, where the policy has one | policy's    | float32 | policy: that before the step  |
-| executed_action, where a person or a script may take over | env's | env's | env: what it did |
-| intervened, likewise          | -                   | bool    | env: whether they took over   |
-| penalty, where the env says it | -                  | float32 | env: of a part of the action  |
-| executed, where an action is a chunk | K            | bool    | env: which of its K actions   |
-| step_reward, likewise         | K                   | float32 | env: what each of them earned |
+| key                          | shape [N, T+1, ...] | dtype   | written by                        |
+|------------------------------|---------------------|---------|-----------------------------------|
+| observation (tensor or tree) | env's               | env's   | collector                         |
+| final_index                  | -                   | int64   | collector, at episode ends        |
+| action                       | env's               | env's   | policy                            |
+| sample_log_prob              | - or L              | float32 | policy (the behaviour policy)     |
+| value                        | -                   | float32 | algorithm, in one batched pass    |
+| final_value                  | -                   | float32 | algorithm, at truncations         |
+| reward                       | -                   | float32 | env                               |
+| terminated, truncated, done  | -                   | bool    | env (done: either of them)        |
+| policy_version               | -                   | int64   | collector                         |
+| continues                    | -                   | bool    | collector, for slot 0             |
+| padding (optional)           | -                   | bool    | collector: the env took no step   |
+| success                      | -                   | bool    | collector, if the env reports it  |
+| state (optional)             | policy's            | float32 | policy: state before the step     |
+| executed_action (optional)   | env's               | env's   | env: the action it executed       |
+| intervened (optional)        | -                   | bool    | env: true at interventions        |
+| penalty (optional)           | -                   | float32 | env: for a part of the action     |
+| executed (optional)          | K                   | bool    | env: executed actions of a chunk  |
+| step_reward (optional)       | K                   | float32 | env: rewards of a chunk's actions |
 
-`sample_log_prob` may be [N, T+1, L], of the parts of an action in their order: L is a multiple of
-the K actions of a chunk. `reward` is the plain sum over a chunk; see `env_steps`.
+`sample_log_prob` may be [N, T+1, L], one per part of an action; L is a multiple of the K actions of
+a chunk. `reward` is the undiscounted sum over a chunk; see `env_steps`.
 
-`continues` says of the first step whether it goes on where the rollout before this one, as the
-learner got it, has ended; it does not after a reset, nor where a rollout in between was dropped.
+`continues` is true if the first step continues the learner's last rollout, and false after a reset
+or a dropped rollout.
 
-`state` is zero where an episode begins, and what the policy returned as `next_state` elsewhere.
-`executed_action` is `action`, within its bounds where the env clips, unless the env named another.
+`state` is zero at the beginning of an episode, and else the policy's last `next_state`.
+`executed_action` is `action` (clipped, if the env clips), unless the env reports another one.
 
-The true final observations are rows of their own, one per episode that ended, in
-`FinalObservations`: it lies in the rollout as `final_observation`, one object for all its slices.
-`final_index` says which row is of which step, from 1; 0 is none. `FinalObservationWriter` writes
-them, `successors` and `final_observations` read them.
+True final observations are separate rows, one per ended episode, in `FinalObservations`. All slices
+of a rollout share this object as `final_observation`. `final_index` is the row of a step, from 1; 0
+means none. `FinalObservationWriter` writes the rows, `successors` and `final_observations` read
+them.
 
-An algorithm adds fields of its own (`advantage`, `return`).
+Algorithms add their own fields (`advantage`, `return`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,13 +71,10 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "policy_version": torch.int64,
     "final_index": torch.int64,
 }
-"""The fields with one number per env and step."""
+"""Fields with one number per env and step."""
 
 LOOK_EVERY = 16
-"""Steps between two looks at something that lies on a device other than the CPU.
-
-A look waits for the device.
-"""
+"""Steps between two reads of values on a device: each read waits for the device."""
 
 
 def allocate_rollout(
@@ -89,10 +86,10 @@ def allocate_rollout(
     extra_fields: Mapping[str, FieldSpec] | None = None,
     device: torch.device | str = "cpu",
 ) -> TensorDict:
-    """Allocate a zeroed rollout, batch shape [N, T+1], for the spaces of one env.
+    """Allocate a zeroed rollout [N, T+1] for the spaces of one env.
 
-    `extra_fields` are what a policy stores beside `action` so that the update can recompute its
-    log-prob.
+    `extra_fields` are fields that a policy stores with `action` to recompute its log-prob in the
+    update.
     """
     size = (num_steps + 1, num_envs)
 
@@ -113,7 +110,6 @@ def allocate_rollout(
 def _zeros(
     space: gymnasium.Space[Any], size: tuple[int, ...], device: torch.device | str
 ) -> Tensor | TensorDict:
-    """Return zeros for elements of a space, [*size, ...]."""
     if isinstance(space, gymnasium.spaces.Dict):
         fields = {key: _zeros(child, size, device) for key, child in space.items()}
         return TensorDict(fields, size, device=device)
@@ -122,13 +118,10 @@ def _zeros(
 
 
 def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
-    """Return the shape and dtype with which one element of a space is stored.
-
-    Floats are stored as float32.
+    """Return the shape and dtype that store one element of a space; floats as float32.
 
     Raises:
-        ConfigurationError: for a space that is not one array (Dict spaces are trees of arrays: see
-            `allocate_rollout`).
+        ConfigurationError: if the space is not one array (for Dict spaces, see `allocate_rollout`).
     """
     if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
         dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
@@ -144,14 +137,14 @@ def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
 
 
 MASK = "action_mask"
-"""The key of an observation that says which categories of its action are allowed, 1 or true."""
+"""Key of the observation that marks the allowed categories of the action with 1 or true."""
 
 
 def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
-    """Tell whether observations say what is allowed, and check that they say it of the actions.
+    """Return whether observations have an action mask, and check that it fits the actions.
 
     Raises:
-        ConfigurationError: where the mask is of another shape than the choices, or of no choices.
+        ConfigurationError: if the mask's shape differs from the choices, or there are no choices.
     """
     if not isinstance(observation_space, gymnasium.spaces.Dict):
         return False
@@ -179,13 +172,9 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
 def refuse_empty_masks(
     name: str, mask: Tensor, action_space: gymnasium.Space[Any], step: int = 0
 ) -> None:
-    """Refuse masks that leave nothing to choose; where they lie on a device, it is waited for.
+    """Raise if a mask [T, N, C] allows nothing in a choice; on a device, this waits for it.
 
-    Args:
-        name: of the env's class.
-        mask: [T, N, C], of T steps.
-        action_space: of one env, with C categories in all its choices.
-        step: of the first of them.
+    `name` is the env's class, `step` the number of the first step.
 
     Raises:
         ConfigurationError: naming the first env and step, and the choice.
@@ -204,15 +193,12 @@ def refuse_empty_masks(
 
 
 def intervention_fields(action_space: gymnasium.Space[Any]) -> dict[str, FieldSpec]:
-    """Return what a rollout holds of an env in which a person or a script may take over."""
+    """Return the extra fields of an env with interventions."""
     return {"executed_action": space_spec(action_space), "intervened": ((), torch.bool)}
 
 
 def time_major(data: TensorDict) -> TensorDict:
-    """Swap the first two batch dimensions of every field, as views.
-
-    [N, T] becomes [T, N] and back.
-    """
+    """Swap the first two batch dimensions of every field, as views: [N, T] <-> [T, N]."""
 
     def swap(value: Any) -> Any:
         return time_major(value) if isinstance(value, TensorDict) else value.transpose(0, 1)
@@ -222,10 +208,9 @@ def time_major(data: TensorDict) -> TensorDict:
 
 
 def step_views(rollout: TensorDict) -> list[TensorDict]:
-    """Return, for each of the T+1 slots, a TensorDict [N] of views that write into the rollout.
+    """Return for each of the T+1 slots a TensorDict [N] of views, without final observations.
 
-    Make them once per allocation: slicing a TensorDict costs several times what the write itself
-    does. Final observations are no part of a slot.
+    Create them once per allocation: slicing a TensorDict takes several times as long as the write.
     """
     return list(time_major(rollout.exclude("final_observation")).unbind(0))
 
@@ -234,7 +219,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to the tensors or arrays of a tree, and of others of the same structure.
 
     Returns:
-        what it returned; where the tree is a dict or a TensorDict, a dict of that.
+        the results in the same structure, with dicts in place of TensorDicts.
     """
     if isinstance(tree, Tensor | np.ndarray):
         return function(tree, *others)
@@ -245,7 +230,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
-    """Return leaves, by the keys that lead to them, as nested dicts; one without keys unchanged."""
+    """Turn leaves, keyed by their path, into nested dicts; an empty path returns its leaf."""
     if () in leaves:
         return leaves[()]
     tree: dict[str, Any] = {}
@@ -267,55 +252,48 @@ def copy_tree(target: Any, source: Any) -> None:
 
 
 BOOTSTRAP_FIELDS = ("observation", "value", "state")
-"""What is valid in the last slot of a rollout; everything else there is zero."""
+"""Fields that are valid in the last slot of a rollout; the others are zero there."""
 
 
 def clear_bootstrap_slot(slot: TensorDict) -> None:
-    """Zero what has no meaning in a bootstrap slot [N], where an earlier rollout has left it."""
+    """Zero the invalid fields of a bootstrap slot [N]: an earlier rollout may have left values."""
     for key, value in slot.items():
         if key not in BOOTSTRAP_FIELDS:
             value.zero_()
 
 
 def first_steps(rollout: TensorDict, num_steps: int) -> TensorDict:
-    """Return T' steps and the slot behind them as a view [N, T'+1], in a container of its own.
+    """Return T' steps of [N, T+1] and the slot after them as a view [N, T'+1] in a new container.
 
-    What an algorithm adds to it, or replaces in it, stays its own.
-
-    Args:
-        rollout: [N, T+1].
-        num_steps: T'.
+    Fields that are added to or replaced in the result leave the source unchanged.
     """
     slots = num_steps + 1
     if slots == rollout.batch_size[1]:
-        return rollout.copy()  # a slice is the same, and takes seven times as long
+        return rollout.copy()  # the same as a slice, in a seventh of the time
     return rollout[:, :slots]
 
 
 class FinalObservations:
-    """The true final observations of a rollout: a row for each episode that ended, no other.
+    """The true final observations of a rollout: one row per ended episode.
 
-    A rollout holds it as `final_observation`, as data that is no tensor: slices and views of the
-    rollout share it, and their `final_index`, a field as any other, says which rows are theirs. A
-    clone of a rollout has a copy. Rollouts that are joined had several, which is refused where one
-    asks for them.
-
-    Memory is taken when a row wants it, twice as much as before each time, and kept.
+    A rollout holds this object as `final_observation`, as non-tensor data: all slices and views
+    share it, and their `final_index` selects rows. A clone has a copy. Concatenated rollouts would
+    have several, so that reading them raises.
 
     Args:
-        rows: [1 + M, *observation], a tensor or a tree, of M episodes; the first row is zeros, and
-            stands for all that ended without a word.
-        least: rows to take memory for at first.
-        most: M at most; no limit where not given.
+        rows: [1 + M, *observation], a tensor or a tree, of M episodes; row 0 is zeros, for steps
+            without a final observation.
+        least: rows of the first allocation; later ones double the capacity.
+        most: maximum of M. Default: no limit.
 
     Attributes:
         rows: [C, *observation], of which the first 1 + `count` are in use.
-        count: M, how many episodes have ended.
-        aside: the steps whose final observations a writer has yet to write.
+        count: M, number of ended episodes.
+        aside: steps whose final observations are not yet written.
     """
 
     def __init__(self, rows: Any, least: int = 1, most: int | None = None) -> None:
-        self.rows = map_tree(lambda leaf: leaf, rows)  # dicts of tensors: quicker than TensorDicts
+        self.rows = map_tree(lambda leaf: leaf, rows)  # dicts are faster than TensorDicts
         self._capacity = len(next(leaf for _, leaf in leaves_of_tree("", rows)))
         self.count = self._capacity - 1
         self.aside: list[int] = []
@@ -323,19 +301,19 @@ class FinalObservations:
 
     @property
     def nbytes(self) -> int:
-        """The memory that was taken."""
+        """Allocated bytes."""
         return sum(leaf.nbytes for _, leaf in leaves_of_tree("", self.rows))
 
     def clear(self) -> None:
-        """Forget the rows, those of a rollout that was broken off included; keep their memory."""
+        """Drop all rows, also after an interrupted rollout; keep the memory."""
         self.count = 0
         self.aside.clear()
 
     def add(self, number: int) -> slice:
-        """Take so many rows into use, and return which, for the caller to write.
+        """Reserve `number` rows for the caller to write, and return their slice.
 
         Raises:
-            RuntimeError: where there are more than a rollout has steps.
+            RuntimeError: if there are more rows than the rollout has steps.
         """
         new = slice(self.count + 1, self.count + 1 + number)
         if new.stop > self._capacity:
@@ -344,12 +322,12 @@ class FinalObservations:
         return new
 
     def layout(self) -> dict[str, tuple[list[int], torch.dtype]]:
-        """Return shape of a row, and dtype, of every leaf."""
+        """Return row shape and dtype of every leaf."""
         leaves = leaves_of_tree("final_observation", self.rows)
         return {name: (list(leaf.shape[1:]), leaf.dtype) for name, leaf in leaves}
 
     def in_use(self) -> Any:
-        """Return the zeros and the rows that were written, [1 + M, ...], as views."""
+        """Return the rows in use, [1 + M, ...], as views."""
         return map_tree(lambda leaf: leaf[: self.count + 1], self.rows)
 
     def _grow(self, needed: int) -> None:
@@ -371,7 +349,7 @@ class FinalObservations:
 
 
 def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a tree, by the name of the tree and the keys that lead to them."""
+    """Yield (name, tensor) for the leaves of a tree; names are dotted and begin with `name`."""
     if isinstance(tree, Tensor):
         yield name, tree
         return
@@ -380,7 +358,7 @@ def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:
-    """Give a rollout [N, T+1] room of its own for final observations, as it has for the rest."""
+    """Give a rollout [N, T+1] its own storage for final observations."""
     envs, slots = rollout.batch_size
     none = _zeros(observation_space, (1,), rollout["final_index"].device)
     storage = FinalObservations(none, least=envs, most=envs * (slots - 1))
@@ -388,10 +366,10 @@ def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Spa
 
 
 def final_storage(rollout: TensorDict) -> FinalObservations:
-    """Return what holds the final observations of a rollout [N, T+1].
+    """Return the final observations of a rollout [N, T+1].
 
     Raises:
-        ValueError: where it was joined of several, or has none.
+        ValueError: if it has none, or was concatenated from several rollouts.
     """
     storage = rollout["final_observation"] if "final_observation" in rollout.keys() else None
     if isinstance(storage, FinalObservations):
@@ -404,19 +382,20 @@ def final_storage(rollout: TensorDict) -> FinalObservations:
 
 
 def clear_final_observations(rollout: TensorDict) -> None:
-    """Forget the final observations of a rollout [N, T+1] that is begun anew in its storage."""
+    """Drop the final observations of a rollout [N, T+1] whose storage is about to be reused."""
     final_storage(rollout).clear()
     rollout["final_index"].zero_()
 
 
 class FinalObservationWriter:
-    """Writes true final observations into a rollout: of the envs whose episode ended, no others.
+    """Writes the true final observations of ended episodes into a rollout.
 
-    On a CPU at once. On another device, where to know who has ended is to wait for it, those of
-    all envs are kept aside, for `LOOK_EVERY` steps at most; so call `finish` after the last step.
+    On a CPU immediately. On another device, which episodes have ended is only known after a wait:
+    the writer buffers the observations of all envs for up to `LOOK_EVERY` steps. So call `finish`
+    after the last step.
 
     Args:
-        rollout: [N, T+1]; made once per allocation.
+        rollout: [N, T+1]; create one writer per allocation.
     """
 
     def __init__(self, rollout: TensorDict) -> None:
@@ -424,18 +403,16 @@ class FinalObservationWriter:
         self._index: Tensor = rollout["final_index"].transpose(0, 1)
         self._ends = [rollout[key].transpose(0, 1) for key in ("terminated", "truncated")]
         self._on_cpu = self._index.device.type == "cpu"
-        if self._on_cpu:  # NumPy enters a copy of a few numbers in a fraction of torch's time
+        if self._on_cpu:  # NumPy copies a few numbers much faster than torch
             columns = (list(field.numpy()) for field in (self._index, *self._ends))
             self._numbers, self._terminated, self._truncated = columns
-        self._aside: Any = None  # "ended" [W, N] and "observation" [W, N, ...], where it is needed
+        self._aside: Any = None  # buffer: "ended" [W, N], "observation" [W, N, ...]
 
     def write(self, step: int, observation: Any, ended: Tensor | None = None) -> None:
-        """Write those of the envs that ended by a step: `terminated` or `truncated` by then.
+        """Write the rows of `observation` [N, ...] whose episode ended with this step.
 
-        Args:
-            step: of the rollout, from 0.
-            observation: [N, ...], a tensor or a tree; rows of other envs are not read.
-            ended: [N] bool, which envs, where a CPU knows it and the rollout is on another device.
+        `terminated` and `truncated` of the step must be written before. `ended` [N] bool gives the
+        ended envs if they are known on the CPU and the rollout is on another device.
         """
         if self._on_cpu:
             self._write_now(step, observation)
@@ -445,16 +422,10 @@ class FinalObservationWriter:
             self._append(observation, (rows,), torch.full_like(rows, step))
 
     def write_all(self, first: int, count: int, observation: Any) -> None:
-        """Do what `write` does for some steps that follow each other.
-
-        Args:
-            first: step of the rollout, from 0.
-            count: S, how many.
-            observation: [S, N, ...], a tensor or a tree.
-        """
+        """Write S consecutive steps with observations [S, N, ...], as `write` does."""
         if not self._on_cpu:
             for i in range(count):
-                self._put_aside(first + i, map_tree(lambda leaf: leaf[i], observation))  # noqa: B023  # called at once
+                self._put_aside(first + i, map_tree(lambda leaf: leaf[i], observation))  # noqa: B023  # called immediately
             return
         steps = slice(first, first + count)
         ends = [np.stack(column[steps]) for column in (self._terminated, self._truncated)]
@@ -462,7 +433,7 @@ class FinalObservationWriter:
         self._write_at(which, rows, first, observation)
 
     def finish(self) -> None:
-        """Write what was kept aside, which waits for the device."""
+        """Write the buffered observations; waits for the device."""
         if aside := self._storage.aside:
             slots, rows = self._aside["ended"][: len(aside)].nonzero(as_tuple=True)
             steps = torch.tensor(aside, device=slots.device)[slots]
@@ -508,7 +479,6 @@ class FinalObservationWriter:
             self.finish()
 
     def _append(self, observation: Any, chosen: tuple[Tensor, ...], steps: Tensor) -> None:
-        """Write those at an index of `observation`, whose last part says of which env [M]."""
         rows = chosen[-1]
         new = self._storage.add(len(rows))
         map_tree(
@@ -518,17 +488,13 @@ class FinalObservationWriter:
 
 
 def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
-    """Return the true final observations [M, ...] of M steps, a tensor or a dict of them.
+    """Return the final observations [M, ...] at the ends of episodes, a tensor or a dict.
 
-    Zeros of a step that failed or succeeded where its env gave none: nothing goes on from there.
-
-    Args:
-        rollout: [N, T+1].
-        rows: [M], which envs.
-        steps: [M], at which step of theirs an episode ended.
+    The episodes ended in the envs `rows` [M] at `steps` [M] of a rollout [N, T+1]. Zeros for a
+    terminated step without one, which does not bootstrap.
 
     Raises:
-        ValueError: of an episode that time cut, where there is none.
+        ValueError: if the final observation of a truncated episode is missing.
     """
     index = rollout["final_index"][rows, steps]
     missing = (index == 0) & ~rollout["terminated"][rows, steps]
@@ -541,23 +507,20 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         )
 
     def chosen(leaf: Tensor) -> Tensor:
-        # They lie where they were written, wherever the rollout was copied to.
+        # Final observations stay on their device if the rollout is copied to another one.
         return leaf[index.to(leaf.device)].to(index.device)
 
     return map_tree(chosen, final_storage(rollout).rows)
 
 
 def successors(rollout: TensorDict) -> Any:
-    """Return the observation that followed each step [N, T, ...], a tensor or a tree.
+    """Return the next observation of each step of [N, T+1], [N, T, ...], a tensor or a tree.
 
-    That is the next slot's, or the true final one where an episode ended: never the one that the
-    next episode begins with.
-
-    Args:
-        rollout: [N, T+1].
+    That is the next slot's observation or, at the end of an episode, the true final one: never the
+    first observation of the next episode.
 
     Raises:
-        ValueError: where time cut an episode and its final observation is not there.
+        ValueError: if the final observation of a truncated episode is missing.
     """
     validate(rollout)
     rows, steps = rollout["done"][:, :-1].nonzero(as_tuple=True)
@@ -591,12 +554,7 @@ def rollout_from(state: Mapping[str, Any]) -> TensorDict:
 
 
 def copy_rollout(target: TensorDict, source: TensorDict) -> None:
-    """Copy a rollout into the storage of another of the same shape and fields.
-
-    Args:
-        target: [N, T+1], written in place.
-        source: [N, T+1].
-    """
+    """Copy a rollout [N, T+1] into the storage of another one [N, T+1] with the same fields."""
     copy_tree(target.exclude("final_observation"), source)
     storage, given = final_storage(target), final_storage(source)
     storage.clear()
@@ -605,7 +563,7 @@ def copy_rollout(target: TensorDict, source: TensorDict) -> None:
 
 
 def check_time(rollout: TensorDict) -> None:
-    """Check that data has the batch shape [N, T+1]; a flattened rollout has lost its time.
+    """Check for the batch shape [N, T+1], which a flattened rollout lacks.
 
     Raises:
         ValueError: naming the shape, and what to pass.
@@ -620,10 +578,10 @@ def check_time(rollout: TensorDict) -> None:
 
 
 def validate(rollout: TensorDict) -> None:
-    """Check that data has the batch shape [N, T+1] and the fields of a rollout.
+    """Check the batch shape [N, T+1] and the fields of a rollout.
 
     Raises:
-        ValueError: naming the field, what it is, what it should be, and how to get it.
+        ValueError: naming the field, its type and shape, the expected ones, and the cure.
     """
     check_time(rollout)
     for key in ("observation", "action", *STEP_FIELDS):
@@ -644,14 +602,10 @@ def validate(rollout: TensorDict) -> None:
 
 
 def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> None:
-    """Refuse an action that its observation's mask forbids, before it is learnt from.
+    """Raise if an action of a rollout [N, T+1] is forbidden by its mask, before it is trained on.
 
-    A policy gives it no probability at all; a demonstration may hold one. All ranks end where one
-    has to.
-
-    Args:
-        rollout: [N, T+1], with a mask in its observations.
-        action_space: of one env.
+    A policy never samples such an action; a demonstration may contain one. All ranks raise
+    together.
 
     Raises:
         ConfigurationError: naming the first env and step.
@@ -677,10 +631,9 @@ def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> No
 
 
 def check_finite(rollout: TensorDict) -> None:
-    """Refuse what an env returned where it is not finite, before it spoils any statistics.
+    """Raise if the env returned non-finite values, before they spoil any statistics.
 
-    Costs one sum per field and rollout [N, T+1], nothing per step. All ranks do so together, and
-    all end where one has to.
+    Takes one sum per field of a rollout [N, T+1]. All ranks call this, and raise, together.
 
     Raises:
         FloatingPointError: naming the field, and the first env and step.
@@ -691,12 +644,11 @@ def check_finite(rollout: TensorDict) -> None:
 
 
 def _first_fault(rollout: TensorDict) -> str | None:
-    """Say what is not finite, or return None."""
     for name, field in _returned(rollout):
         if field.sum().isfinite():
             continue
         faulty, found = ~field.isfinite(), field
-        if name.startswith("final_observation"):  # of the steps that are in this rollout
+        if name.startswith("final_observation"):  # only the steps in this rollout
             index = rollout["final_index"].to(field.device)
             faulty, found = faulty[index], field[index]
         if not faulty.any():
@@ -712,10 +664,7 @@ def _first_fault(rollout: TensorDict) -> str | None:
 
 
 def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the env wrote into a rollout, as far as it may be NaN.
-
-    [N, T+1, ...], but final observations as the rows that they are.
-    """
+    """Yield (name, values) of the env's float fields: [N, T+1, ...], final observations as rows."""
     trees = {
         "observation": rollout.get("observation"),
         "final_observation": final_storage(rollout).in_use(),
@@ -730,20 +679,18 @@ def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
 def flat_transitions(
     rollout: TensorDict, keys: Sequence[str], *, bootstrap: bool = False
 ) -> TensorDict:
-    """Return the named fields as one TensorDict of batch shape [T*N], time-major.
+    """Return the named fields with batch shape [T*N], time-major, as views if storage allows.
 
-    A view where storage allows.
-
-    With `bootstrap` the slot at index T is kept: [(T+1)*N].
+    With `bootstrap` the slot at index T is included: [(T+1)*N].
 
     Raises:
-        ValueError: where it is flat already.
+        ValueError: if the rollout is already flat.
     """
     check_time(rollout)
     slots = rollout.batch_size[1] - (0 if bootstrap else 1)
 
     def flat(value: Any) -> Any:
-        """Do in one go what takes TensorDict four: time-major, cut, flattened."""
+        """Swap, cut and flatten in one step: four steps with TensorDict."""
         if isinstance(value, TensorDict):
             fields = {key: flat(child) for key, child in value.items()}
             return TensorDict(fields, [slots * rollout.batch_size[0]], device=value.device)
@@ -753,12 +700,7 @@ def flat_transitions(
 
 
 def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
-    """Return the fields that are named, and `executed` where it says which parts count.
-
-    Args:
-        rollout: [N, T+1].
-        names: of fields, in one or several collections.
-    """
+    """Return the named fields, and `executed` if it masks log-probs in a rollout [N, T+1]."""
     fields = {name for some in names for name in some}
     if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
         fields.add("executed")
@@ -766,15 +708,7 @@ def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
-    """Add a field to a rollout [N, T+1] from its values at the transitions.
-
-    It is zero in the bootstrap slot.
-
-    Args:
-        rollout: [N, T+1].
-        key: of the field.
-        value: [N, T, ...].
-    """
+    """Add a field to a rollout [N, T+1] from values [N, T, ...]; the bootstrap slot is zero."""
     envs, slots = rollout.batch_size
     storage = value.new_zeros((slots, envs, *value.shape[2:]))
     storage[:-1].copy_(value.transpose(0, 1))
@@ -782,7 +716,7 @@ def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
 
 
 def env_steps(rollout: TensorDict) -> Tensor | None:
-    """Return how many env steps each action took, [N, T]; None where each took one."""
+    """Return the env steps of each action, [N, T]; None if each action is one step."""
     if "executed" not in rollout.keys():
         return None
     steps: Tensor = rollout["executed"][:, :-1].sum(-1)
@@ -790,7 +724,7 @@ def env_steps(rollout: TensorDict) -> Tensor | None:
 
 
 def env_steps_in(rollout: TensorDict) -> int:
-    """Return how many env steps a rollout [N, T+1] holds, padding left out."""
+    """Return the number of env steps in a rollout [N, T+1], without padding."""
     steps = env_steps(rollout)
     if steps is not None:
         return int(steps.sum())
@@ -801,10 +735,10 @@ def env_steps_in(rollout: TensorDict) -> int:
 
 
 def without_padding(rollout: TensorDict) -> TensorDict:
-    """Return a rollout [N, T+1] in which something happened at each step.
+    """Return a rollout [N, T+1] without padding, for statistics over steps.
 
-    Where there is padding, that is one row [1, M + 1] of all M steps, for statistics of steps; it
-    says nothing of time.
+    If there is padding, the result is one row [1, M + 1] of all M real steps, without time
+    structure.
     """
     if "padding" not in rollout.keys():
         return rollout
@@ -814,16 +748,16 @@ def without_padding(rollout: TensorDict) -> TensorDict:
 
 
 def discount_of(rollout: TensorDict, gamma: float) -> float | Tensor:
-    """Return gamma, or gamma^k [N, T] where each action took k env steps."""
+    """Return gamma, or gamma^k [N, T] if actions take k env steps."""
     steps = env_steps(rollout)
     return gamma if steps is None else gamma**steps
 
 
 def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
-    """Return the reward of each action [N, T]; of a chunk the sum of gamma^i times its rewards.
+    """Return the reward of each action [N, T]; for a chunk, the sum of gamma^i times its rewards.
 
     Raises:
-        ValueError: of a rollout that has been flattened.
+        ValueError: if the rollout is flattened.
     """
     check_time(rollout)
     if "step_reward" not in rollout.keys():
@@ -831,4 +765,4 @@ def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
         return reward
     step_reward: Tensor = rollout["step_reward"][:, :-1]
     weights = gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)
-    return (step_reward * weights).sum(-1)  # no product of matrices: autocast would round it
+    return (step_reward * weights).sum(-1)  # not a matrix product, which autocast would round

@@ -1,10 +1,9 @@
-"""Hold the steps through which a recurrent policy comes to the samples of a minibatch.
+"""The steps that a recurrent policy runs through to reach the samples of a minibatch.
 
-A minibatch stays what it is without a memory: a TensorDict [M] of the samples that count. What
-leads to them, steps that follow each other, lies beside them as `sequences`, one object, which only
-`Policy.evaluate_actions` reads. A step that counts in no loss (one of a burn-in, one that somebody
-took over, padding) is in the sequences, so that the state passes through it, and not among the
-samples: no loss, average or KL can see it.
+A minibatch stays a TensorDict [M] of the samples that count. Its consecutive steps are stored with
+it as one object, `sequences`, which only `Policy.evaluate_actions` reads. Steps that count in no
+loss (burn-in, interventions, padding) are in the sequences, because the state passes through them,
+but not among the samples.
 """
 
 from collections.abc import Sequence
@@ -16,19 +15,18 @@ from torch import Tensor
 
 
 class Sequences(NamedTuple):
-    """The steps through which a recurrent policy comes to the samples [M] of a minibatch.
+    """The steps that a recurrent policy runs through to reach the samples [M] of a minibatch.
 
     Attributes:
-        steps: [S, C + L + F], S sequences of C steps of burn-in, L of which samples are, and F that
-            lead to what followed the samples: `observation`; `starts`, whether an episode begins
-            with a step, before which the state is zero; and `real`, which is false of a step of
-            burn-in that leaves the state as it is.
-        state: [S, ...], before the first step of each.
+        steps: [S, C + L + F], S sequences of C burn-in steps, L steps with samples, and F steps
+            after them. Fields: `observation`; `starts`, whether an episode begins with the step
+            (its state is zero); `real`, false for a burn-in step that leaves the state unchanged.
+        state: [S, ...], before the first step of each sequence.
         burn_in: C.
-        counted: [M] int64, which of the S*L steps the samples are; None where all are, in order.
-        ahead: F; of samples from a replay, as many as a target sums rewards over, less one.
-        last: [M] int64, which of the S*(L+F) steps is the last that the reward of a sample is of,
-            behind which its `next_observation` came; None where there is no such thing.
+        counted: [M] int64, indices of the samples among the S*L steps; None for all, in order.
+        ahead: F, for replay samples one less than the number of rewards in a target.
+        last: [M] int64, index among the S*(L+F) steps of the last summed reward of a sample, which
+            `next_observation` follows; None if there is no such sum.
     """
 
     steps: TensorDict
@@ -40,32 +38,28 @@ class Sequences(NamedTuple):
 
     @property
     def length(self) -> int:
-        """L, the steps that gradients go through."""
+        """L, the steps that gradients flow through."""
         return int(self.steps.batch_size[1]) - self.burn_in - self.ahead
 
     def samples(self, outputs: Tensor) -> Tensor:
-        """Return what was found at the samples, [M, ...], of what was found at the steps.
-
-        Args:
-            outputs: [S, L, ...].
-        """
+        """Select the outputs of the samples, [M, ...], from those of the steps, [S, L, ...]."""
         flat = outputs.flatten(0, 1)
         return flat if self.counted is None else flat.index_select(0, self.counted)
 
 
 def sequences_of(minibatch: TensorDict) -> Sequences | None:
-    """Return the sequences of a minibatch [M]; None where it has none."""
+    """Return the sequences of a minibatch [M], or None."""
     return minibatch["sequences"] if "sequences" in minibatch.keys() else None
 
 
 def with_sequences(minibatch: TensorDict, sequences: Sequences) -> TensorDict:
-    """Put sequences beside the samples [M] of a minibatch, and return it."""
+    """Add sequences to a minibatch [M], and return it."""
     minibatch.set_non_tensor("sequences", sequences)
     return minibatch
 
 
 def tensors_of(minibatch: TensorDict) -> list[Tensor]:
-    """Return all tensors of a minibatch [M], those of its sequences included, for a graph."""
+    """Return all tensors of a minibatch [M], including its sequences, for a CUDA graph."""
     tensors: list[Any] = list(minibatch.values(True, True))
     sequences = sequences_of(minibatch)
     if sequences is not None:
@@ -75,7 +69,7 @@ def tensors_of(minibatch: TensorDict) -> list[Tensor]:
 
 
 def with_tensors(minibatch: TensorDict, tensors: Sequence[Tensor]) -> TensorDict:
-    """Return a minibatch [M] made like another, of the tensors that `tensors_of` would return."""
+    """Return a copy of a minibatch [M] with other tensors, ordered as in `tensors_of`."""
     given = iter(tensors)
 
     def like(data: TensorDict) -> TensorDict:
@@ -94,11 +88,9 @@ def with_tensors(minibatch: TensorDict, tensors: Sequence[Tensor]) -> TensorDict
 
 
 def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
-    """Split a minibatch [M] between sequences, into parts of about as many samples.
+    """Split a minibatch [M] between sequences into parts of at most `size` samples.
 
-    Args:
-        minibatch: [M], with sequences.
-        size: most samples of a part, as far as one sequence has no more.
+    A part has more samples only if one sequence does.
     """
     sequences = minibatch["sequences"]
     steps, state, _, counted, _, last = sequences

@@ -1,4 +1,4 @@
-"""Lay actions of several parts out flat, and give an env its structure back."""
+"""Store actions of several parts as flat vectors, and restore the env's structure."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,16 +12,14 @@ from torch import Tensor
 from lightning_rl.system.errors import ConfigurationError, require
 
 LARGEST_COUNT = 2**24
-"""float32 holds every whole number up to this one."""
+"""float32 represents all integers up to this one."""
 
 
 class ActionPart(NamedTuple):
-    """A part of an action, and where it lies.
+    """A part of an action, and its range `start` to `stop` in the flat action.
 
-    Attributes:
-        name: the keys that lead to it, with dots between; `action` where it is the whole.
-        space: Box of floats, Discrete, MultiDiscrete or MultiBinary.
-        start, stop: its entries of the flat action.
+    `name` is the dotted path of keys (`action` for the whole action), `space` a Box of floats,
+    Discrete, MultiDiscrete or MultiBinary.
     """
 
     name: str
@@ -31,27 +29,27 @@ class ActionPart(NamedTuple):
 
     @property
     def counts(self) -> list[int]:
-        """How many categories each of its choices has; none of a Box."""
+        """Number of categories of each of its choices; empty for a Box."""
         return choices_of(self.space)
 
 
 class StructuredActions(spaces.Box):
-    """The flat form of actions of several parts, a Box [A] of float32 that knows their structure.
+    """Flat form of actions of several parts: a Box [A] of float32 that knows their structure.
 
-    Policies, rollouts, replays and datasets hold an action flat; the env receives what `structure`
-    says. A Box's numbers lie there as they are; of a choice its category, counted from 0, which
-    float32 holds exactly. What lies between two categories counts as the nearest.
+    Policies, rollouts, replays and datasets use flat actions; the env receives actions of
+    `structure`. A Box is stored unchanged; a choice is stored as its category, counted from 0, and
+    a value between two categories counts as the nearest.
 
     Args:
-        structure: Box of floats, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them,
-            to any depth.
+        structure: Box of floats, Discrete, MultiDiscrete, MultiBinary, or a nested Dict or Tuple of
+            them.
 
     Attributes:
-        structure: what the env receives.
-        parts: in the order in which they lie, that of the structure's own keys.
+        structure: the env's action space.
+        parts: the parts, in the order of the structure's keys.
 
     Raises:
-        ConfigurationError: for a structure with a part of another kind, or with none.
+        ConfigurationError: if the structure has no parts, or a part of another kind.
     """
 
     def __init__(self, structure: spaces.Space[Any]) -> None:
@@ -63,10 +61,10 @@ class StructuredActions(spaces.Box):
         low, high = (np.concatenate(side).astype(np.float32) for side in zip(*bounds, strict=True))
         super().__init__(low, high, dtype=np.float32)
 
-    __hash__ = None  # type: ignore[assignment]  # as of any Box, which compares its bounds
+    __hash__ = None  # type: ignore[assignment]  # like Box, which compares bounds
 
     def flatten(self, action: Any) -> np.ndarray:
-        """Return an action of the structure flat, float32 [A]."""
+        """Return the flat form, float32 [A], of an action of the structure."""
         flat = np.empty(self.shape, np.float32)
         leaves = _leaves(self.structure, action)
         for (_, space, start, stop), value in zip(self.parts, leaves, strict=True):
@@ -74,17 +72,17 @@ class StructuredActions(spaces.Box):
         return flat
 
     def unflatten(self, flat: np.ndarray) -> Any:
-        """Return flat actions [*batch, A] in the structure of the env, in dtypes of its spaces."""
+        """Return flat actions [*batch, A] in the env's structure, with the dtypes of its spaces."""
         return self._build(lambda part: _array(part.space, flat[..., part.start : part.stop]))
 
     def tensors(self, flat: Tensor) -> Any:
-        """Return flat actions [N, A] in the structure, with tensors [N, ...] as its parts.
+        """Return flat actions [N, A] in the structure, as tensors [N, ...].
 
-        Categories are int64, counted as the space does.
+        Categories are int64, counted as in the space.
         """
 
         def of_part(part: ActionPart) -> Tensor:
-            # By `shape`: `len` would write a number of rows into a graph that is traced.
+            # `shape` instead of `len`, which would fix the number of rows in a traced graph.
             value = flat[:, part.start : part.stop]
             value = value.reshape(flat.shape[0], *(part.space.shape or ()))
             if not part.counts:
@@ -95,19 +93,15 @@ class StructuredActions(spaces.Box):
         return self._build(of_part)
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> np.ndarray:
-        """Return a flat action, drawn by the structure."""
         return self.flatten(self.structure.sample())
 
     def seed(self, seed: Any = None) -> Any:
-        """Seed the draws of the structure."""
         return self.structure.seed(seed)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other has the same structure."""
         return isinstance(other, StructuredActions) and self.structure == other.structure
 
     def __repr__(self) -> str:
-        """Name the structure, which is what a message is about."""
         return f"StructuredActions({self.structure})"
 
     def _build(self, value_of: Callable[[ActionPart], Any]) -> Any:
@@ -124,14 +118,14 @@ class StructuredActions(spaces.Box):
 
 
 def flat_actions(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space in which actions are learnt: a structure's flat form, others as they are."""
+    """Return the flat form of a structured action space; other spaces unchanged."""
     if isinstance(space, spaces.Dict | spaces.Tuple | spaces.MultiBinary):
         return StructuredActions(space)
     return space
 
 
 def choices_of(space: spaces.Space[Any]) -> list[int]:
-    """Return how many categories each choice of an action has, in order; none where all are Box."""
+    """Return the number of categories of each choice of an action, in order; empty for a Box."""
     if isinstance(space, StructuredActions):
         return [count for part in space.parts for count in part.counts]
     if isinstance(space, spaces.Discrete):
@@ -144,36 +138,26 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
 
 
 def first_choice(space: spaces.Space[Any]) -> np.ndarray:
-    """Return the number that the env gives to the first of its choices, [] or [*A]; 0 of others.
+    """Return the env's number for the first category of its choices, [] or [*A]; else 0.
 
-    Policies, rollouts and replays count choices from 0, also for such an env. `as_policy_counts`
-    and `as_env_counts` are the only places that convert.
+    Policies, rollouts and replays always count from 0. Only `as_policy_counts` and `as_env_counts`
+    convert.
     """
     return np.asarray(getattr(space, "start", 0))
 
 
 def as_policy_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return actions [..., *A] with choices counted from 0, in the same dtype.
-
-    Args:
-        action: [..., *A], as the env counts.
-        first: [] or [*A], of `first_choice`.
-    """
+    """Convert the env's choices to choices from 0; [..., *A], same dtype; `first` [] or [*A]."""
     return (action - first).astype(action.dtype) if first.any() else action
 
 
 def as_env_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return actions [..., *A] with choices counted as the env counts, in the same dtype.
-
-    Args:
-        action: [..., *A], counted from 0.
-        first: [] or [*A], of `first_choice`.
-    """
+    """Convert choices from 0 to the env's choices; [..., *A], same dtype; `first` [] or [*A]."""
     return (action + first).astype(action.dtype) if first.any() else action
 
 
 def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:
-    """Return the categories [..., D] of the choices in actions [..., *A], in order, from 0."""
+    """Return the categories [..., D] of all choices in actions [..., *A], in order, from 0."""
     if isinstance(space, StructuredActions):
         chosen = [action[..., part.start : part.stop] for part in space.parts if part.counts]
         return torch.cat(chosen, -1).round().long()
@@ -181,16 +165,16 @@ def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:
 
 
 class FlatAction(gymnasium.Wrapper):
-    """An env that takes flat actions, and steps the env inside by their structure.
+    """Wrap an env with structured actions, so that it takes flat actions.
 
-    `GymnasiumEnv` puts it around an env of structured actions by itself, after all of its
-    `wrappers`. Name it among them where one that follows wants flat actions: an `Intervention`.
+    `GymnasiumEnv` adds this wrapper after all of its `wrappers`. List it among them if a later
+    wrapper needs flat actions, such as an `Intervention`.
 
     Args:
-        env: of a Dict, Tuple or MultiBinary action space; another is taken as it is.
+        env: env with a Dict, Tuple or MultiBinary action space; other spaces are not changed.
 
     Raises:
-        ConfigurationError: for a structure with a part of another kind.
+        ConfigurationError: if the structure has a part of another kind.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -198,7 +182,7 @@ class FlatAction(gymnasium.Wrapper):
         self.action_space = flat_actions(env.action_space)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step by a flat action [A]; what the env says it did instead comes back flat too."""
+        """Step with a flat action [A]; `executed_action` in the info is flat too."""
         space = self.action_space
         if not isinstance(space, StructuredActions) or space == self.env.action_space:
             return self.env.step(action)
@@ -209,7 +193,6 @@ class FlatAction(gymnasium.Wrapper):
 
 
 def _lay_out(space: spaces.Space[Any], name: str, parts: list[ActionPart]) -> None:
-    """Add the parts of a space to those that lie before it."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
         for key, child in children:
@@ -244,7 +227,6 @@ def _flat_bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _leaves(space: spaces.Space[Any], action: Any) -> list[Any]:
-    """Return the values of an action's parts, in the order of the space."""
     if isinstance(space, spaces.Dict):
         return [leaf for key, child in space.items() for leaf in _leaves(child, action[key])]
     if isinstance(space, spaces.Tuple):
@@ -254,12 +236,11 @@ def _leaves(space: spaces.Space[Any], action: Any) -> list[Any]:
 
 
 def _array(space: spaces.Space[Any], flat: np.ndarray) -> Any:
-    """Return a part of flat actions [*batch, A] as its space has it."""
     shape = space.shape or ()
     shaped = flat.reshape((*flat.shape[:-1], *shape))
     if isinstance(space, spaces.Box):
-        # In its own precision: a bound of float64 may lie within the float32 next to it.
+        # Clip in the space's precision: float32 rounding may exceed a float64 bound.
         return shaped.astype(space.dtype).clip(space.low, space.high)
     most = np.array(choices_of(space)).reshape(shape) - 1
     category = as_env_counts(np.rint(shaped).clip(0, most), first_choice(space))
-    return category.astype(space.dtype)[()]  # a number is one, and no array without dimensions
+    return category.astype(space.dtype)[()]  # a number instead of a 0-d array

@@ -1,7 +1,4 @@
-"""Feed rollouts to the trainer.
-
-The dataset, the seeds of the evaluation, and the data module that owns the envs.
-"""
+"""Data module of a run: the envs, the collector, the replay, and the evaluation's seeds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -40,15 +37,15 @@ from lightning_rl.system.phases import phases_of
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str
 else:
-    # The command line reads this: there a text is the name of a class.
+    # The command line resolves this annotation: it takes a string for the name of a class.
     EnvLike = EnvFactory
 
 
 class CollectorFactory(Protocol):
-    """Makes a collector; in YAML the class and its own settings."""
+    """Makes a collector; in YAML, the class and its own settings."""
 
     def __call__(self, context: CollectorContext, /) -> Collector:
-        """Make one."""
+        """Make the collector."""
 
 
 class Learner(Protocol):
@@ -62,20 +59,19 @@ class Learner(Protocol):
 
 
 MOST_ENVS = 2**20
-"""Envs of one process: a number typed as 1e9 would fill the memory before the first message."""
+"""Maximum of `num_envs`: 1e9, typed by mistake, would fill the memory before the first message."""
 
 
 class RolloutDataset(IterableDataset[TensorDict]):
-    """One rollout per training step, collected when it is asked for.
+    """One rollout per training step, collected on demand.
 
-    It must have a length: Lightning fetches one batch ahead from a loader without one, and every
-    rollout would then come
-    from the policy before the last update.
+    The dataset has a length, because Lightning prefetches one batch from a loader without one: each
+    rollout would then come from the policy before the last update.
 
     Attributes:
-        collect_seconds: how long the last rollout took to come.
-        on_interrupt: called where a collector that was interrupted has no rollout ready, before the
-            stream ends.
+        collect_seconds: seconds that the last rollout took.
+        on_interrupt: called if the collector was interrupted and has no rollout ready, before the
+            iteration ends.
     """
 
     def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
@@ -109,10 +105,10 @@ def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int 
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
-    """The seeds of the evaluation episodes, in batches of at most the evaluation envs.
+    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
 
-    Every rank has its own, as many batches as the others, some of them perhaps empty: Lightning
-    runs no hook of an evaluation without batches.
+    Each rank has its own seeds, and all ranks have the same number of batches; some may be empty,
+    because Lightning runs no evaluation hooks without batches.
     """
 
     def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
@@ -129,39 +125,38 @@ class EpisodeSeeds(IterableDataset[list[int]]):
 
 
 class RLDataModule(LightningDataModule):
-    """Own the envs, the collector and the buffer, and hand rollouts to the trainer.
+    """Own the envs, the collector and the replay, and hand rollouts to the trainer.
 
     Args:
-        env: which env: what makes one from `num_envs`, a class, a `partial` or another function; in
-            Python also the id of a Gymnasium env, or the name of a task.
-        num_envs: N, envs stepped in parallel, by each process.
+        env: the training env: an env class, a `partial` or a function that makes it from
+            `num_envs`; in Python also the id of a Gymnasium env or the name of a task.
+        num_envs: N, envs stepped in parallel by each process.
         buffer_size: T, steps per env in a rollout.
-        total_env_steps: the budget, of all processes: training stops after the iteration that
-            reaches it.
-        collector: how rollouts are collected.
-        replay: what an off-policy algorithm keeps of the rollouts, to sample from.
-        iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation
-            and a checkpoint follow each epoch. Where not given, a twentieth of the budget.
-        num_eval_episodes: episodes per evaluation, one per seed, dealt to the processes.
-        num_eval_envs: envs that play them side by side in a process, one per episode where not
-            given. Where there are fewer, each plays its share of the seeds, and begins the next
-            when all are through: an episode depends on its seed alone.
-        eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops.
-            Where not given, the run's seed + 10,000.
-        eval_deterministic: evaluate by the mode of the policy's distribution; false draws the
-            actions of an episode from a generator with its seed, one call of the policy per episode
-            and step.
-        eval_env: which env the evaluation uses, see `env`; where not given, that of the training.
-        max_eval_episode_steps: env steps after which an evaluation episode is cut, and counts as
-            truncated. Where not given, an env with a time limit is played to its end, and one
-            without for as many steps as an epoch of training steps each env, at least 1,000.
-        env_timeout_s: how many seconds the making, a reset or a step of the N envs may take before
-            one counts as hung and the run ends with its stack (see `EnvWatch`); null for any
-            number, where a person takes part. It holds for the evaluation's envs too.
-        seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
+        total_env_steps: budget in env steps, over all processes: training stops after the iteration
+            that reaches it.
+        collector: the collector class and its settings.
+        replay: the replay buffer of an off-policy algorithm.
+        iterations_per_epoch: iterations (a rollout and its update) per epoch; each epoch ends with
+            an evaluation and a checkpoint. Default: a twentieth of the budget.
+        num_eval_episodes: episodes per evaluation, one per seed, divided among the processes.
+        num_eval_envs: parallel evaluation envs per process. Default: one per episode. With fewer
+            envs, the episodes are played in groups. The number does not change the result: an
+            episode depends on its seed alone.
+        eval_seed: seed of the first evaluation episode; `test` uses the seeds after the
+            validation seeds. Default: the run's seed + 10,000.
+        eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
+            episode samples its actions from a generator seeded with its own seed, with one policy
+            call per episode and step.
+        eval_env: the evaluation env, in the forms of `env`. Default: the training env.
+        max_eval_episode_steps: env steps after which an evaluation episode is truncated. Default:
+            the env's time limit; without one, the env steps of one env in an epoch, at least 1,000.
+        env_timeout_s: seconds that creation, a reset or a step of the N envs may take before the
+            env counts as hung and the run ends with its stack trace (see `EnvWatch`); null for no
+            limit, if a person takes part. Also applies to the evaluation envs.
+        seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
 
     Raises:
-        ConfigurationError: for a number out of range, and what the env raises for its own settings.
+        ConfigurationError: if a number is out of range, or if the env rejects its settings.
     """
 
     def __init__(
@@ -214,8 +209,8 @@ class RLDataModule(LightningDataModule):
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
-        self._replays_restored = Path()  # beside the checkpoint that is resumed from
-        self._replays_saved: Path | None = None  # beside the one that is being saved
+        self._replays_restored = Path()  # next to the resumed checkpoint
+        self._replays_saved: Path | None = None  # next to the checkpoint being saved
         self.calls = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self.eval_calls = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self.new_env()
@@ -226,24 +221,16 @@ class RLDataModule(LightningDataModule):
         self.action_space = self._env.single_action_space
 
     def _fail_collector(self, error: Exception) -> bool:
-        """Fail the pending rollout with an error; return whether another thread collects it."""
         return self.collector is not None and self.collector.fail(error)
 
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
-        """Make another env like that of the training; the caller closes it.
-
-        Args:
-            calls: time its making, those of the training where not given.
-        """
+        """Make another training env, timed by `calls`; the caller closes it."""
         return (calls or self.calls).make(
             lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments that make another one like this, with the seeds as they turned out.
-
-        The envs are what makes them.
-        """
+        """Return the constructor arguments, with resolved seeds and with factories as envs."""
         other_env = self._make_eval_env is not self._make_env
         return {
             "env": self._make_env,
@@ -265,10 +252,10 @@ class RLDataModule(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: Lightning's own way would unpickle the file, and call what that names.
+        """Refuse: Lightning's implementation unpickles the file, which can run any code.
 
         Raises:
-            ConfigurationError: always; it says how a run goes on.
+            ConfigurationError: always; the message explains how to resume.
         """
         raise ConfigurationError(
             f"{cls.__name__} is not loaded from a checkpoint: make one, and give the checkpoint to "
@@ -277,22 +264,22 @@ class RLDataModule(LightningDataModule):
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """N * T of this process, times the env steps of an action where actions are chunks."""
+        """Env steps of this process per iteration: N * T * env steps per action."""
         return self.num_envs * self.buffer_size * self._steps_per_action
 
     @property
     def total_iterations(self) -> int:
-        """How many iterations the budget takes all processes; the last one may overshoot it."""
+        """Iterations until all processes reach the budget; the last one may exceed it."""
         return -(-self.total_env_steps // (self.env_steps_per_iteration * ranks.world_size()))
 
     @property
     def iterations_per_epoch(self) -> int:
-        """As set, or a twentieth of the budget; known once all processes have begun."""
+        """Iterations per epoch; the default depends on the number of processes."""
         return self._iterations_per_epoch or max(1, self.total_iterations // 20)
 
     @property
     def max_eval_episode_steps(self) -> int:
-        """Env steps after which an evaluation episode is cut: as set, or by the training."""
+        """Env steps after which an evaluation episode is truncated."""
         if self._max_eval_episode_steps is not None:
             return self._max_eval_episode_steps
         if self.eval_env.max_episode_steps is not None:
@@ -302,32 +289,32 @@ class RLDataModule(LightningDataModule):
 
     @property
     def max_staleness(self) -> int:
-        """By how many updates a rollout may lag the learner when it is trained on."""
+        """Maximum number of updates by which a rollout lags the learner when it is trained on."""
         return self.collector.max_staleness if self.collector is not None else 0
 
     @property
     def may_drop_rollouts(self) -> bool:
-        """Whether the collector may throw a rollout away before it is trained on."""
+        """Whether the collector may drop a rollout before it is trained on."""
         return self.collector is not None and self.collector.may_drop_rollouts
 
     @property
     def reports_success(self) -> bool:
-        """Whether the env says of an episode that it succeeded or not."""
+        """Whether the env reports the success of an episode."""
         return self.collector is not None and self.collector.reports_success
 
     @property
     def acted_by_policy(self) -> bool:
-        """Whether the actions of a rollout are the policy's own."""
+        """Whether the policy chooses the actions of the rollouts."""
         return self.collector is not None and self.collector.acted_by_policy
 
     @property
     def eval_env_reports_success(self) -> bool:
-        """Whether the env of the evaluation is known, from training on it, to say success."""
+        """Whether the evaluation env reports success, as far as training on the same env shows."""
         return self.reports_success and self.evaluates_on_the_training_env
 
     @property
     def evaluates_on_the_training_env(self) -> bool:
-        """Whether the evaluation has an env of the same kind."""
+        """Whether the evaluation uses the same kind of env as the training."""
         return self._make_eval_env is self._make_env
 
     def publish(self) -> None:
@@ -337,10 +324,10 @@ class RLDataModule(LightningDataModule):
 
     @property
     def eval_env(self) -> VectorEnv:
-        """The env of the evaluation, apart from that of the training; made when first asked for.
+        """The evaluation env, separate from the training env and created on first access.
 
         Raises:
-            ConfigurationError: where its spaces are not those of the training's.
+            ConfigurationError: if its spaces differ from the training env's.
         """
         if self._eval_env is None:
             share = -(-self.num_eval_episodes // ranks.world_size())
@@ -348,7 +335,7 @@ class RLDataModule(LightningDataModule):
             self._eval_env = self.eval_calls.make(
                 lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
             )
-            self._eval_env.stop_interventions()  # it shall be the policy that is evaluated
+            self._eval_env.stop_interventions()  # evaluate the policy, not the person
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
                 theirs = getattr(self._eval_env, f"single_{kind}_space")
@@ -360,10 +347,10 @@ class RLDataModule(LightningDataModule):
         return self._eval_env
 
     def show_evaluation(self) -> None:
-        """Have the evaluation play one episode after the other, in a window.
+        """Play the evaluation's episodes one after another, in a window.
 
         Raises:
-            ConfigurationError: where its env has none.
+            ConfigurationError: if the env has no window.
         """
         self.num_eval_envs = 1
         env = self.eval_env
@@ -371,7 +358,6 @@ class RLDataModule(LightningDataModule):
             env.show()
 
     def train_dataloader(self) -> RolloutDataset:
-        """Make the collector: by now the policy's weights are restored and on their device."""
         assert self.trainer is not None
         learner = cast(Learner, self.trainer.lightning_module)
         if self._env is None:
@@ -382,7 +368,7 @@ class RLDataModule(LightningDataModule):
                 plan=learner.plan,
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
-                # No lambda: it may be sent to where the collector's envs are.
+                # No lambda: a remote collector pickles it.
                 make_env=partial(make_env, self._make_env, self.num_envs, "data.env"),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
@@ -405,17 +391,17 @@ class RLDataModule(LightningDataModule):
                 )
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
-            _ = self.eval_env  # made now: not to fork beside a running thread
+            _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
         self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
         return self.dataset
 
     def _restore(self) -> None:
-        """Take up what a checkpoint has left of the collector and the replay, of as many ranks."""
         saved, self._restored = self._restored, {}
         own = ranks.rank()
         states = saved.get("collectors", [])
         if self.collector is not None and len(states) == ranks.world_size():
-            with restoring("state of collector and envs"):  # else the algorithm says so
+            # For another number of ranks, the algorithm warns.
+            with restoring("state of collector and envs"):
                 self.collector.load_state_dict(states[own])
         if self.replay is None or not saved:
             return
@@ -436,11 +422,9 @@ class RLDataModule(LightningDataModule):
         )
 
     def val_dataloader(self) -> EpisodeSeeds:
-        """Return the evaluation's seeds, `eval_seed` onwards."""
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        """Return the seeds that follow those of the evaluation: no episode is in both."""
         return EpisodeSeeds(
             self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
         )
@@ -448,33 +432,29 @@ class RLDataModule(LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Leave the batch: rollouts are collected on the policy's device already."""
         return batch
 
     def seed_for(self, purpose: str) -> int:
-        """Derive a seed from the run's, one per purpose and rank: no two share a stream."""
+        """Derive a seed for one purpose and this rank, so that no two share a random stream."""
         entropy = [self.seed, *purpose.encode()]
-        if ranks.rank() > 0:  # rank 0 has the streams of a run of one process
+        if ranks.rank() > 0:  # rank 0 uses the streams of a single-process run
             entropy += [256 + ranks.rank()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each rank's collector, with the envs' in it, and of its replay.
-
-        Of that only within `replay_saved_to`.
-        """
+        """Return the collector states of all ranks; within `replay_saved_to`, also the replays."""
         states: dict[str, Any] = {}
         if self.collector is not None:
             states["collectors"] = ranks.gather_over_ranks(self.collector.state_dict())
         if self.replay is not None and self._replays_saved is not None:
-            # The files of all ranks are whole before any rank goes on to the checkpoint.
+            # The gather is a barrier: all ranks write their files before the checkpoint is saved.
             own = self.replay.state_dict(self._replays_saved)
             states["replays"] = ranks.gather_over_ranks(own)
         return states
 
     @contextmanager
     def replay_saved_to(self, folder: Path) -> Iterator[None]:
-        """Have a checkpoint that is saved within hold the replay, whose files go to a folder."""
+        """Include the replay in checkpoints saved within this context; its files go to `folder`."""
         self._replays_saved = folder
         try:
             yield
@@ -482,13 +462,13 @@ class RLDataModule(LightningDataModule):
             self._replays_saved = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a saved state until there is who takes it up."""
+        """Hold the state until the collector and the replay exist."""
         assert self.trainer is not None
         self._restored = dict(state_dict)
         self._replays_restored = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
 
     def close(self) -> None:
-        """Stop the collector, and close the envs. May be called more than once."""
+        """Stop the collector and close the envs; may be called more than once."""
         if self.collector is not None:
             self.collector.close()
         for env, calls in ((self._env, self.calls), (self._eval_env, self.eval_calls)):
@@ -500,9 +480,8 @@ class RLDataModule(LightningDataModule):
         self._env, self._eval_env = None, None
 
     def teardown(self, stage: str) -> None:
-        """Close everything at the end of a run."""
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close everything when a run fails: Lightning does not tear down then."""
+        """Close everything: Lightning calls no `teardown` after an exception."""
         self.close()

@@ -1,4 +1,4 @@
-"""Set Lightning's trainer up for reinforcement learning."""
+"""Lightning's trainer, configured for reinforcement learning."""
 
 import json
 import logging
@@ -76,7 +76,7 @@ NOISE = (
     "Initializing distributed",
     "Your model can run with static graph optimizations",
 )
-"""How messages of the framework begin, or what they hold, that say nothing about the run."""
+"""Beginnings or parts of Lightning's messages that are not about the run."""
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -102,66 +102,65 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
 }
-"""Settings of Lightning's trainer that mean nothing here: the only value allowed, and why."""
+"""Settings of Lightning's trainer without meaning here: the only allowed value, and the reason."""
 
 
 SPLITTING = ("fsdp", "deepspeed", "xla", "model_parallel")
-"""How the names of strategies begin that split a policy over processes."""
+"""Name prefixes of strategies that shard a policy over processes."""
 
 
 class RLTrainer(Trainer, Constructed):
-    """Lightning's `Trainer` with the callbacks.
+    """Lightning's `Trainer` with the callbacks, loggers and checkpoint files of this package.
 
-    The logger and the checkpoint files of this package.
-
-    An iteration is one rollout and its update, an epoch is `data.iterations_per_epoch` of them;
-    `global_step` counts iterations. Training ends at `data.total_env_steps`, whatever `max_epochs`
-    and `max_steps` allow beyond it.
+    An iteration is one rollout and its update; an epoch is `data.iterations_per_epoch` iterations;
+    `global_step` counts iterations. Training ends at `data.total_env_steps` at the latest, even if
+    `max_epochs` and `max_steps` allow more.
 
     Args:
-        num_threads: CPU threads for torch's arithmetic, set for the whole process. One is fastest
-            for small networks (two threads that wait for each other on a busy machine can be a
-            hundred times slower), and results do not depend on the number of cores; raise it for
-            large networks on a CPU.
-        flush_denormal: take numbers below 1.2e-38 for zero, in every thread that computes: learner,
-            collector and evaluation. Intel's CPUs are many times slower on them, and nothing is
-            learnt from them. Not every CPU can. Set for the thread that makes the trainer, and
-            those it starts; the attribute of that name says whether it is so.
-        machine: what is done for speed alone, each with a switch; see `MachineSettings`.
-        exp_name: first part of the run directory's name.
-        output_dir: where run directories are made.
-        run_dir: the directory of this run; where not given, a new one
-            `output_dir/exp_name_<timestamp>`. Nothing is written into it before training starts,
-            and one that stays empty is removed at exit.
-        video: film evaluations, all of them where true (`--video true` for short); or which and
-            how (see `VideoSettings`).
-        logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
-            is written beside it; false for none at all.
-        callbacks: of the user, beside the package's own.
+        num_threads: CPU threads of torch, for the whole process. One is fastest for small networks:
+            on a busy machine, two threads that wait for each other can be a hundred times slower.
+            With one, results do not depend on the number of cores. Raise it for large networks
+            on a CPU.
+        flush_denormal: flush numbers below 1.2e-38 to zero in the learner's, collector's and
+            evaluation's threads. Intel CPUs are many times slower on such numbers, which do not
+            affect learning. It applies to the calling thread and the threads that it starts; some
+            CPUs lack the feature. The attribute of the same name tells whether it is active.
+        machine: optimisations that change speed only, each with a switch; see `MachineSettings`.
+        exp_name: prefix of the run directory's name.
+        output_dir: parent of the run directories.
+        run_dir: directory of this run. Default: a new `output_dir/exp_name_<timestamp>`. It stays
+            empty until training starts, and is removed at exit if still empty.
+        video: true records all evaluations (`--video true` for short); `VideoSettings` choose which
+            ones and how.
+        logger: Lightning loggers. Default: TensorBoard in `run_dir/logs`. `logs/metrics.csv` is
+            always written too; false disables all loggers.
+        callbacks: the user's callbacks, in addition to the package's own.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
-        best_metric: of the evaluation, by which `best.ckpt` is chosen.
-        best_mode: whether the largest or the smallest is the best.
-        checkpoint_every_n_iterations: write `iteration_<number>.ckpt` too; null for none.
-        keep_checkpoints: how many of those files stay, the oldest are removed; null for all.
-        checkpoint_weights_only: write `best.ckpt` and `iteration_*.ckpt` without what only a
-            resumed run needs; `last.ckpt` stays full.
-        save_replay: save what an off-policy algorithm samples from beside each full checkpoint,
-            in `checkpoints/replay`: only what is new since the last one is written. Without it a
-            resumed run begins with an empty replay.
-        restore_replay: have a resumed run go on with the replay of its checkpoint; false begins
-            with an empty one, where files of it are lost.
-        init_from: a checkpoint (or a run directory, `last` or `best`) whose policy a new run
-            begins with; a resumed run goes on with its own.
+        best_metric: evaluation metric that selects `best.ckpt`.
+        best_mode: whether the largest (max) or the smallest (min) value is the best.
+        checkpoint_every_n_iterations: also write `iteration_<number>.ckpt` at this interval; null
+            for none.
+        keep_checkpoints: number of `iteration_*.ckpt` files to keep, the newest; null for all.
+        checkpoint_weights_only: write `best.ckpt` and `iteration_*.ckpt` without the state that
+            only a resumed run needs; `last.ckpt` stays full.
+        save_replay: save the replay buffer of an off-policy algorithm next to each full checkpoint,
+            in `checkpoints/replay`; only new transitions are written. If false, a resumed run
+            begins with an empty replay.
+        restore_replay: restore the replay of the resumed checkpoint; false begins with an empty
+            one, for instance if its files are lost.
+        init_from: checkpoint (or run directory, `last` or `best`) whose policy initialises a new
+            run; ignored by a resumed run.
         enable_progress_bar: show progress.
-        max_epochs: end after so many epochs, if the budget is not used up before; -1 for no bound.
-        num_sanity_val_steps: evaluations before training; one is a whole evaluation.
-        log_every_n_steps: write metrics every so many iterations.
+        max_epochs: maximum number of epochs; -1 for no limit but the budget.
+        num_sanity_val_steps: evaluation batches before training; by default, one batch has all
+            episodes.
+        log_every_n_steps: iterations between two logged rows of metrics.
         enable_model_summary: print the modules and their parameters when a run begins.
         kwargs: see Lightning's `Trainer`.
 
     Attributes:
         stop_signal: the signal that ended training, or None.
-        keeps_freed_memory: whether the C library keeps what is freed, see `keep_freed_memory`.
+        keeps_freed_memory: whether the C library keeps freed memory, see `keep_freed_memory`.
     """
 
     def __init__(
@@ -227,9 +226,8 @@ class RLTrainer(Trainer, Constructed):
     def _set_process_up(
         self, num_threads: int, flush_denormal: bool, machine: MachineSettings
     ) -> None:
-        """Set what holds for the whole process."""
         require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
-        # First: threads that torch starts from here on inherit it.
+        # First: threads that torch starts later inherit the setting.
         self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
         put_in_force(machine)
@@ -242,7 +240,6 @@ class RLTrainer(Trainer, Constructed):
         video: VideoSettings | bool,
         progress: bool,
     ) -> list[Callback]:
-        """Return the package's callbacks but those of checkpoints, beside the user's own."""
         callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
         callbacks.append(EvaluationReport(self.run_dir))
         if not any(isinstance(callback, SettingsWriter) for callback in own):
@@ -257,10 +254,7 @@ class RLTrainer(Trainer, Constructed):
     def _later_checkpoints(
         self, every: int | None, keep: int | None, small: bool
     ) -> list[Callback]:
-        """Return what writes the other checkpoints, in turn at the end of an epoch.
-
-        GracefulStop comes last: it ends the run once they are.
-        """
+        """Return the callbacks after the evaluation; `GracefulStop` has to be the last."""
         periodic = [] if every is None else [PeriodicCheckpoint(self.run_dir, every, keep, small)]
         return [*periodic, LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
 
@@ -270,22 +264,21 @@ class RLTrainer(Trainer, Constructed):
         weights_only: bool | None = None,
         storage_options: Any | None = None,
     ) -> None:
-        """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
+        """Save a full checkpoint, or a weights-only one for evaluation and warm starts."""
         if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
             check_still_there(self.run_dir)
         for logger in self.loggers:
-            logger.save()  # a run that goes on from here does not log again what came before
-        # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
+            logger.save()  # a run resumed from this checkpoint does not log these rows again
+        # Lightning's weights-only checkpoints lack the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         directory = Path(filepath).absolute().parent
         with nullcontext() if weights_only else self._with_replay(directory):
             super().save_checkpoint(filepath, weights_only=False, storage_options=options)
-        # Now that the checkpoint is there, or one has taken another's place.
+        # After the checkpoint is written: it may have replaced another one, whose files can go.
         folder = self._replay_folders.setdefault(directory, ReplayFolder(directory))
         folder.remove_unnamed()
 
     def _with_replay(self, directory: Path) -> AbstractContextManager[None]:
-        """Have a full checkpoint hold the replay, where there is one that is to be saved."""
         data = self.datamodule  # type: ignore[attr-defined]  # set by `fit`
         if not self.save_replay or not isinstance(data, RLDataModule):
             return nullcontext()
@@ -300,23 +293,23 @@ class RLTrainer(Trainer, Constructed):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Train, as the only process that does so in the run's directory.
+        """Train, with exclusive use of the run directory.
 
         Args:
-            model: an algorithm.
+            model: the algorithm.
             train_dataloaders: not used.
             val_dataloaders: not used.
             datamodule: an `RLDataModule`.
-            ckpt_path: of the checkpoint from which training goes on.
+            ckpt_path: checkpoint to resume from.
             weights_only: see Lightning's `Trainer.fit`.
 
         Raises:
-            ConfigurationError: where another one does, or where settings do not go together; then
-                a new run leaves no directory.
-            WriteError: where the disk is full, or the run directory was deleted; it says what to
-                resume from.
+            ConfigurationError: if another process uses the run directory, or if settings contradict
+                each other; a new run then leaves no directory.
+            WriteError: if the disk is full or the run directory was deleted; the message names the
+                checkpoint to resume from.
         """
-        # Before anything is opened there: Lightning opens the loggers before any callback is asked.
+        # Lock the directory first: Lightning opens the loggers before it calls any callback.
         alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, last_act(self._tell):
             try:
@@ -338,25 +331,23 @@ class RLTrainer(Trainer, Constructed):
         seconds: float = 5.0,
         json_file: str | None = None,
     ) -> list[Finding]:
-        """Check a run that is not begun: its env, how it collects, what its update will do.
+        """Check a run without starting it: the env, the collector, and the settings of the update.
 
-        Everything is made as `fit` makes it, in this process alone, and what `fit` would refuse at
-        its beginning is refused. The env is played by random actions and by the policy as it is;
-        nothing is trained, and no run directory stays.
+        The check builds everything as `fit` does, in this process, and plays the env with random
+        actions and with the current policy. It trains nothing and leaves no run directory.
 
         Args:
-            model: an algorithm.
+            model: the algorithm.
             datamodule: an `RLDataModule`.
-            ckpt_path: of the checkpoint from which training would go on.
-            seconds: how long the env is played, about; making envs comes on top.
-            json_file: where the findings are written too, as JSON: a list of `topic`, `level`,
-                `text` and `cure`.
+            ckpt_path: checkpoint from which training would resume.
+            seconds: approximate seconds of play, without the creation of the envs.
+            json_file: file for the findings as JSON: a list of `topic`, `level`, `text` and `cure`.
 
         Returns:
-            the findings, by topic; see `Finding`.
+            the findings, by topic.
 
         Raises:
-            ConfigurationError: for what `fit` refuses before its first rollout.
+            ConfigurationError: for all that `fit` rejects before its first rollout.
         """
         check_range("seconds", seconds, above=0)
         check = RunCheck(seconds)
@@ -375,7 +366,6 @@ class RLTrainer(Trainer, Constructed):
         return check.findings
 
     def _what_is_left(self, error: WriteError) -> str:
-        """Say what could not be written, and what to resume from."""
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
@@ -384,7 +374,7 @@ class RLTrainer(Trainer, Constructed):
         return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {last}"
 
     def _tell(self, error: Exception) -> None:
-        """Tell callbacks and loggers what ends the process, where `fit` cannot return to do so."""
+        """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
         for callback in cast(list[Callback], cast(Any, self).callbacks):
             with suppress(Exception):
                 callback.on_exception(self, self.lightning_module, error)
@@ -400,13 +390,13 @@ class RLTrainer(Trainer, Constructed):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Evaluate on the seeds of the evaluation, and report.
+        """Evaluate on the validation seeds, and report.
 
         `verbose` adds Lightning's own table.
 
         Returns:
-            one dict, the same on all ranks: the numbers of the report by their names `eval/...`,
-            which `callback_metrics` has too, and what the algorithm itself logged.
+            one dict, equal on all ranks: the report's numbers as `eval/...` (also in
+            `callback_metrics`), and the values that the algorithm logged.
         """
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
@@ -423,7 +413,7 @@ class RLTrainer(Trainer, Constructed):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
+        """Evaluate on seeds that no validation uses, and report; see `validate`."""
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
@@ -434,21 +424,20 @@ class RLTrainer(Trainer, Constructed):
         datamodule: LightningDataModule,
         ckpt_path: str | Path | None = None,
     ) -> list[Mapping[str, float]]:
-        """Play the episodes of an evaluation in a window, one by one; with `video`, film them.
+        """Play the evaluation's episodes in a window, one by one; with `video`, record them.
 
-        A line tells how each episode ended. No `evaluation.json` is written: that of `validate`
-        stays.
+        Prints the outcome of each episode, and writes no `evaluation.json`.
 
         Args:
-            model: an algorithm.
+            model: the algorithm.
             datamodule: an `RLDataModule`; its `num_eval_episodes` are played.
-            ckpt_path: of the checkpoint whose policy plays.
+            ckpt_path: checkpoint whose policy plays.
 
         Returns:
-            what `validate` returns.
+            the result of `validate`.
 
         Raises:
-            ConfigurationError: where the env has no window, or a package that draws is missing.
+            ConfigurationError: if the env has no window, or if a rendering package is missing.
         """
         callbacks = cast(list[Callback], cast(Any, self).callbacks)
         callbacks[:] = [one for one in callbacks if not isinstance(one, EvaluationReport)]
@@ -459,13 +448,12 @@ class RLTrainer(Trainer, Constructed):
         return self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path)
 
     def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:
-        """Add the evaluation to what Lightning returns, which leaves out what no logger gets."""
         evaluation = algorithm_of(self.lightning_module).evaluation
         return [{**values, **logged_values(evaluation)} for values in logged]
 
     @contextmanager
     def _evaluating(self, limit: str) -> Iterator[None]:
-        """Evaluate where that is asked for, also with the settings of a run that did without."""
+        """Evaluate even if the run's settings disable evaluations during training."""
         before = getattr(self, limit)
         if before == 0:
             rank_zero_info(
@@ -480,13 +468,12 @@ class RLTrainer(Trainer, Constructed):
 
 
 def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:
-    """Return the directory of a run, absolute: an env may change the working directory."""
+    """Return the run directory as an absolute path: an env may change the working directory."""
     chosen = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
     return chosen.absolute()
 
 
 def _refuse(settings: dict[str, Any]) -> None:
-    """Refuse settings that mean nothing here, before anything is made."""
     for name, (allowed, why) in REFUSED.items():
         value = settings.get(name, allowed)
         require(
@@ -503,7 +490,6 @@ def _refuse(settings: dict[str, Any]) -> None:
 
 
 def _check_devices(accelerator: Any, devices: Any) -> None:
-    """Refuse a kind of device that is not here, and more processes than cores could serve."""
     cuda, mps = torch.cuda.device_count() > 0, torch.backends.mps.is_available()
     here = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
     usable = [name for name, is_here in here.items() if is_here]
@@ -530,7 +516,6 @@ def _as_yaml(value: Any) -> str:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn what Lightning raises of its trainer's settings into one message."""
     try:
         yield
     except ConfigurationError:
@@ -542,18 +527,16 @@ def _readable() -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Tell whether settings are at fault; a collector's thread wraps what it raises."""
+    """Return whether settings caused the error; a collector's thread wraps its exceptions."""
     refusals = (ConfigurationError, MisconfigurationException)
     return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
 
 
 def _as_list(given: Any) -> list[Any]:
-    """Return one thing, several, or none, as a list."""
     return given if isinstance(given, list) else [given] if given else []
 
 
 def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:
-    """Return the loggers of a run: TensorBoard unless others are chosen, and always the table."""
     if chosen is False:
         return []
     if chosen is None or chosen is True:
@@ -563,10 +546,7 @@ def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> li
 
 
 def quieten_framework() -> None:
-    """Silence the framework's device lines, tips and advertisements.
-
-    Its warnings about a run stay.
-    """
+    """Silence Lightning's device lines, tips and advertisements, but not its warnings."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             if _is_news not in handler.filters:
@@ -577,9 +557,9 @@ def quieten_framework() -> None:
         ".*your dataloader is not resumable.*",
         ".*Your `IterableDataset` has `__len__` defined.*",
         ".*The dirpath has changed from.*",
-        ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
+        ".*logging on epoch level in distributed setting.*",  # logged values are already equal
         ".*isinstance.treespec, LeafSpec.*",
-        ".*in eval mode at the start of training.*",  # as a policy always is
+        ".*in eval mode at the start of training.*",  # a policy always is
     ):
         warnings.filterwarnings("ignore", message)
 

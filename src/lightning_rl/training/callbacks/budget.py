@@ -11,11 +11,10 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 class EnvStepBudget(Callback):
     """Stop after the iteration that reaches `data.total_env_steps`.
 
-    An evaluation and a checkpoint follow.
+    The last evaluation and checkpoint follow.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave a run that has nothing left to do."""
         if self._reached(trainer, pl_module):
             trainer.should_stop = True
             rank_zero_info(
@@ -23,7 +22,6 @@ class EnvStepBudget(Callback):
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Look at the budget after each iteration."""
         if self._reached(trainer, pl_module):
             trainer.should_stop = True
 

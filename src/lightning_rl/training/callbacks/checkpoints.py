@@ -1,4 +1,4 @@
-"""Keep the last, the best and the latest checkpoints of a run, each whole or absent."""
+"""Write the last, best and periodic checkpoints of a run, each complete or absent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from lightning_rl.system.runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import algorithm_of
 
 WEIGHTS_ONLY = {"weights_only": True}
-"""What `AtomicCheckpointIO` is told to make it save the weights-only kind."""
+"""Storage options that make `AtomicCheckpointIO` save a weights-only checkpoint."""
 
 
 PATHS: dict[str, type] = {
@@ -31,23 +31,22 @@ PATHS: dict[str, type] = {
     "last_model_path": str,
     "best_k_models": dict,
 }
-"""What a `ModelCheckpoint` remembers of its files, and removes once better ones are there.
+"""Paths in the state of a `ModelCheckpoint`, which deletes these files when better ones exist.
 
-No callback gets it out of a checkpoint, where it may name any file; the scores it does get.
+They are not loaded from checkpoints, which might name any file; scores are.
 """
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write to a temporary file beside the target, flush it to the disk, and rename it.
+    """Write checkpoints to a temporary file in the target's folder, flush, and rename it.
 
-    Lightning's own way goes through the system's temporary directory, which often is another file
-    system, where a move is a copy that can be cut short. And it may unpickle what it reads.
+    Lightning writes via the system's temporary directory, often on another file system, where a
+    move is an interruptible copy. Lightning may also unpickle the files that it reads.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint; a kill at any moment leaves the file that was there before."""
         content = weights_of(checkpoint) if storage_options == WEIGHTS_ONLY else checkpoint
         if STATE_KEY in content:
             content = with_contents(content)
@@ -59,7 +58,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint as data, whatever `weights_only` says."""
+        """Read a checkpoint as plain data, regardless of `weights_only`."""
         checkpoint = read_checkpoint(path, map_location)
         for state in (checkpoint.get("callbacks") or {}).values():
             if isinstance(state, dict):
@@ -68,43 +67,42 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Callback):
-    """Save `last.ckpt` after every epoch, whatever the evaluation said.
-
-    Not a `Checkpoint` of Lightning's, which would be moved behind `GracefulStop`.
+    """Save `last.ckpt` after every epoch.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
     """
+
+    # No subclass of Lightning's `Checkpoint`, which Lightning would move behind `GracefulStop`.
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove the unfinished files of a run that was killed, and those that none refers to."""
         if stage == "fit" and trainer.is_global_zero:
             for directory in (self.path.parent, self.path.parent.parent):
                 remove_leftovers(directory)
             ReplayFolder(self.path.parent).remove_unfinished()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, unless a signal cut the epoch short: then that moment has been saved."""
+        """Save, unless `GracefulStop` has saved in the middle of this epoch."""
         if getattr(trainer, "stop_signal", None) is None:
             trainer.save_checkpoint(self.path)
 
 
 class PeriodicCheckpoint(Callback):
-    """Save `iteration_000123.ckpt` every so many iterations, and remove the oldest ones.
+    """Save `iteration_000123.ckpt` at a fixed interval, and remove the oldest files.
 
-    One that falls on the end of an epoch is saved after its evaluation.
+    At the end of an epoch, the checkpoint follows the evaluation.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
         every_n_iterations: iterations between two checkpoints.
-        keep: how many of these files stay; null for all.
-        weights_only: save the weights-only kind.
+        keep: number of files to keep; null for all.
+        weights_only: save weights-only checkpoints.
 
     Raises:
-        ConfigurationError: for a number out of range.
+        ConfigurationError: if a number is out of range.
     """
 
     def __init__(
@@ -119,13 +117,12 @@ class PeriodicCheckpoint(Callback):
         self._due = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Save in the middle of an epoch; at its end, the evaluation comes first."""
         self._due = trainer.global_step % self.every_n_iterations == 0
+        # At the end of an epoch, the evaluation comes first.
         if self._due and not (trainer.is_last_batch or trainer.should_stop):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save what the end of the epoch has put off."""
         if self._due:
             self._save(trainer)
 
@@ -144,13 +141,13 @@ class BestCheckpoint(ModelCheckpoint):
     """Keep the checkpoint of the best evaluation as `best.ckpt`.
 
     Args:
-        directory: of the run.
-        metric: by which an evaluation is judged: `eval/...`.
+        directory: the run directory.
+        metric: metric of the evaluation, `eval/...`.
         mode: `max` or `min`.
-        weights_only: save the weights-only kind.
+        weights_only: save a weights-only checkpoint.
 
     Raises:
-        ConfigurationError: for a metric that is not one of the evaluation.
+        ConfigurationError: if the metric does not begin with `eval/`.
     """
 
     def __init__(
@@ -176,7 +173,7 @@ class BestCheckpoint(ModelCheckpoint):
         """Compare, and save.
 
         Raises:
-            ConfigurationError: where the evaluation has no such metric.
+            ConfigurationError: if the evaluation has no such metric.
         """
         if trainer.state.fn == "fit" and self.metric not in trainer.callback_metrics:
             known = sorted(key for key in trainer.callback_metrics if key.startswith("eval/"))
@@ -187,10 +184,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the best score, also where the run directory has been moved since.
-
-        In another run's directory, which has no `best.ckpt` yet, the search begins anew.
-        """
+        """Restore the best score if `best.ckpt` exists; the run directory may have moved."""
         path = Path(str(self.dirpath)) / "best.ckpt"
         if path.is_file():
             here, score = str(path), state_dict["best_model_score"]
@@ -203,10 +197,10 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class WarmStart(Callback):
-    """Begin a new run with the policy of a checkpoint: its weights, and nothing else of it.
+    """Initialise the policy of a new run with the weights of a checkpoint.
 
-    The policy does what that of the checkpoint did, or is refused; a critic may be new, or be left
-    out (see `Policy.critic_modules`).
+    The policy must act like the checkpoint's policy, or the run is refused. Only the critic may be
+    new or missing (see `Policy.critic_modules`).
 
     Args:
         find: returns the path of the checkpoint.
@@ -216,7 +210,6 @@ class WarmStart(Callback):
         self.find = find
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load the weights, unless the run resumes: then it has its own."""
         module = algorithm_of(pl_module)
         if module.env_steps > 0:
             return

@@ -1,4 +1,4 @@
-"""Say by which ways a run computes: what `run.json` has under `computing`."""
+"""Describe which implementations a run uses: the entry `computing` of `run.json`."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from lightning_rl.training.callbacks.typed import data_of
 
 
 def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
-    """Return which of several ways to the same numbers, up to their last digits, a run takes.
+    """Return the implementations that a run uses, of several with equal results up to rounding.
 
     Returns:
-        `compiled` and `why`; `steps_compiled` and `steps_why`, of a batched torch env;
-        `cuda_graphs`, whether graphs of the update are replayed as such; `flush_denormal`, whether
-        denormal numbers are taken for zero; `keeps_freed_memory`, whether the C library does;
-        `sums_over_ranks`, the backend of `torch.distributed`, null for one process; `acting` and
-        `stepping`, the classes that do it, null where nothing is collected; and, from the first
-        rollout of MuJoCo's envs on, `mujoco_profiler`, whether that is on.
+        `compiled` and `why`; `steps_compiled` and `steps_why`, for a batched torch env;
+        `cuda_graphs`, whether the update replays CUDA graphs; `flush_denormal`, whether denormal
+        numbers are flushed to zero; `keeps_freed_memory`, whether the C library keeps freed memory;
+        `sums_over_ranks`, the `torch.distributed` backend, null for one process; `acting` and
+        `stepping`, the class names of actor and stepper, null without a collector; and
+        `mujoco_profiler`, whether it is on, after the first rollout of a MuJoCo env.
     """
     choice = algorithm.compilation
     collector = data_of(trainer).collector
@@ -41,7 +41,6 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _mujoco_profiler(env: Any) -> bool | None:
-    """Ask the innermost env, the only one that knows; None where it is not MuJoCo's."""
     while isinstance(env, ActionChunk):
         env = env.env
     return env.mujoco_profiler if isinstance(env, GymnasiumEnv) else None

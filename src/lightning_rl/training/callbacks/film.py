@@ -1,4 +1,4 @@
-"""Make a film of several episodes side by side, thinned so that it never grows beyond a bound."""
+"""Film several episodes side by side, with a bounded number of frames."""
 
 import io
 from fractions import Fraction
@@ -10,24 +10,20 @@ import numpy as np
 from lightning_rl.system.errors import ConfigurationError
 
 TILE = 320
-"""Longest side of one episode's picture in the film, in pixels; larger ones are scaled down."""
+"""Maximum side of one episode's picture, in pixels; larger pictures are scaled down."""
 
 CAPTION = 20
-"""Height of the line above each picture, in pixels."""
+"""Height of the caption above each picture, in pixels."""
 
 GAP = 4
-"""Between two episodes, in pixels."""
+"""Gap between two episodes, in pixels."""
 
 GIF_FRAMES, GIF_WIDTH = 40, 320
-"""The most that an animation for TensorBoard has: it lies in the event file."""
+"""Maximum size of an animation for TensorBoard, which is stored in the event file."""
 
 
 def require_video_packages() -> None:
-    """Refuse to begin where a package of the extra `video` is missing.
-
-    Raises:
-        ConfigurationError: naming the package and the extra.
-    """
+    """Raise a ConfigurationError if a package of the extra `video` is missing."""
     for name in ("av", "PIL"):
         try:
             import_module(name)
@@ -39,16 +35,15 @@ def require_video_packages() -> None:
 
 
 class Film:
-    """The pictures of M episodes as they go on, each with a caption.
+    """Frames with the pictures of M running episodes and their captions.
 
-    Taken every `stride` steps, beginning with step 0. Where there would be more than `capacity`
-    frames, every other one is dropped and the stride doubles: evenly spaced, however long the
-    episodes are.
+    A frame is taken every `stride` steps, from step 0. Beyond `capacity` frames, every second one
+    is dropped and the stride doubles: frames are evenly spaced for episodes of any length.
 
     Args:
         count: M.
         stride: env steps between two frames, at first.
-        capacity: frames held at most, beside the last one; at least 2.
+        capacity: maximum number of frames, without the last one; at least 2.
 
     Attributes:
         frames: [H, W, 3] uint8 each.
@@ -63,13 +58,13 @@ class Film:
         self._size = (0, 0)
 
     def wants(self, step: int) -> bool:
-        """Return whether this step is to be taken."""
+        """Return whether to take a frame at this step."""
         return step % self.stride == 0
 
     def show(self, i: int, picture: np.ndarray | None, caption: str) -> None:
-        """Put the picture of an episode, uint8 [H, W, 3], into the next frame.
+        """Draw the picture of an episode, uint8 [H, W, 3], into the next frame.
 
-        None dims the one that is there: the episode is over.
+        None dims the last picture: the episode has ended.
         """
         from PIL import Image, ImageDraw
 
@@ -89,19 +84,20 @@ class Film:
         draw.text((x + 5, y + 3), caption, fill=(240, 240, 240))
 
     def take(self, *, last: bool = False) -> None:
-        """Take a frame of what is shown; the last one always stays."""
+        """Add a frame; the last frame is always kept."""
         if len(self.frames) >= self.capacity and not last:
-            self.frames = self.frames[::2]  # an even number: this step's frame is in step with them
+            # An even number, so that this step's frame fits the new stride.
+            self.frames = self.frames[::2]
             self.stride *= 2
         self.frames.append(np.asarray(self._canvas).copy())
 
     def write(self, file: IO[bytes], fps: float) -> None:
-        """Write an H.264 mp4."""
+        """Write the film as an H.264 mp4."""
         import av
 
         height, width, _ = self.frames[0].shape
         with av.open(file, "w", format="mp4") as container:
-            # Without looking ahead it is ready to encode a short film in half the time.
+            # Without look-ahead, the encoder of a short film starts in half the time.
             options = {"preset": "veryfast", "crf": "23", "tune": "zerolatency"}
             rate = Fraction(fps).limit_denominator(1000)
             stream = container.add_stream("libx264", rate=rate, options=options)
@@ -113,7 +109,7 @@ class Film:
             container.mux(stream.encode(None))
 
     def gif(self, fps: float) -> bytes:
-        """Return a small animated GIF."""
+        """Return the film as a small animated GIF."""
         from PIL import Image
 
         step = -(-len(self.frames) // GIF_FRAMES)
@@ -131,7 +127,7 @@ class Film:
         return file.getvalue()
 
     def _open(self, size: tuple[int, int]) -> None:
-        """Make an empty grid, as near to a square as it goes, of even size as H.264 wants it."""
+        """Create the canvas: a grid close to a square, with even sides, as H.264 requires."""
         from PIL import Image
 
         self._size = size

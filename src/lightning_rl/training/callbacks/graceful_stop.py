@@ -1,4 +1,4 @@
-"""Leave on a signal without losing anything: finish the update, save, stop."""
+"""Stop on a signal without losing anything: finish the update, save, stop."""
 
 import signal
 import sys
@@ -18,32 +18,32 @@ from lightning_rl.system.runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import data_of
 
 SAME_SIGNAL_SECONDS = 2.0
-"""Until when another SIGTERM is the same one: `timeout` and `torchrun` send it twice."""
+"""Seconds in which a second SIGTERM is ignored: `timeout` and `torchrun` send it twice."""
 
 
 class GracefulStop(Callback):
-    """On SIGTERM, SIGUSR1 or Ctrl-C end the run after the iteration under way, and save it.
+    """On SIGTERM, SIGUSR1 or Ctrl-C, end the run after the current iteration, and save it.
 
-    A rollout that a background collector has not finished is not waited for, unless there are
-    several processes, which have to stop at the same iteration, whichever of them gets the signal.
-    A second Ctrl-C ends it at once, without saving, as does a second SIGTERM: one that comes
-    `SAME_SIGNAL_SECONDS` after the first or later. The signal is left in `trainer.stop_signal`.
+    With one process, the run does not wait for the unfinished rollout of a background collector;
+    several processes do, because they must stop at the same iteration. A second Ctrl-C ends the run
+    immediately, without saving; so does a second SIGTERM at least `SAME_SIGNAL_SECONDS` after the
+    first. `trainer.stop_signal` holds the signal.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
-        self._received: int | None = None  # by this process; only the handler sets it
-        self._first = 0.0  # when the first signal came, in seconds
+        self._received: int | None = None  # by this process; set by the handler only
+        self._first = 0.0  # time of the first signal, in seconds
         self._collector: Collector | None = None
         self._previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's handlers, which would raise and skip the checkpoint."""
+        """Replace Lightning's signal handlers, which raise and so skip the checkpoint."""
         self._received = None
         self._collector = None
         data = data_of(trainer)
@@ -58,10 +58,7 @@ class GracefulStop(Callback):
             }
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Save and stop in the middle of an epoch.
-
-        At its end, the evaluation and `LastCheckpoint` come first.
-        """
+        """Save and stop in mid-epoch; at its end, evaluation and `LastCheckpoint` come first."""
         if trainer.is_last_batch or trainer.should_stop:
             return
         number = self._received_by_any()
@@ -69,7 +66,6 @@ class GracefulStop(Callback):
             self._save_and_stop(trainer, number)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop between epochs. This callback comes after `LastCheckpoint`."""
         if trainer.should_stop:
             return
         number = self._received_by_any()
@@ -77,24 +73,19 @@ class GracefulStop(Callback):
             self._stop(trainer, number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back to Lightning, which then gives them back to whoever had them.
-
-        With several processes only in the end: a handler of Lightning's that got the signal of a
-        launcher would wait for processes that have ended.
-        """
+        """Restore Lightning's signal handlers, but not with several processes."""
+        # On a launcher's signal, Lightning's handler would wait for processes that have ended.
         if ranks.world_size() == 1:
             self._restore()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Give the signals back."""
         if ranks.world_size() == 1:
             self._restore()
 
     def _received_by_any(self) -> int | None:
-        """Return the signal that any rank has got, the same on all."""
-        # Not kept in `_received`: one that comes while the others are waited for would be lost.
+        # Not stored in `_received`: a signal during the wait for the other ranks would be lost.
         return ranks.max_over_ranks(self._received or 0) or None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -110,7 +101,7 @@ class GracefulStop(Callback):
         sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
 
     def _ends_at_once(self, number: int) -> bool:
-        """Tell whether somebody asks a second time; a SIGTERM after a SIGUSR1 is no hurry."""
+        """Return whether to stop immediately; a SIGTERM after a SIGUSR1 is no reason."""
         if self._received is None:
             return False
         late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS

@@ -1,4 +1,4 @@
-"""Write metrics to TensorBoard and to a CSV file, over env steps."""
+"""Write metrics over env steps, to TensorBoard and to a CSV file."""
 
 import csv
 import io
@@ -19,41 +19,38 @@ from lightning_rl.system.files import check_still_there, write_atomically, writi
 from lightning_rl.system.lightning_private import forget_writer, has_writer, purge_from
 from lightning_rl.system.plain_yaml import dump_yaml
 
-# TensorBoard is imported where it is used: that takes a tenth of a second, and not every process
-# writes to it.
+# TensorBoard is imported at its use: the import takes 0.1 s, and some processes do not need it.
 
 OF_SETTINGS = ".settings"
-"""How the name of the event file ends that holds nothing but the settings of a run."""
+"""Suffix of the event file that holds only the settings of a run."""
 
 
 class EnvStepLogger(Logger):
-    """A logger with env steps as the x-axis, also of callbacks that count iterations.
+    """A logger with env steps on the x-axis, also for callbacks that count iterations.
 
-    A resumed run drops what an interrupted one wrote after the checkpoint.
+    A resumed run removes what the interrupted run logged after the checkpoint.
     """
 
     module: Algorithm | None = None
 
     def env_steps(self, step: int | None) -> int:
-        """Return the env steps of the moment; before a run begins, what was passed as a step."""
+        """Return the current env steps; before the run, return `step`."""
         return (step or 0) if self.module is None else self.module.env_steps
 
     @abstractmethod
     def purge_after(self, env_steps: int) -> None:
-        """Forget what was logged after a number of env steps."""
+        """Remove what was logged after this number of env steps."""
 
 
 class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
-    """TensorBoard's event files.
+    """Writes TensorBoard event files.
 
-    A thread of TensorBoard's writes them. What the system refuses it comes out of a later call, as
-    `WriteError`.
+    TensorBoard's thread writes the files; a later call raises its write errors as `WriteError`.
     """
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer, opened when first asked for."""
         if not has_writer(self):
             from lightning_rl.system.tensorboard_private import leave_errors_to_the_caller
 
@@ -63,10 +60,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars at the env steps of the moment, as one event.
-
-        SummaryWriter makes an event of each scalar, and each wakes the thread that writes them.
-        """
+        """Write scalars as one event: SummaryWriter wakes its thread for each scalar."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
@@ -74,12 +68,9 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Write settings, a dict that may be nested: `hparams.yaml`, a row of HPARAMS, and a text.
-
-        They stand in an event file of their own, which a resumed run replaces: of a run's rows
-        TensorBoard shows the first that it reads. No `Experiment` is written: TensorBoard would
-        take the columns of all runs from that of one of them; without any it takes them all.
-        """
+        # The settings have their own event file, which a resumed run replaces: TensorBoard shows
+        # the first row of a run that it reads. No `Experiment` is written: TensorBoard would use
+        # one run's columns for all runs; without an `Experiment` it shows all columns.
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams, text
 
@@ -90,7 +81,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         plain = dict(_flat(params))
         _, session, _ = hparams(plain, {})
         lines = "\n".join(f"    {name}: {value}" for name, value in plain.items())
-        # TensorBoard reads files by name, one after the other: the curves go on in a later one.
+        # TensorBoard reads files in the order of their names: the curves continue in a later file.
         self._close()
         with writing(directory):
             writer = FileWriter(str(directory), filename_suffix=OF_SETTINGS)
@@ -102,7 +93,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_animation(self, tag: str, gif: bytes, height: int, width: int, env_steps: int) -> None:
-        """Show an animated GIF among the images."""
+        """Add an animated GIF to the images."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
@@ -112,28 +103,23 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
             )
 
     def purge_after(self, env_steps: int) -> None:
-        """Have TensorBoard forget what was logged after a number of env steps.
-
-        Lightning has opened a writer before the checkpoint was read; another one takes its place.
-        """
-        self._close()
+        self._close()  # Lightning opened a writer before it read the checkpoint
         purge_from(self, env_steps + 1)
 
     def _close(self) -> None:
-        """Close the event file. What is written next begins another one."""
         self.finalize("success")
         forget_writer(self)
 
     @rank_zero_only
     def save(self) -> None:
-        """Flush. Lightning's own also writes `hparams.yaml`, before there is anything to say."""
+        """Flush; Lightning's version also writes `hparams.yaml`, too early."""
         if has_writer(self):
             with writing(self.log_dir):
                 self.experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Close the files; what has failed already is not said again."""
+        """Close the files; after a failure, ignore further write errors."""
         try:
             with writing(self.log_dir):
                 super().finalize(status)
@@ -147,14 +133,14 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
 
 class EnvStepCSV(EnvStepLogger):
-    """A table, one row for each number of env steps; cells are empty where a row has no value.
+    """A CSV table with one row per number of env steps; missing values are empty cells.
 
-    A row is written at once, and again, longer, when more is said of the same env steps, as by the
-    evaluation at the end of an epoch. A metric that was not there before is a new column, for which
-    the file is written anew: a handful of times in a run. (Lightning's own does so with each row.)
+    A row is written immediately, and rewritten if more metrics of the same env steps follow, for
+    instance from the evaluation at the end of an epoch. A new metric adds a column, for which the
+    file is rewritten, a few times per run. (Lightning's logger rewrites it for each row.)
 
     Args:
-        path: of the file. What is in it is kept, up to the checkpoint that a run resumes from.
+        path: the file; existing rows are kept, up to the checkpoint that a run resumes from.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,11 +160,11 @@ class EnvStepCSV(EnvStepLogger):
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Leave them to `config.yaml`."""
+        """Do nothing: `config.yaml` has the settings."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Append a row, or add to the last one where it is of the same env steps."""
+        """Append a row, or extend the last row if its env steps are equal."""
         row = {"env_steps": self.env_steps(step), **metrics}
         new = [name for name in row if name not in self._columns]
         if self._file is None or new:
@@ -187,28 +173,26 @@ class EnvStepCSV(EnvStepLogger):
         check_still_there(self.path.parent)
         if self._last_row and int(self._last_row["env_steps"]) == row["env_steps"]:
             row = self._last_row | row
-            # Written over, not cut off first: a kill in between must not lose it.
+            # Overwrite without truncating first: a kill in between must not lose the row.
             self._file.seek(self._last_row_at)
         self._last_row, self._last_row_at = row, self._file.tell()
         with writing(self.path):
             self._file.write(self._line(row))
-            self._file.truncate()  # flushes, then cuts what a longer row has left
+            self._file.truncate()  # flushes, then removes the rest of a longer row
 
     @rank_zero_only
     def purge_after(self, env_steps: int) -> None:
-        """Drop the rows after a number of env steps."""
         self._open(last=env_steps)
 
     def finalize(self, status: str) -> None:
-        """Close the file. A later row opens it again."""
         if self._file is not None:
             file, self._file = self._file, None
-            # It writes what a flush could not; that has said why.
+            # `close` writes what a flush could not write; the flush has raised already.
             with suppress(OSError):
                 file.close()
 
     def _open(self, new: Iterable[str] = (), last: int | None = None) -> None:
-        """Write the file anew, with more columns or fewer rows, and open it to add to it."""
+        """Rewrite the file with more columns or fewer rows, and open it for appending."""
         self.finalize("")
         there = [name for row in islice(_rows(self.path), 1) for name in row]
         self._columns = list(dict.fromkeys([*there, *self._columns, *new]))
@@ -232,14 +216,13 @@ class EnvStepCSV(EnvStepLogger):
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """Read a table, less a last line that a kill has cut short."""
+    """Read a table, without a last line that a kill has truncated."""
     if path.exists():
         with path.open(newline="") as file:
             yield from csv.DictReader(line for line in file if line.endswith("\n"))
 
 
 def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
-    """Yield the leaves of nested dicts under dotted names."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")

@@ -1,4 +1,4 @@
-"""Keep `run.json`: what ran, where, since when, and how it ended."""
+"""Write `run.json`: what ran, where, when, and how it ended."""
 
 import json
 import platform
@@ -24,29 +24,29 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 try:
     import resource
 except ImportError:  # Windows has none
-    resource = None  # type: ignore[assignment]  # asked for below
+    resource = None  # type: ignore[assignment]  # checked below
 
 PACKAGES = ("lightning-rl", "torch", "lightning", "tensordict", "gymnasium", "numpy")
-"""Whose versions are noted."""
+"""Packages whose versions are recorded."""
 
 RUNNING = "running"
 """The `outcome` of a run that has not ended, or was killed."""
 
 REASON = 400
-"""Characters of an error that `outcome` holds; the rest of a long one is a stack."""
+"""Maximum characters of an error in `outcome`; the rest of a long message is a stack trace."""
 
 
 class RunManifest(Callback):
-    """Write `run.json` when training starts and when it ends.
+    """Write `run.json` at the beginning and the end of training.
 
     `outcome` is `running`, `finished`, `stopped by SIGTERM` (or another signal), `interrupted`
-    (Ctrl-C twice), or `failed: <error>`. Where a run is resumed, its earlier parts go to `earlier`;
-    one of them that still says `running` was killed. `seconds` are those of the whole run, of its
-    evaluations, and of the CPU; `peak_memory` is the largest there was, in bytes. Both are of this
-    process, its threads among them, without the workers of envs.
+    (Ctrl-C twice), or `failed: <error>`. A resumed run moves its previous parts to `earlier`; a
+    part with the outcome `running` was killed. `seconds` are those of the run, its evaluations and
+    the CPU; `peak_memory` is in bytes. Both cover this process and its threads, without env
+    workers.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,11 +55,9 @@ class RunManifest(Callback):
         self._began = self._cpu_began = self._evaluation_began = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin the clock."""
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is known at the start."""
         earlier = self._earlier()
         self._content = {
             "outcome": RUNNING,
@@ -82,11 +80,9 @@ class RunManifest(Callback):
         self._write(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write how the run computes, as it has been chosen."""
         self._write_computing(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Write how the run computes where it has turned out otherwise."""
         self._write_computing(trainer, pl_module)
 
     def _write_computing(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,17 +92,14 @@ class RunManifest(Callback):
             self._write(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the clock of an evaluation."""
         self._evaluation_began = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the time of an evaluation."""
         if trainer.state.fn == "fit":
             seconds = self._content["seconds"]
             seconds["evaluation"] += time.perf_counter() - self._evaluation_began
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write how it ended."""
         number = getattr(trainer, "stop_signal", None)
         outcome = "finished" if number is None else f"stopped by {Signals(number).name}"
         self._end(trainer, pl_module, outcome)
@@ -114,19 +107,18 @@ class RunManifest(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Write what ended it."""
         if not self._content:
             return
         if isinstance(exception, KeyboardInterrupt):
             self._end(trainer, pl_module, "interrupted")
             return
         reason = textwrap.shorten(f"{type(exception).__name__}: {exception}", REASON)
-        with suppress(OSError):  # the disk may be what has failed; the exception says more
+        with suppress(OSError):  # the run may have failed because of the disk
             self._end(trainer, pl_module, f"failed: {reason}")
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, outcome: str) -> None:
         if not self.path.parent.is_dir():
-            return  # deleted meanwhile: nothing of the run is left to tell of
+            return  # the run directory was deleted meanwhile
         content, self._content = self._content, {}
         content["seconds"]["total"] = time.perf_counter() - self._began
         content["seconds"]["cpu"] = time.process_time() - self._cpu_began
@@ -142,16 +134,14 @@ class RunManifest(Callback):
             write_atomically(self.path, lambda file: file.write(content))
 
     def _earlier(self) -> list[dict[str, Any]]:
-        """Return the parts of this run so far, oldest first."""
         try:
             last = json.loads(self.path.read_text())
             return [*last.pop("earlier"), last]
         except (OSError, ValueError, KeyError):
-            return []  # none, or not one of ours
+            return []  # no file, or not written by this class
 
 
 def _peak_memory(trainer: Trainer) -> dict[str, int | None]:
-    """Return the bytes that the process, and what it has on its GPU, have had at most."""
     device = trainer.strategy.root_device
     cuda = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     if resource is None:
@@ -164,7 +154,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@cache  # half a millisecond for each, and a process has the same ones to its end
+@cache  # 0.5 ms per package, and constant within a process
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in PACKAGES:
@@ -176,7 +166,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the working directory, with `-dirty` where files differ from it."""
+    """Return the commit of the working directory, with `-dirty` if files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         outcome = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)

@@ -1,4 +1,4 @@
-"""Say at the start how much memory training will take, before it has run out."""
+"""Estimate the memory of training at the start, before it runs out."""
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,18 +12,18 @@ from lightning_rl.rollout.contract import final_storage, flat_transitions
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 WORTH_SAYING = 64 * 2**20
-"""Bytes below which nothing is printed."""
+"""Minimum bytes to print an estimate."""
 
 SAMPLES = 2
-"""How many samples the activations are measured on."""
+"""Number of samples on which the activations are measured."""
 
 
 class MemoryEstimate(Callback):
-    """Print, with the first rollout, what training keeps in memory, part by part.
+    """Print the estimated memory of training, part by part, with the first rollout.
 
-    Activations are what the forward pass of a few samples keeps for the backward pass, times the
-    samples that go through at once; what operations need beside that is not in it. They are left
-    out where the policy does not evaluate actions, which not every algorithm needs.
+    Activations are the tensors that a forward pass of a few samples saves for the backward pass,
+    scaled to the samples per pass, without temporary memory. They are omitted if the policy does
+    not evaluate actions, which not every algorithm needs.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,6 @@ class MemoryEstimate(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: TensorDict, batch_idx: int
     ) -> None:
-        """Estimate by the first rollout [N, T+1], once."""
         if self._done or not trainer.is_global_zero:
             return
         self._done = True
@@ -44,13 +43,7 @@ class MemoryEstimate(Callback):
 
 
 def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict) -> dict[str, int]:
-    """Return the bytes that training keeps, by what they are.
-
-    Args:
-        trainer: has the optimizer and the data.
-        module: the algorithm.
-        rollout: the first one, [N, T+1].
-    """
+    """Return the bytes that training keeps, by part, estimated from the first rollout [N, T+1]."""
     algorithm, collector = algorithm_of(module), data_of(trainer).collector
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     assert collector is not None
@@ -61,29 +54,24 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
         at_once = algorithm.batch_size
     try:
         each = activation_bytes(policy, rollout)
-    except Exception:  # an estimate ends no run; what the update itself meets, it says
+    except Exception:  # an estimate must not end a run; the update raises its own errors
         each = 0
     weights = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
     return {
         "weights": weights + (2 * trained if collector.in_background else 0),  # acting, published
         "gradients": trained,
         "optimizer": averages * trained,
-        "rollouts": (collector.num_rollouts + 1) * rollout.bytes()  # one more: laid out flat
+        "rollouts": (collector.num_rollouts + 1) * rollout.bytes()  # one more: the flat copy
         + collector.num_rollouts * final_storage(rollout).nbytes,
         f"activations of {at_once} samples": at_once * each,
     }
 
 
 def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
-    """Return the bytes per sample that the forward pass keeps for the backward pass.
-
-    Args:
-        policy: is evaluated.
-        rollout: [N, T+1], of which a few samples are taken.
-    """
-    policy.put_in_eval_mode()  # as the update does: dropout would draw from torch's generator
+    """Return the bytes per sample of a rollout [N, T+1] that a forward pass saves."""
+    policy.put_in_eval_mode()  # as in the update: dropout would use torch's generator
     keys = sorted({"observation", "action", *policy.extra_fields})
-    samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not in the rollout's storage
+    samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not views of the rollout
     own = {t.untyped_storage().data_ptr() for t in (*policy.parameters(), *policy.buffers())}
     kept: dict[int, int] = {}
 
@@ -96,12 +84,11 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     precision = autocast(policy.version.device, policy.autocast_dtype)
     watched = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t)
     with precision, torch.enable_grad(), watched:
-        new = policy.evaluate_actions(samples)  # in a name, so that no storage is used again
+        new = policy.evaluate_actions(samples)  # keep it alive, so that no storage is reused
         del new
     return sum(kept.values()) // len(samples)
 
 
 def _text(size: int) -> str:
-    """Write bytes so that one can read them."""
     number, unit = (size / 2**30, "GiB") if size >= 2**30 else (size / 2**20, "MiB")
     return f"{number:.0f} {unit}" if number >= 10 else f"{number:.1f} {unit}"

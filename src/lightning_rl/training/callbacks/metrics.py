@@ -1,4 +1,4 @@
-"""Write every metric to the loggers, once per logging interval, over env steps."""
+"""Write all metrics to the loggers at each logging interval, over env steps."""
 
 import time
 from typing import Any, Literal, cast
@@ -12,15 +12,12 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
 class MetricsWriter(Callback):
-    """Gather what algorithm, collector and clocks have to say, and hand it to the loggers.
-
-    `self.log` costs a quarter of a millisecond per metric and step even where nothing is written,
-    so what monitors may ask for is put where they look: into `trainer.callback_metrics`.
+    """Collect the metrics of algorithm, collector and clocks, and write them to the loggers.
 
     Args:
-        best_metric: of the evaluation: its best so far is written beside it, as `<metric>_best`, so
-            that runs can be compared by it.
-        best_mode: whether the largest or the smallest is the best.
+        best_metric: metric of the evaluation whose best value so far is also written, as
+            `<metric>_best`, to compare runs.
+        best_mode: whether the largest (max) or the smallest (min) value is the best.
 
     Attributes:
         latest: the metrics of the last iteration.
@@ -37,7 +34,6 @@ class MetricsWriter(Callback):
         self._env_steps = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the loggers where env steps are counted."""
         algorithm = algorithm_of(pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, EnvStepLogger):
@@ -48,12 +44,10 @@ class MetricsWriter(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the clock of the update."""
         self._started = time.perf_counter()
         self._env_steps = algorithm_of(pl_module).env_steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Write the metrics of the iteration."""
         update = time.perf_counter() - self._started
         data, algorithm = data_of(trainer), algorithm_of(pl_module)
         assert data.dataset is not None
@@ -68,6 +62,7 @@ class MetricsWriter(Callback):
             "charts/SPS_collect": steps / collect,
             "charts/SPS_update": steps / update,
         }
+        # Directly into `callback_metrics`: `self.log` takes 0.25 ms per metric and step.
         reward = self.latest.get("charts/episode_reward_avg_100")
         if reward is not None:
             trainer.callback_metrics["charts/episode_reward_avg_100"] = torch.tensor(reward)
@@ -75,7 +70,6 @@ class MetricsWriter(Callback):
             self._write(trainer, self.latest, algorithm.env_steps)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the results of an evaluation during training."""
         if trainer.state.fn != "fit":
             return
         algorithm = algorithm_of(pl_module)
@@ -86,11 +80,9 @@ class MetricsWriter(Callback):
         self._write(trainer, values, algorithm.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, of each metric that it is asked for by."""
         return {self.best_metric: self._best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the best so far, if it is of the same metric."""
         self._best = state_dict.get(self.best_metric)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Keep the processes of a run together: one run directory, and one end."""
+"""Keep the processes of a run together: one run directory, one end."""
 
 import atexit
 import time
@@ -11,18 +11,17 @@ from lightning_rl.system import ranks
 from lightning_rl.system.lightning_private import processes_launched_by
 
 GRACE_SECONDS = 5.0
-"""How long a process that has failed may take to say why, before it is killed."""
+"""Seconds that a failed process gets to report its error before it is killed."""
 
 
 class Peers(Callback):
-    """Give all ranks the run directory of rank 0; take the processes along when that fails.
+    """Share rank 0's run directory with all ranks; end all processes if rank 0 fails.
 
-    Lightning's launcher ends rank 0 when another process fails, but not the other way round: the
-    others would wait for rank 0 until a timeout.
+    Lightning's launcher ends rank 0 if another process fails, but not the reverse: the others would
+    wait for rank 0 until a timeout.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tell the other ranks where the output is; they write nothing there."""
         if ranks.world_size() > 1:
             atexit.unregister(ranks.disconnect)
             atexit.register(ranks.disconnect)
@@ -32,7 +31,7 @@ class Peers(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """End the processes that this one has launched; one that failed first may say why."""
+        """Kill the processes that this one launched; one that failed first may report its error."""
         launched = processes_launched_by(trainer.strategy)
         if ranks.is_lost_rank(exception):
             deadline = time.monotonic() + GRACE_SECONDS

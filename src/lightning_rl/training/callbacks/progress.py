@@ -1,4 +1,4 @@
-"""Show how a run goes: env steps, time left, speed and returns, in one line."""
+"""Show the progress of a run in one line: env steps, time left, speed and returns."""
 
 import os
 import sys
@@ -15,14 +15,14 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
 class EnvStepProgress(ProgressBar):
-    """A bar over env steps on a terminal, and a line after each evaluation that stays.
+    """A progress bar over env steps on a terminal, and a permanent line after each evaluation.
 
-    Only the lines where the output is no terminal, or the environment variable CI is set. Nothing
-    is coloured where NO_COLOR is set.
+    Without a terminal, or if the environment variable CI is set, only the lines appear. NO_COLOR
+    disables colours.
 
     Args:
-        metrics: where the latest metrics are read.
-        interval: least seconds between two redraws of the bar.
+        metrics: source of the latest metrics.
+        interval: minimum seconds between two redraws of the bar.
     """
 
     def __init__(self, metrics: MetricsWriter, interval: float = 0.2) -> None:
@@ -38,15 +38,13 @@ class EnvStepProgress(ProgressBar):
         self._evaluation: dict[str, Any] = {}
 
     def disable(self) -> None:
-        """Show nothing; Lightning calls it on all ranks but the first."""
+        """Show nothing; Lightning calls this on all ranks but rank 0."""
         self.enabled = False
 
     def enable(self) -> None:
-        """Show again."""
         self.enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the bar."""
         self._began, self._first_step = time.perf_counter(), algorithm_of(pl_module).env_steps
         if not self.enabled or not self.console.is_terminal or os.environ.get("CI"):
             return
@@ -61,7 +59,6 @@ class EnvStepProgress(ProgressBar):
         self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Redraw the bar, a few times a second at most."""
         now = time.perf_counter()
         if self._bar is not None and now - self._drawn >= self.interval:
             self._drawn = now
@@ -73,7 +70,6 @@ class EnvStepProgress(ProgressBar):
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print a line that stays."""
         if trainer.state.fn != "fit":
             return
         self._evaluation = algorithm_of(pl_module).evaluation
@@ -81,17 +77,14 @@ class EnvStepProgress(ProgressBar):
             self.console.print(self._line(trainer, pl_module) + self._time_left(trainer, pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the bar."""
         self._close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Close the bar, so that the terminal is left as it was."""
         self._close()
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        """Print above the bar; Lightning's `self.print` comes here."""
         if self.enabled:
             self.console.print(sep.join(str(arg) for arg in args))
 

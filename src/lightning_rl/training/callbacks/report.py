@@ -13,22 +13,20 @@ from lightning_rl.training.callbacks.typed import algorithm_of
 
 
 class EvaluationReport(Callback):
-    """Write `evaluation.json` after `validate`, `test.json` after `test`, and print what is in it.
+    """Write `evaluation.json` after `validate` or `test.json` after `test`, and print a table.
 
     Args:
-        directory: where the file goes.
+        directory: folder of the file.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report, unless this is an evaluation during training."""
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report."""
         if trainer.is_global_zero:
             self._report(algorithm_of(pl_module).evaluation, "test.json")
 
@@ -45,7 +43,6 @@ class EvaluationReport(Callback):
 
 
 def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
-    """Return the lines of the table."""
     low, high = evaluation["ci95"]
     success, by_chance = evaluation["success_rate"], evaluation["success_ci95"]
     by_task, by_time = evaluation["terminations"], evaluation["truncations"]

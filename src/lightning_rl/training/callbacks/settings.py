@@ -1,4 +1,4 @@
-"""Let loggers and checkpoints hold the settings of a run, whoever has set them."""
+"""Write the settings of a run to its loggers and checkpoints."""
 
 import copy
 from functools import cache
@@ -21,20 +21,20 @@ from lightning_rl.training.callbacks.typed import algorithm_of
 from lightning_rl.training.data import RLDataModule
 
 OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from", "restore_replay")
-"""Settings of the trainer that say where a run writes, and what it began with."""
+"""Trainer settings about a single run: its output and its starting point."""
 
 
 class SettingsWriter(Callback):
-    """Write what a run was made with: to its loggers where it begins, and into its checkpoints.
+    """Write the settings of a run to its loggers at the beginning, and into its checkpoints.
 
-    A run has one. That of the command line knows the configuration; this one, of a run in Python,
-    asks how the algorithm, its policy, the data module and the trainer were made. A setting that
-    cannot be written (a lambda, an object of a foreign class) is described in words, so that the
-    error on loading can name it.
+    A run has one `SettingsWriter`. The command line has its own, which knows the configuration;
+    this one, for runs in Python, reads the constructor arguments of algorithm, policy, data module
+    and trainer. A setting that cannot be written (a lambda, an object of a foreign class) is
+    described in words, which the error on loading quotes.
     """
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return the settings, defaults included, nested as in a configuration."""
+        """Return the settings with defaults, nested as in a configuration."""
         config = configuration_of(trainer, pl_module)
         for section, made in {"data": RLDataModule, "trainer": type(trainer)}.items():
             if isinstance(config[section], dict):
@@ -42,7 +42,6 @@ class SettingsWriter(Callback):
         return cast(dict[str, Any], _with_defaults(config))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hand the settings to the loggers."""
         if trainer.is_global_zero and trainer.loggers:
             settings = self.settings(trainer, pl_module)
             for logger in trainer.loggers:
@@ -51,7 +50,6 @@ class SettingsWriter(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the configuration."""
         checkpoint[CONFIG_KEY] = dump_yaml(configuration_of(trainer, pl_module))
 
 
@@ -71,25 +69,24 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
 
 
 def _with_defaults(tree: Any) -> Any:
-    """Add to each `{class_path, init_args}` in a tree the defaults of what it does not set."""
     if isinstance(tree, list):
         return [_with_defaults(child) for child in tree]
     if not isinstance(tree, dict):
         return tree
     filled = {key: _with_defaults(child) for key, child in tree.items()}
-    module, _, name = str(tree.get("class_path")).rpartition(".")  # of what has just run
-    # Of a class that no config can name, words stand there.
+    module, _, name = str(tree.get("class_path")).rpartition(".")  # a class that just ran
+    # A class that no config can name is described in words.
     if "init_args" in tree and module.replace(".", "_").isidentifier():
         filled["init_args"] = _defaults(getattr(import_module(module), name)) | filled["init_args"]
     return filled
 
 
 def _defaults(made: Any) -> dict[str, Any]:
-    """Return the defaults of a constructor, those behind `**kwargs` too, as plain values."""
+    """Return the defaults of a constructor as plain values, including those behind `**kwargs`."""
     return copy.deepcopy(_defaults_of(made)) if isinstance(made, type) else {}
 
 
-@cache  # the parser takes 10 to 20 ms for a class, which is half of a short run
+@cache  # the parser takes 10 to 20 ms per class, half of a short run
 def _defaults_of(made: type) -> dict[str, Any]:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(made, fail_untyped=False)

@@ -1,4 +1,4 @@
-"""Tell the type checker what a trainer of this package holds."""
+"""Typed access to the algorithm and the data module of a trainer."""
 
 from typing import cast
 
@@ -9,7 +9,7 @@ from lightning_rl.training.data import RLDataModule
 
 
 def algorithm_of(module: LightningModule) -> Algorithm:
-    """Return the module as what it is."""
+    """Return the module as an `Algorithm`."""
     return cast(Algorithm, module)
 
 

@@ -23,32 +23,33 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 from lightning_rl.training.data import RLDataModule
 
 FEWEST_FRAMES = 8
-"""Of a film that the share of the time would make shorter; then others must wait."""
+"""Minimum frames of a film, even if `max_share` allows fewer; later films then wait."""
 
 SLOWEST = 4.0
-"""Frames per second below which a film is shown faster than real time."""
+"""Frames per second below which a film plays faster than real time."""
 
 FIRST_GUESS = 0.02
-"""Seconds per frame, until a film has been made."""
+"""Estimated seconds per frame before the first film."""
 
 
 @dataclass
 class VideoSettings:
-    """Say which evaluations are filmed, and how.
+    """Which evaluations are filmed, and how.
 
     Args:
-        every_n_evaluations: film every n-th evaluation of a training run; `validate` and `test`
-            always are.
-        at_best: keep a film of the best evaluation, of which `best.ckpt` is, as
-            `best_<env steps>.mp4`. Where it was not due, its episodes are played again.
-        num_envs: how many episodes are shown side by side: those of the first seeds.
-        fps: frames per second at most; fewer where the env moves slower.
-        max_frames: of one film. Longer episodes are filmed at every other step, every fourth ...
-        max_share: share of a training run's time that its films may take. They have fewer frames
-            then, evenly spaced. null for no such bound; `validate` and `test` have none.
+        every_n_evaluations: film every n-th evaluation of a training run; `validate` and `test` are
+            always filmed.
+        at_best: keep a film of the best evaluation, that of `best.ckpt`, as `best_<env steps>.mp4`.
+            If this evaluation was not filmed, its episodes are played again.
+        num_envs: number of episodes shown side by side, from the first seed on.
+        fps: maximum frames per second; fewer if the env is slower.
+        max_frames: maximum frames of a film; of longer episodes, every second, fourth, ... step is
+            shown.
+        max_share: maximum fraction of the training time for films, which then have fewer, evenly
+            spaced frames; null for no limit. Does not apply to `validate` and `test`.
 
     Raises:
-        ConfigurationError: for a number out of range.
+        ConfigurationError: if a number is out of range.
     """
 
     every_n_evaluations: int = 1
@@ -67,25 +68,25 @@ class VideoSettings:
 
 
 class VideoRecorder(Callback):
-    """Write `videos/eval_<env steps>.mp4` and `best_...`, of `validate` and `test` likewise.
+    """Write `videos/eval_<env steps>.mp4` and `best_...`, and films of `validate` and `test`.
 
-    The film is made of the episodes that the evaluation plays anyway, from pictures taken between
-    their steps, so that no result changes. A thread encodes it while training goes on. TensorBoard
-    shows the film, and each logger with a `log_video`, such as `WandbLogger`, gets it.
+    The film shows the episodes of the evaluation itself, with pictures taken between steps, so that
+    results do not change. A thread encodes it during training. TensorBoard shows the film, and each
+    logger with a `log_video` method, such as `WandbLogger`, receives it.
 
-    An env that cannot be drawn, or a disk that cannot be written to, ends the filming of a training
-    run with one warning. In `validate`, `test` and `play` it is a `ConfigurationError`.
+    If the env cannot be rendered or the disk cannot be written, a training run continues without
+    films, with one warning; `validate`, `test` and `play` raise a `ConfigurationError`.
 
     Args:
-        directory: of the run.
-        settings: what is filmed.
+        directory: the run directory.
+        settings: which evaluations are filmed, and how.
 
     Attributes:
-        stage: what a film that is none of a training is named after, in the place of `validate` or
-            `test`; `RLTrainer.play` sets it.
+        stage: prefix of the film's name outside training, in place of `validate` or `test`; set by
+            `RLTrainer.play`.
 
     Raises:
-        ConfigurationError: where a package of the extra `video` is missing.
+        ConfigurationError: if a package of the extra `video` is missing.
     """
 
     stage: str | None = None
@@ -103,10 +104,7 @@ class VideoRecorder(Callback):
         self._writing: Future[float] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw once, so that an env that cannot be drawn says so now; then begin the clock.
-
-        What it takes to load a renderer is no part of a film's time.
-        """
+        """Render once, to report problems early and to load the renderer before timing."""
         if trainer.is_global_zero:
             self._attempt(lambda: draw_once(data_of(trainer)))
         self._clock = _TimeShare(self.settings.max_share)
@@ -119,12 +117,11 @@ class VideoRecorder(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Begin to film the first episodes of an evaluation that is due."""
         if batch_idx > 0 or trainer.sanity_checking or not trainer.is_global_zero:
             return
         self._seeds, self._film = list(batch), None
         training = self._training = trainer.state.fn == "fit"
-        # By epochs, which a resumed run counts on.
+        # Counted by epochs, which continue in a resumed run.
         evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
         due = not training or evaluations % self.settings.every_n_evaluations == 0
         if due and (not training or self._clock.allows()):
@@ -133,11 +130,10 @@ class VideoRecorder(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: object
     ) -> None:
-        """Look away: further batches are not filmed."""
+        """Film only the first batch."""
         algorithm_of(pl_module).watch = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the film; at the best evaluation so far also as the best's."""
         if trainer.sanity_checking:
             return
         best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
@@ -153,18 +149,15 @@ class VideoRecorder(Callback):
             self._close()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Wait for the last film."""
         self._close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Wait for the film that is being written."""
         self._film = None
         self._close()
 
     def _close(self) -> None:
-        """Wait for the film that is being written, and end the thread."""
         self._attempt(self._wait)
         if self._writer is not None:
             self._writer.shutdown()
@@ -179,19 +172,15 @@ class VideoRecorder(Callback):
         algorithm_of(pl_module).watch = None
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Act, unless it has failed before; count the time.
-
-        Raises:
-            ConfigurationError: if the action fails outside of a training run.
-        """
+        """Run an action and count its time; after an error, training continues without films."""
         if self._broken:
             return
         began, before = time.perf_counter(), self._clock.spent
         try:
             action()
         except EnvTimeoutError:
-            raise  # the env is lost, for the evaluation too
-        except Exception as error:  # a renderer fails in many ways; none is worth a training run
+            raise  # the env is lost for the evaluation too
+        except Exception as error:  # renderers fail in many ways, none of which may end training
             self._broken, self._film = True, None
             reason = " ".join(str(error).split()) or type(error).__name__
             if not self._training:
@@ -200,10 +189,9 @@ class VideoRecorder(Callback):
                     "false.)"
                 ) from error
             rank_zero_warn(f"No videos from here on: {reason}")
-        self._clock.spent = before + time.perf_counter() - began  # attempts within it included
+        self._clock.spent = before + time.perf_counter() - began  # includes nested attempts
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have the module show each step from the first reset on."""
         algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
         calls = data_of(trainer).eval_calls
         with calls("make_renderable"):
@@ -213,7 +201,7 @@ class VideoRecorder(Callback):
         capacity = settings.max_frames
         if trainer.state.fn == "fit":
             capacity = self._clock.frames(capacity)
-        # How long it will be is not known; as long as the last time is a guess that saves pictures.
+        # Episodes are expected to last as long as in the last evaluation, to render fewer frames.
         expected = max(algorithm.evaluation.get("lengths", [0])[:count])
         stride = max(round(env.render_fps / settings.fps), -(-expected // capacity), 1)
         film = self._film = Film(count, stride, capacity)
@@ -238,7 +226,6 @@ class VideoRecorder(Callback):
         algorithm.watch = watch
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule, stage: str, best: bool) -> None:
-        """Hand the film to the thread that writes it."""
         assert self._film is not None
         film, self._film = self._film, None
         self._clock.frames_made += len(film.frames)
@@ -247,7 +234,7 @@ class VideoRecorder(Callback):
         fps, real = self.settings.fps, data_of(trainer).eval_env.render_fps / film.stride
         rate = min(fps, max(real, min(SLOWEST, fps)))
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
-        # The curves of a run are those of its training.
+        # Loggers show training only.
         loggers = trainer.loggers if trainer.state.fn == "fit" else []
         boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard) or _takes_videos(x)]
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
@@ -256,7 +243,6 @@ class VideoRecorder(Callback):
         )
 
     def _play_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Film the first episodes of an evaluation that was not due."""
         self._begin(trainer, pl_module)
         algorithm = algorithm_of(pl_module)
         watch, algorithm.watch = algorithm.watch, None
@@ -265,24 +251,21 @@ class VideoRecorder(Callback):
             self._finish(trainer, pl_module, "best", False)
 
     def _wait(self) -> None:
-        """Wait until the film before this one is written; raise what went wrong with it."""
+        """Wait until the previous film is written; raise its error."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             self._clock.spent_behind += writing.result()
 
 
 def _takes_videos(logger: Logger) -> bool:
-    """Return whether a logger takes films: `log_video(key, videos, step)` of `WandbLogger`."""
+    """Return whether a logger accepts films: `log_video(key, videos, step)` as in `WandbLogger`."""
     return hasattr(logger, "log_video")
 
 
 def _write(
     film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
 ) -> float:
-    """Write a film to its files, drop the best's of before, and give it to loggers.
-
-    Returns the seconds of processor time that it took.
-    """
+    """Write a film, remove the previous best film, inform loggers; return the CPU seconds."""
     began = time.thread_time()
     for path in paths:
         write_atomically(path, lambda file: film.write(file, fps))
@@ -311,16 +294,7 @@ def draw_once(data: RLDataModule) -> np.ndarray:
 
 
 class _TimeShare:
-    """Work out how many frames a share of the time allows.
-
-    Args:
-        share: of the time since this was made; None for any number.
-
-    Attributes:
-        spent: seconds that training has waited.
-        spent_behind: seconds of processor time of the thread that writes.
-        frames_made: in these seconds.
-    """
+    """Compute how many frames a share of the time allows; None for no limit."""
 
     def __init__(self, share: float | None) -> None:
         self.share = share
@@ -329,20 +303,16 @@ class _TimeShare:
         self._began = time.perf_counter()
 
     def total(self) -> float:
-        """Return all seconds spent."""
         return self.spent + self.spent_behind
 
     def left(self) -> float:
-        """Return the seconds that may be spent now."""
         assert self.share is not None
         return self.share * (time.perf_counter() - self._began) - self.total()
 
     def allows(self) -> bool:
-        """Return whether it is time for another film."""
         return self.share is None or self.spent == 0.0 or self.left() > 0.0
 
     def frames(self, most: int) -> int:
-        """Return how many frames the next film may have."""
         if self.share is None:
             return most
         cost = self.total() / self.frames_made if self.frames_made else FIRST_GUESS
@@ -350,7 +320,7 @@ class _TimeShare:
 
 
 def _is_best(trainer: Trainer) -> bool:
-    """Return whether this evaluation's weights are about to be kept as `best.ckpt`."""
+    """Return whether `best.ckpt` is about to be written for this evaluation."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
             current = trainer.callback_metrics.get(callback.monitor)

@@ -1,4 +1,4 @@
-"""Say how each episode of an evaluation ended, and show them in a window, one after the other."""
+"""Print the end of each evaluation episode, and show the episodes in a window."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -8,13 +8,12 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
 class EpisodeLines(Callback):
-    """Print a line for each episode of an evaluation, and the average of their returns.
+    """Print a line per evaluation episode, and the average return.
 
-    `RLTrainer.play` puts it, or a `Window`, in the place of the report.
+    `RLTrainer.play` uses this or a `Window` in place of the report.
     """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print them."""
         evaluation = algorithm_of(pl_module).evaluation
         ended = zip(*(evaluation[key] for key in ("seeds", "returns", "lengths")), strict=True)
         for i, (seed, value, length) in enumerate(ended):
@@ -23,13 +22,13 @@ class EpisodeLines(Callback):
 
 
 class Window(Callback):
-    """Have the env of the evaluation open a window, and print a line when an episode ends."""
+    """Open a window of the evaluation env, and print a line at the end of each episode."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Open it, before Lightning asks which episodes are played together.
+        """Open the window, before Lightning asks which episodes are played together.
 
         Raises:
-            ConfigurationError: where the env has none, and with several processes.
+            ConfigurationError: if the env has no window, or the run has several processes.
         """
         require(
             trainer.world_size == 1,
@@ -46,7 +45,6 @@ class Window(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Look on at one episode."""
         data = data_of(trainer)
         taken = "env steps" if data.eval_env.steps_per_action == 1 else "chunks"
 
@@ -58,7 +56,6 @@ class Window(Callback):
         algorithm_of(pl_module).watch = watch
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look away, and sum up."""
         algorithm = algorithm_of(pl_module)
         algorithm.watch = None
         _sum_up(algorithm.evaluation["avg_reward"])
