@@ -235,7 +235,7 @@ def follow_here(arguments):
             run(FIRST_CLONE if clones else FIRST)
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
         arguments += FEW if config == "vla_bc.yaml" else []
-        if config.startswith(("sac", "td3")):
+        if config.startswith(("sac", "td3", "soft_q")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
@@ -409,6 +409,14 @@ def test_the_algorithm_that_is_shown_solves_cartpole():
     assert evaluated(newest()) >= 475
 
 
+@pytest.mark.slow
+def test_the_off_policy_algorithm_that_is_shown_solves_cartpole():
+    """By its own command: about a minute of CPU time."""
+    (command,) = [c for c in COMMANDS if c == "rl-cli fit --config soft_q.yaml"]
+    run(shlex.split(command)[1:])
+    assert evaluated(newest()) >= 475
+
+
 def test_the_policy_that_is_shown_trains_evaluates_and_resumes_exactly():
     lines = FILES["my_policy.py"].splitlines()[1:]
     assert len([line for line in lines if line]) <= 25
@@ -494,10 +502,16 @@ def test_a_table_of_settings_lists_them_all():
 
 
 OWNERS = {
-    "model": (lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
+    "model": (
+        *(lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
+        *(lightning_rl.SAC, lightning_rl.TD3),
+    ),
     "data": (lightning_rl.RLDataModule,),
     "trainer": (lightning_rl.RLTrainer, Trainer),
-    "policy": (lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
+    "policy": (
+        *(lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
+        *(lightning_rl.SquashedActorCritic, lightning_rl.DeterministicActorCritic),
+    ),
 }
 
 
@@ -543,7 +557,7 @@ def anchors(text):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", ["README.md", "tests/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md"])
 def test_the_links_of_a_page_outside_of_the_site_lead_somewhere(page):
     """Of those within it the build tells."""
     text = (ROOT / page).read_text()
