@@ -607,7 +607,10 @@ def source_links():
         ("lightning_rl.functional.gae", "def gae("),
         ("lightning_rl.PPO.trains_actor", "@property"),
         ("lightning_rl.Algorithm.load_from_checkpoint", "@classmethod"),
-        ("lightning_rl.rollout.contract", '"""The rollout: the container that goes from the collector'),
+        (
+            "lightning_rl.rollout.contract",
+            '"""The rollout: the container that goes from the collector',
+        ),
         ("lightning_rl.PPO.loss#clipped_value_loss", "critic_loss = clipped_value_loss("),
     ],
 )

@@ -1,6 +1,7 @@
 """Datasets: what is written is read again, bit for bit but for what a video loses."""
 
 import json
+import os
 import shutil
 import sys
 from importlib import import_module
@@ -708,3 +709,15 @@ def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
     chunked.extend(Stream(VECTOR, 1, seed=1, action=Box(-1, 1, (2, 2)), chunk=2).next(3))
     with pytest.raises(ConfigurationError, match="holds chunks of actions"):
         write_replay(tmp_path / "chunks", chunked, VECTOR, Box(-1, 1, (2, 2)), 10)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="Linux schedules so")
+def test_a_video_is_encoded_without_a_real_time_priority(tmp_path):
+    """As root the codec takes it for the thread that opens it, and for its own."""
+    from lightning_rl.datasets.pictures import VideoWriter
+
+    writer = VideoWriter(tmp_path / "a.mp4", 64, 64, 10)
+    writer.add(np.zeros((64, 64, 3), np.uint8))
+    threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    assert {os.sched_getscheduler(thread) for thread in (0, *threads)} == {os.SCHED_OTHER}
+    writer.close()

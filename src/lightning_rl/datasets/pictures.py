@@ -4,7 +4,7 @@ import io
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class VideoWriter:
         self._stream = self._container.add_stream(CODEC, rate=rate_of(fps), options=SETTINGS)
         self._stream.height, self._stream.width = height, width
         self._stream.pix_fmt = PIXELS
+        _open_without_priority(self._stream.codec_context)
 
     def add(self, frame: np.ndarray) -> None:
         """Add a frame [H, W, 3] uint8."""
@@ -53,6 +54,23 @@ class VideoWriter:
     def close(self) -> None:
         self._container.mux(self._stream.encode())
         self._container.close()
+
+
+def _open_without_priority(codec: Any) -> None:
+    """Open a codec, and reset the scheduling of its threads and of this one."""
+    # As root, SVT-AV1 runs them all with the highest real-time priority (SCHED_FIFO, 99). Whatever
+    # this thread computes later would then starve every other process of the machine.
+    if not hasattr(os, "sched_setscheduler"):  # Linux has it
+        codec.open()
+        return
+    tasks, before = Path("/proc/self/task"), os.sched_getscheduler(0)
+    threads = {task.name for task in tasks.glob("*")}
+    codec.open()
+    if os.sched_getscheduler(0) != before:
+        opened = {task.name for task in tasks.glob("*")} - threads
+        for thread in (0, *map(int, opened)):
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(thread, before, os.sched_param(0))
 
 
 def rate_of(fps: float) -> Fraction:
