@@ -22,7 +22,13 @@ from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, WriteError, check_range, require
-from lightning_rl.system.files import check_still_there, expanded, gone, write_atomically
+from lightning_rl.system.files import (
+    check_still_there,
+    expanded,
+    gone,
+    shown,
+    write_atomically,
+)
 from lightning_rl.system.machine import MachineSettings, put_in_force
 from lightning_rl.system.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.system.runs import (
@@ -371,7 +377,7 @@ class RLTrainer(Trainer, Constructed):
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
         if not last.is_file():
             return f"{error} No checkpoint has been written."
-        return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {last}"
+        return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {shown(last)}"
 
     def _tell(self, error: Exception) -> None:
         """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
