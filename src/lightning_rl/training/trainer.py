@@ -377,7 +377,8 @@ class RLTrainer(Trainer, Constructed):
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
         if not last.is_file():
             return f"{error} No checkpoint has been written."
-        return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {shown(last)}"
+        resume = f"rl-cli fit --ckpt_path {shown(last)}"
+        return f"{error} The last checkpoint is whole; go on with: {resume}"
 
     def _tell(self, error: Exception) -> None:
         """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
