@@ -565,7 +565,7 @@ MUTATIONS = (
         "_set_rate(optimizer, max(lowest, rate * self.FACTOR))",
         "numerics/test_ppo.py",
     ),
-    # --- optim/compiled ---
+    # --- compiled ---
     Mutation(
         "compiled/adam.py",
         "the bias of Adam's averages is corrected for one step too many",

@@ -53,6 +53,7 @@ class RandomPolicy(Policy):
         td["sample_log_prob"] = torch.zeros(td.batch_size, device=td.device)
         return td
 
+    # Abstract methods of a policy that learns; nothing trains this one.
     def get_value(self, td: TensorDict) -> TensorDict:
         raise NotImplementedError
 

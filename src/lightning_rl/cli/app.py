@@ -156,7 +156,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             "--trust_code",
             type=bool,
             default=False,
-            help="Run whatever code the configuration inside a checkpoint names.",
+            help="Run the code that the configuration in a checkpoint names.",
         )
         parser.add_argument(
             "--restore_replay",

@@ -19,10 +19,10 @@ OPTIONS = {
     "format": Option(
         Format, "onnx", "for onnxruntime; for torch alone; or weights for load_policy"
     ),
-    "path": Option(str, None, "of the file; export/ in the run's directory where not given"),
+    "path": Option(str, None, "of the file. Default: in export/ of the run's directory"),
     **FOR_CHECKPOINTS,
 }
-DESCRIPTION = "Write the policy of a checkpoint for where this package is not."
+DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
 
 CURE = "Add --trust_code true if you know where it comes from."
 """Cure if a checkpoint names third-party code."""

@@ -42,7 +42,7 @@ NOT_LISTED = (
 """Options that the command line refuses, or that only programs use."""
 
 DOES = {
-    "fit": "Train, from a config or going on from a checkpoint.",
+    "fit": "Train from a config, or resume from a checkpoint.",
     "validate": "Evaluate the policy of a checkpoint.",
     "test": "Evaluate the policy of a checkpoint on seeds that no evaluation has used.",
     "check": "Play the env of a run for some seconds, and say what training would meet.",
@@ -50,7 +50,7 @@ DOES = {
 }
 
 SETTINGS = (
-    "Whatever is listed can stand in a config file, too. Of a class that an option takes: "
+    "A config file takes all of these, too. Settings of a class: "
     "--model.help PPO, --model.policy.help ActorCritic, --model.optimizer.help Adam, "
     "--data.env.help PushCube, --data.collector.help AsyncCollector, --data.replay.help "
     "ReplayBuffer. Of one section: --data.help, --trainer.help."

@@ -19,14 +19,14 @@ OPTIONS = {
     "failure": Option(str, [], "numbers of those that did not; all: those not in --success", True),
     "reward": Option(Rewards, "success", "-1 for each step until success, or env: as recorded"),
     "failure_cost": Option(
-        float, None, "of a failure, in steps; the longest episode where not given"
+        float, None, "of a failure, in steps. Default: length of the longest episode"
     ),
     "gamma": Option(float, 1.0, "discount per step"),
     "value": Option(
         Values, "fitted", "what an advantage is above; mean: the mean return of the task"
     ),
     "epochs": Option(int, 50, "passes over the steps to fit the value"),
-    "n_steps": Option(int, None, "rewards of an advantage before the value; all where not given"),
+    "n_steps": Option(int, None, "rewards of an advantage before the value. Default: all"),
     "positive": Option(float, 0.3, "share of the steps of a task that is to be good"),
     "seed": Option(int, 1, "of the fit"),
 }

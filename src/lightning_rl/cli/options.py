@@ -35,7 +35,7 @@ class Option(NamedTuple):
 
 FOR_CHECKPOINTS = {
     "output_dir": Option(str, "outputs", "where last and best are looked for"),
-    "trust_code": Option(bool, False, "run whatever code the configuration in a checkpoint names"),
+    "trust_code": Option(bool, False, "run the code that the configuration in a checkpoint names"),
 }
 """Options of subcommands that read a checkpoint."""
 

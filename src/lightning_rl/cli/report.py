@@ -16,13 +16,13 @@ Format = Literal["html", "md", "json"]
 
 OPTIONS = {
     "<runs>": Option(str, NEEDED, "run directories, or directories with runs in them", True),
-    "output": Option(str, None, "file that is written; md and json are printed where not given"),
-    "format": Option(Format, None, "html, md or json; where not given, by the file's name"),
+    "output": Option(str, None, "file to write. Default: print md and json"),
+    "format": Option(Format, None, "html, md or json. Default: by the file's name"),
     "metric": Option(str, METRIC, "of the evaluation, by which runs are compared"),
     "group_by": Option(
         str,
         [],
-        "settings in which the runs of a group agree; where not given, all but the seed",
+        "settings in which the runs of a group agree. Default: all but the seed",
         True,
     ),
     "films_mib": Option(float, 10.0, "MiB of films that lie in the page; the others are linked"),

@@ -16,7 +16,6 @@ Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`
 v3.0, as far as LeRobot's own reader uses it.
 """
 
-import importlib
 import json
 import re
 import stat
@@ -29,7 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.system import files
+from lightning_rl.system import errors, files
 from lightning_rl.system.errors import ConfigurationError, require
 
 VERSION = "v3.0"
@@ -413,13 +412,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def import_extra(name: str) -> Any:
     """Import a module of the extra `data`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigurationError(
-            "Datasets need a package that is not installed: pip install 'lightning-rl[data]' "
-            f"({error})"
-        ) from error
+    missing = "Datasets need a package that is not installed: pip install 'lightning-rl[data]'"
+    return errors.import_extra(name, missing)
 
 
 def as_column(values: np.ndarray) -> Any:

@@ -152,7 +152,7 @@ def size_of(space: Space) -> int:
 
 def grid_point(space: Space, number: int) -> Point:
     """Return a point of a grid, in Optuna's encoding; the last setting changes fastest."""
-    choices = [allowed.choices for allowed in space.values()]  # type: ignore[attr-defined]
+    choices = [allowed.choices for allowed in space.values()]  # type: ignore[attr-defined]  # all are categorical
     places = np.unravel_index(number, [len(values) for values in choices])
     return {name: of[i] for name, of, i in zip(space, choices, places, strict=True)}
 

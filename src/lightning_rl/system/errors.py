@@ -3,6 +3,8 @@
 import difflib
 import re
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class ConfigurationError(ValueError):
@@ -72,3 +74,19 @@ def check_range(
     else:
         allowed = f"be at least {least}" if above is None else f"be greater than {above}"
     raise ConfigurationError(f"{name} must {allowed}, got {value}.")
+
+
+def import_extra(module: str, missing: str) -> Any:
+    """Import a module that an extra of this package installs.
+
+    Args:
+        module: name.
+        missing: what needs the module, and how to install it.
+
+    Raises:
+        ConfigurationError: `missing` and the reason, if the import fails.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(f"{missing} ({error})") from error

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -18,7 +17,7 @@ from lightning_rl.deploy.export.parity import Acts, Arrays, flat, graph_acts, pa
 from lightning_rl.deploy.export.weights import MAKING, description_of, write_weights
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, import_extra
 from lightning_rl.system.files import write_atomically
 
 Format = Literal["onnx", "torch", "safetensors"]
@@ -91,18 +90,12 @@ def export_policy(
 
 
 def onnxruntime() -> Any:
-    """Import onnxruntime.
-
-    Raises:
-        ConfigurationError: if it is not installed.
-    """
-    try:
-        return import_module("onnxruntime")
-    except ImportError as error:
-        raise ConfigurationError(
-            "An ONNX file is compared with torch by onnxruntime, which is not installed: pip "
-            f"install 'lightning-rl[export]'. ({error})"
-        ) from error
+    """Import onnxruntime, or raise a `ConfigurationError`."""
+    return import_extra(
+        "onnxruntime",
+        "An ONNX file is compared with torch by onnxruntime, which is not installed: pip install "
+        "'lightning-rl[export]'.",
+    )
 
 
 def _acting_by(read: Callable[[], Policy]) -> Callable[[], Acts]:

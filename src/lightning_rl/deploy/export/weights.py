@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lightning_rl.checkpoints.format import (
     weights_of,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, import_extra
 from lightning_rl.system.files import read_json, write_atomically
 from lightning_rl.system.plain_yaml import dump_yaml
 
@@ -41,18 +40,12 @@ def description_of(path: Path) -> Path:
 
 
 def safetensors() -> Any:
-    """Import safetensors.
-
-    Raises:
-        ConfigurationError: if it is not installed.
-    """
-    try:
-        return import_module("safetensors.torch")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"Weights are kept by safetensors, which is not installed: pip install "
-            f"'lightning-rl[export]'. ({error})"
-        ) from error
+    """Import safetensors, or raise a `ConfigurationError`."""
+    return import_extra(
+        "safetensors.torch",
+        "Weights are kept by safetensors, which is not installed: pip install "
+        "'lightning-rl[export]'.",
+    )
 
 
 def write_weights(policy: Policy, path: Path) -> None:

@@ -3,7 +3,6 @@
 Weng et al. 2022, "EnvPool: A Highly Parallel Reinforcement Learning Environment Execution Engine".
 """
 
-import importlib
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import Tensor
 from lightning_rl.envs.step_results import InfoReader, to_tensors
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, wrap_arrays
 from lightning_rl.rollout.contract import map_tree
-from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
 
 OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
 """EnvPool settings that `env_kwargs` cannot set."""
@@ -128,13 +127,10 @@ class EnvPoolEnv(VectorEnv):
 
 
 def _import_envpool() -> Any:
-    try:
-        return importlib.import_module("envpool")
-    except ImportError as error:
-        raise ConfigurationError(
-            "EnvPoolEnv needs a package that is not installed: pip install 'lightning-rl[envpool]' "
-            f"({error})"
-        ) from error
+    missing = (
+        "EnvPoolEnv needs a package that is not installed: pip install 'lightning-rl[envpool]'"
+    )
+    return import_extra("envpool", missing)
 
 
 def _make_spaces(

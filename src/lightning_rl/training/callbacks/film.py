@@ -2,12 +2,11 @@
 
 import io
 from fractions import Fraction
-from importlib import import_module
 from typing import IO, Any
 
 import numpy as np
 
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import import_extra
 
 TILE = 320
 """Maximum side of one episode's picture, in pixels; larger pictures are scaled down."""
@@ -25,13 +24,11 @@ GIF_FRAMES, GIF_WIDTH = 40, 320
 def require_video_packages() -> None:
     """Raise a ConfigurationError if a package of the extra `video` is missing."""
     for name in ("av", "PIL"):
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise ConfigurationError(
-                f"trainer.video needs the package '{name}', which is not installed: pip install "
-                f"'lightning-rl[video]', or set trainer.video: false. ({error})"
-            ) from error
+        import_extra(
+            name,
+            f"trainer.video needs the package '{name}', which is not installed: pip install "
+            "'lightning-rl[video]', or set trainer.video: false.",
+        )
 
 
 class Film:

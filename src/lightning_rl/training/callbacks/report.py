@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
-from lightning_rl.system.files import write_atomically
+from lightning_rl.system.files import shown, write_atomically
 from lightning_rl.training.callbacks.typed import algorithm_of
 
 
@@ -39,7 +39,7 @@ class EvaluationReport(Callback):
             table.add_row(label, text)
         console = Console(highlight=False)
         console.print(table)
-        console.print(f"Written to {path}", soft_wrap=True)
+        console.print(f"Written to {shown(path)}", soft_wrap=True)
 
 
 def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
