@@ -380,9 +380,7 @@ class RLDataModule(LightningDataModule):
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
                 # No lambda: a remote collector pickles it.
-                make_env=partial(
-                    make_env, self._make_env, self.num_envs, "data.env", self._events
-                ),
+                make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
             )

@@ -78,7 +78,10 @@ class Terminations:
 
     def __init__(self, terms: Mapping[str, Termination], owner: str) -> None:
         self.terms = {
-            name: (OUTCOMES[term.ends or "terminated"], BoundTerm(term, "terminations", name, owner))
+            name: (
+                OUTCOMES[term.ends or "terminated"],
+                BoundTerm(term, "terminations", name, owner),
+            )
             for name, term in terms.items()
         }
 
