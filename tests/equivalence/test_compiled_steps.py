@@ -163,7 +163,7 @@ def test_starts_of_many_numbers_are_made_of_the_rows_that_need_one(name, traced_
     make_env, make_policy = PAIRS[name]
     collector = collector_of(make_env, True, 16, make_policy)
     steps = collector._loop._writers[0].actor._writer.steps
-    assert (steps.restarts.name == "LATER") == (name in {"PointMass", "pictures", "PushBlocks"})
+    assert (steps.reset_mode.name == "LATER") == (name in {"PointMass", "pictures", "PushBlocks"})
 
 
 def test_groups_that_end_early_are_stepped_as_eagerly(traced_only):

@@ -92,7 +92,7 @@ def test_a_thousand_schedules_never_exceed_the_bound_and_account_for_every_rollo
         count, bound, version = draw.randint(1, 6), draw.randint(0, 5), draw.randint(0, 9)
         collectors = remote(cluster, count, bound, overflow, timeout_s=10_000.0, version=version)
         # A hang is noticed after the time in which a rollout may come.
-        collectors.rules.timeout_s = 60.0 if failing else 10_000.0
+        collectors.settings.timeout_s = 60.0 if failing else 10_000.0
         trained, dropped = [], 0
         for _ in range(draw.randint(5, 40)):
             try:

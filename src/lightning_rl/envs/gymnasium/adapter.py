@@ -417,18 +417,18 @@ class GymnasiumEnv(VectorEnv):
                 final = self._final_rows(final)
             result["final_obs"] = wrap_arrays(final)
         if self._replayable:
-            said = info.get("said", {})
+            report = info.get("report", {})
         else:
-            said = self._reader.read_arrays(info, terminated | truncated, self._names)
+            report = self._reader.read_arrays(info, terminated | truncated, self._names)
         if self.reports_interventions:
-            taken = read_interventions(f"Env '{self.id}'", said, actions)
+            taken = read_interventions(f"Env '{self.id}'", report, actions)
             if self._first_action is not None:
                 executed = taken["executed_action"]
                 taken["executed_action"] = as_policy_counts(executed, self._first_action)
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         if self.reports_penalty:
-            result["penalty"] = torch.from_numpy(read_penalty(said, self.num_envs))
-        return result | to_tensors(said)
+            result["penalty"] = torch.from_numpy(read_penalty(report, self.num_envs))
+        return result | to_tensors(report)
 
     def _final_rows(self, rows: np.ndarray) -> Any:
         """Copy all rows that are not None into arrays [N, ...], which the next step overwrites."""

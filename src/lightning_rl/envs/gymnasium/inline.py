@@ -114,7 +114,7 @@ class InlineVectorEnv(SyncVectorEnv, HangReporter):
             rewards[i] = reward
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
             if info and has_reports(info):
-                self._reader.gather(infos.setdefault("said", {}), info, i)
+                self._reader.gather(infos.setdefault("report", {}), info, i)
             terminations[i], truncations[i] = terminated, truncated
             if terminated or truncated:
                 check_observation(self.envs[i], observation)

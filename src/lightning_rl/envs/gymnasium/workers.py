@@ -127,7 +127,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
             vector_infos = super()._add_info(vector_infos, end, env_num)
             env_info = env_info["final_info"]
         if self._reader.has_reports(env_info):
-            self._reader.gather(vector_infos.setdefault("said", {}), env_info, env_num)
+            self._reader.gather(vector_infos.setdefault("report", {}), env_info, env_num)
         return vector_infos
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
