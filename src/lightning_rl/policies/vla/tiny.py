@@ -70,7 +70,7 @@ class TinyVLA(Backbone):
         self.numbers = [key for key in NUMBERS if key in observation.keys()]
         numbers = sum(observation[key].shape[-1] for key in self.numbers)
         language_size = 64 if self.film is not None else 0
-        self.language_layer = nn.Linear(2 * third, language_size) if language_size else None
+        self.told = nn.Linear(2 * third, language_size) if language_size else None
         self.trunk = nn.Sequential(
             nn.Linear(2 * third + numbers + language_size, self.summary_size),
             nn.ReLU(),
@@ -82,11 +82,11 @@ class TinyVLA(Backbone):
     def forward(self, observation: TensorDict) -> Features:
         maps = self.convolution(_planes(observation))
         inputs = []
-        if self.film is not None and self.words is not None and self.language_layer is not None:
+        if self.film is not None and self.words is not None and self.told is not None:
             modulation = self.film(self._embedded(observation["language"]).flatten(1))
             scale, shift = modulation.chunk(2, 1)
             maps = maps * (1.0 + scale[..., None, None]) + shift[..., None, None]
-            inputs.append(self.language_layer(modulation).relu())
+            inputs.append(self.told(modulation).relu())
         inputs.append(soft_argmax(maps * SHARPNESS))
         inputs += [observation[key].float() for key in self.numbers]
         summary = self.trunk(torch.cat(inputs, 1))
