@@ -289,8 +289,8 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
 
 
 def test_who_ends_without_a_word_has_a_witness_and_who_closes_it_has_none(capfd):
-    for ended_by in (lambda one: one._process.stdin.close(), ray_cluster.Witness.close):
-        witness = ray_cluster.Witness()
+    for ended_by in (lambda one: one._process.stdin.close(), ray_cluster.KillReporter.close):
+        witness = ray_cluster.KillReporter()
         ended_by(witness)
         witness._process.wait(30)
     assert capfd.readouterr().err == ENDED

@@ -32,7 +32,7 @@ ENDED = (
     "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
     "--ckpt_path last.\n"
 )
-"""Message that a `Witness` prints."""
+"""Message that a `KillReporter` prints."""
 
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that is 0 where Ray serves one machine only: all its ports are on loopback.
@@ -76,7 +76,7 @@ class Connection:
             hide_token()
         self.joined = True
         self.head = Head(self.ray.get_runtime_context().gcs_address)
-        self._witness = Witness()
+        self._witness = KillReporter()
 
     def _join(self, room: Mapping[str, Any]) -> None:
         if self._address is not None:
@@ -125,7 +125,7 @@ class Head:
         self._address = address
         self._answered_at = time.monotonic()
         self._closed = threading.Event()
-        threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
+        threading.Thread(target=self._check_head, name="head of the cluster", daemon=True).start()
 
     @property
     def is_lost(self) -> bool:
@@ -149,7 +149,7 @@ class Head:
         """Stop the checks."""
         self._closed.set()
 
-    def _look(self) -> None:
+    def _check_head(self) -> None:
         host, _, port = self._address.rpartition(":")
         while not self._closed.wait(1.0):
             with suppress(OSError):
@@ -157,7 +157,7 @@ class Head:
                 self._answered_at = time.monotonic()
 
 
-class Witness:
+class KillReporter:
     """A process that prints a message if this process is killed.
 
     If a node ends, Ray kills its processes immediately, with exit code 1 and no message.
