@@ -36,7 +36,7 @@ _PROBES = "ActionProbe TimeLimitProbe ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
-    f"PushBlocks PushCube TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
+    f"PushBlocks PushCube TensorSimulator WithTerms {_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"
