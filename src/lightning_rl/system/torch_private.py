@@ -26,10 +26,10 @@ __all__ = [
     "TorchDispatchMode",
     "copy_all",
     "flatten",
+    "has_step_hooks",
     "list_options",
     "non_persistent_buffers_of",
     "standalone_compile",
-    "step_is_listened_to",
     "trace",
     "unflatten",
     "version_of",
@@ -55,7 +55,7 @@ def trace(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
         return make_fx(function)(*inputs)
 
 
-def step_is_listened_to(optimizer: Optimizer) -> bool:
+def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has hooks around its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
