@@ -42,7 +42,7 @@ def collect(options: Sequence[str]) -> None:
 
 
 def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
-    prepare_environment()
+    prepare_environment(alone=False)
     hide_token()
     # No CPUs, so that Ray places no other collectors here.
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}"]

@@ -29,6 +29,7 @@ from lightning_rl.system.files import (
     shown,
     write_atomically,
 )
+from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
@@ -549,6 +550,8 @@ def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> li
     if chosen is None or chosen is True:
         chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
     own = chosen if isinstance(chosen, list) else [chosen]
+    for logger in own:
+        omit_anonymous(logger)
     return [*own, EnvStepCSV(directory / "metrics.csv")]
 
 
