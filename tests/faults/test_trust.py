@@ -286,8 +286,8 @@ def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
         checkpoint(set_at(key, f"{name}.MyPPO"))
         with pytest.raises(ConfigurationError) as refusal:
             Algorithm.load_from_checkpoint("policy.ckpt")
-        assert "is code of others, and the configuration comes from a check" in str(refusal.value)
-        assert str(refusal.value).endswith("or what it names yourself: policy=...")
+        assert "is third-party code, and the configuration comes from a check" in str(refusal.value)
+        assert str(refusal.value).endswith("or pass the object yourself: policy=...")
         assert name not in sys.modules
 
 
