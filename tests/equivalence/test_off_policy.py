@@ -142,7 +142,7 @@ def test_another_pace_of_a_resumed_run_counts_from_there(pace, tmp_path, caplog)
             had[budget] = module.updates_done
     assert had == {64: 32, 128: 32 + 64 * pace, 160: 32 + 96 * pace}
     said = f"From env step 64, updates_per_env_step is {pace:g}; it was 1."
-    assert caplog.text.count("From here on") == caplog.text.count(said) == 1
+    assert caplog.text.count("From env step") == caplog.text.count(said) == 1
 
 
 RENORMALIZED_EARLY = 3

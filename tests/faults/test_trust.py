@@ -272,7 +272,7 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])
-    assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
+    assert f"'{name}.MyPPO' for model is third-party code" in capsys.readouterr().err
     assert name not in sys.modules
 
 

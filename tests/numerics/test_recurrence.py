@@ -601,7 +601,7 @@ def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_pat
 def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
     (name,) = settings
     with pytest.raises(
-        ConfigurationError, match=f"{name} is about sequences.*memory: {{class_path"
+        ConfigurationError, match=f"{name} applies to sequences.*memory: {{class_path"
     ):
         make_ppo(make_data(), **settings)
 

@@ -378,7 +378,7 @@ def test_noise_is_no_memory_and_is_not_kept(tmp_path):
 REFUSED = {
     "no memory": (
         {"policy": {}},
-        "sequence_length and burn_in is about sequences, .* it remembers nothing",
+        "sequence_length and burn_in applies to sequences, .* it has no memory",
     ),
     "another replay": (
         {"data": {"replay": partial(MixedReplay, online=ReplayBuffer, offline=ReplayBuffer)}},
