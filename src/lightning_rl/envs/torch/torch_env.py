@@ -60,7 +60,6 @@ class TorchEnv(VectorEnv):
             it.
         stream_key: [2, N] int64, the key of each env's random numbers.
         restarts: how finished envs begin the next episode.
-        keeps: names of the state entries that the next episode of an env begins with.
 
     Raises:
         ConfigurationError: `num_envs` or `max_episode_steps` is below 1.
@@ -68,7 +67,6 @@ class TorchEnv(VectorEnv):
 
     start_size: int
     max_episode_steps: int
-    keeps: tuple[str, ...] = ()
 
     def __init__(
         self,
