@@ -162,7 +162,7 @@ def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp
     compiled, _, _ = train(tmp_path / "compiled", **kwargs)
     assert eager.losses == pytest.approx(compiled.losses, abs=1e-5)
     assert compiled.losses[-1] == 0.0 != compiled.losses[0]
-    graphs = compiled._graphs._compiled.items()
+    graphs = compiled.learner.graphs._compiled.items()
     assert [len(made) for key, made in graphs if key[1] == "loss"] == [2]
 
 
@@ -194,7 +194,7 @@ def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(algorithm, tmp_path, t
             compiled, _, _ = train(tmp_path / "compiled", **kwargs)
     else:
         compiled, _, _ = train(tmp_path / "compiled", **kwargs)
-        assert compiled.compilation.compiled
+        assert compiled.learner.compilation.compiled
     assert eager.losses == pytest.approx(compiled.losses, rel=1e-4)
 
 
