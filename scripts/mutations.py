@@ -559,7 +559,7 @@ MUTATIONS = (
         "numerics/test_ppo.py",
     ),
     Mutation(
-        "optim/learning_rate.py",
+        "optim/update.py",
         "the adaptive rate rises where the KL is too large",
         "_set_rate(optimizer, max(lowest, rate / self.FACTOR))",
         "_set_rate(optimizer, max(lowest, rate * self.FACTOR))",

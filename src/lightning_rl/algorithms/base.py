@@ -45,13 +45,14 @@ from lightning_rl.collectors.evaluation import (
 )
 from lightning_rl.compiled.choice import Choice, Setting, StepsChoice
 from lightning_rl.envs import VectorEnv
-from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
 from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
 from lightning_rl.optim.update import (
+    LearningRateSchedule,
     Loss,
     Objective,
     OptimizerFactory,
+    ScheduleKind,
     Update,
 )
 from lightning_rl.policies import Policy, RewardNormalizer
@@ -69,7 +70,7 @@ from lightning_rl.rollout.contract import (
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.lightning_private import counter_of_steps, trainer_of
+from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.runs import find_checkpoint
 
@@ -232,8 +233,7 @@ class Algorithm(LightningModule, ABC, Constructed):
     @property
     def phase(self) -> PhaseTimer:
         """Times a phase of an iteration for the trainer's profiler."""
-        trainer = trainer_of(self)
-        return no_phases if trainer is None else phases_of(cast(Any, trainer).profiler)
+        return no_phases if self._learner is None else self._learner.phase
 
     @property
     def replay(self) -> Replay:
@@ -348,7 +348,11 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def learner(self) -> Learner:
-        """The objectives, optimizers and graphs of `fit`."""
+        """The updates and compiled graphs of `fit`.
+
+        Raises:
+            RuntimeError: before `fit` starts.
+        """
         if self._learner is None:
             raise RuntimeError(f"{type(self).__name__} has no optimizer before `fit` starts.")
         return self._learner
@@ -384,9 +388,9 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         self.metrics = self._metrics_of_iteration(reported)
         # In manual optimization Lightning counts only the steps of its own optimizers.
-        iterations = counter_of_steps(self.trainer)
-        iterations.increment_ready()
-        iterations.increment_completed()
+        if self.learner.iterations is not None:
+            self.learner.iterations.increment_ready()
+            self.learner.iterations.increment_completed()
 
     def _metrics_of_iteration(self, reported: list[dict[str, float]]) -> dict[str, float]:
         parts = [*reported, self.statistics.means(), self.learner.learning_rates()]
@@ -431,7 +435,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             self.trainer.optimizers,
             self.choose_compilation(),
             LightningHooks(self) if LightningHooks.listened_to(self) else None,
-            self.phase,
+            phases_of(cast(Any, self.trainer).profiler),
+            counter_of_steps(self.trainer),
         )
 
     def choose_compilation(self) -> Choice:

@@ -25,8 +25,7 @@ from lightning_rl.algorithms.sequence_cut import (
     most_minibatches,
 )
 from lightning_rl.compiled.update import CompiledValues
-from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.update import Objective
+from lightning_rl.optim.update import LearningRateSchedule, Objective
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout.contract import discounted_reward, flat_transitions, loss_fields
 from lightning_rl.system import ranks

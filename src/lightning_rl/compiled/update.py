@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
-from lightning_rl.optim.objective_checks import check_names, passed_scalars, unreached
+from lightning_rl.optim.objective_checks import check_names, unreached
 from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches
-from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.optim.update_sequence import UpdateSequence, passed_scalars
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
