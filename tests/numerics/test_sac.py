@@ -44,7 +44,7 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
     if isinstance(module, TD3):
         module.target_actor.load_state_dict(made.actor.state_dict())
     optimizers = module.configure_optimizers()
-    module._learner = Learner(module, module.objectives, optimizers, Choice(compile, None))
+    module.learn_by(Learner(module, module.objectives, optimizers, Choice(compile, None)))
     return module
 
 

@@ -47,7 +47,7 @@ def one_update(cls, compile=False, **settings):
     policy = SquashedActorCritic(OBSERVATION, ACTION, (8,))
     module = cls(policy, batch_size=8, **settings)
     optimizers = module.configure_optimizers()
-    module._learner = Learner(module, module.objectives, optimizers, Choice(compile, None))
+    module.learn_by(Learner(module, module.objectives, optimizers, Choice(compile, None)))
     minibatch = TensorDict(
         {
             **{name: torch.rand(8, 3) for name in ("observation", "next_observation")},

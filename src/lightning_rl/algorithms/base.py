@@ -214,6 +214,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.compile_update = compile
         self.step_compilation = StepsChoice(False, None)  # see `choose_step_compilation`
         self._learner: Learner | None = None
+        self.updates: dict[str, Update] = {}
+        self.update: Update  # with `updates`, see `learn_by`
         self.reward_normalizer: RewardNormalizer | None = None
         self.env_steps = 0
         self.statistics = IterationScalars()
@@ -346,6 +348,12 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Optimizer steps that were skipped because a loss or gradient was not finite."""
         return sum(one.statistics.skipped for one in self.objectives.values())
 
+    def learn_by(self, learner: Learner) -> None:
+        """Take the optimizer steps from now on by a learner; `fit` calls it."""
+        self._learner = learner
+        self.updates = learner.updates
+        self.update = next(iter(self.updates.values()))
+
     @property
     def learner(self) -> Learner:
         """The updates and compiled graphs of `fit`.
@@ -356,16 +364,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         if self._learner is None:
             raise RuntimeError(f"{type(self).__name__} has no optimizer before `fit` starts.")
         return self._learner
-
-    @property
-    def updates(self) -> dict[str, Update]:
-        """The updates of `fit`, by the names of their objectives."""
-        return self.learner.updates
-
-    @property
-    def update(self) -> Update:
-        """The update of the first objective."""
-        return next(iter(self.updates.values()))
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         """End an update: update normalizers, policy version, counters and metrics.
@@ -429,14 +427,16 @@ class Algorithm(LightningModule, ABC, Constructed):
         # The update has its own random stream; a checkpoint's state of it is loaded later.
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
-        self._learner = Learner(
-            self,
-            self.objectives,
-            self.trainer.optimizers,
-            self.choose_compilation(),
-            LightningHooks(self) if LightningHooks.listened_to(self) else None,
-            phases_of(cast(Any, self.trainer).profiler),
-            counter_of_steps(self.trainer),
+        self.learn_by(
+            Learner(
+                self,
+                self.objectives,
+                self.trainer.optimizers,
+                self.choose_compilation(),
+                LightningHooks(self) if LightningHooks.listened_to(self) else None,
+                phases_of(cast(Any, self.trainer).profiler),
+                counter_of_steps(self.trainer),
+            )
         )
 
     def choose_compilation(self) -> Choice:

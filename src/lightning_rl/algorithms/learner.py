@@ -20,8 +20,8 @@ LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
 """Attributes of every LightningModule."""
 
 HIDDEN = (
-    *("evaluation", "generator", "metrics", "objectives", "phase", "statistics"),
-    *("step_compilation", "_episodes", "_learner", "_resumed", "_trainer", "_watchers"),
+    *("evaluation", "generator", "metrics", "objectives", "statistics", "step_compilation"),
+    *("update", "updates", "_episodes", "_learner", "_resumed", "_trainer", "_watchers"),
 )
 """Attributes of an algorithm that change constantly: a compiled loss must not read them."""
 
