@@ -35,7 +35,7 @@ from lightning_rl.checkpoints.format import (
     read_checkpoint,
     restoring,
 )
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import (
     Episode,
     Watcher,
@@ -175,7 +175,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         ConfigurationError: for a number out of range.
     """
 
-    plan = EpisodePlan()
+    episode_settings = EpisodeSettings()
     """How episodes of a rollout start and end, and which steps take random actions."""
 
     adam_eps = 1e-5
@@ -224,7 +224,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self._watchers: list[Watcher] = []
         self.generator = torch.Generator()
         self._episodes: list[Episode] = []
-        self._told_of_cuts = False
+        self._reported_cut_episodes = False
         self._resumed: dict[str, Any] = {}  # from a checkpoint, until training starts
 
     @property
@@ -292,8 +292,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: names of logged scalars that later losses of `in_turn` read, each as a field [B]
-                of the minibatch. Other scalars are only logged.
+            passes: names of logged scalars that later losses of `make_update_sequence` read, each
+                as a field [B] of the minibatch. Other scalars are only logged.
             whole_minibatches: the loss needs all samples together, as batch statistics do, so
                 minibatches are not split into micro-batches.
 
@@ -309,7 +309,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             name=name,
             owner=self,
             loss=loss,
-            prepare=prepare or _as_it_is,
+            prepare=prepare or _unchanged,
             groups=self.policy.parameter_groups() if groups is None else groups,
             max_grad_norm=math.inf if limit is None else limit,
             schedule=self.schedule_from(rate),
@@ -433,7 +433,7 @@ class Algorithm(LightningModule, ABC, Constructed):
                 self.objectives,
                 self.trainer.optimizers,
                 self.choose_compilation(),
-                LightningHooks(self) if LightningHooks.listened_to(self) else None,
+                LightningHooks(self) if LightningHooks.overrides_minibatch_hooks(self) else None,
                 phases_of(cast(Any, self.trainer).profiler),
                 counter_of_steps(self.trainer),
             )
@@ -474,7 +474,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         check_replay_is_used(self, self.data.replay)
         compilation = self.learner.compilation
         if not compilation.compiled:
-            compilation.say()  # a compiled update reports after its first graph
+            compilation.print_decision()  # a compiled update reports after its first graph
         # Random streams are restored last, because other setup code may draw from them.
         if "ranks" in self._resumed:
             with restoring("random streams"):
@@ -566,7 +566,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             "streams and episodes begin anew."
         )
 
-    def begin_with(self, checkpoint: dict[str, Any]) -> None:
+    def warm_start(self, checkpoint: dict[str, Any]) -> None:
         """Load weights, normalizers and counters; random streams and episodes start fresh.
 
         Raises:
@@ -609,7 +609,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         path = find_checkpoint(str(checkpoint_path), output_dir)
         content = read_checkpoint(path)
         module: Self = SavedRun(path, content, trust_code).algorithm(cls, kwargs)
-        module.begin_with(content)
+        module.warm_start(content)
         return module.to(map_location).eval()
 
     # --- evaluation ---
@@ -647,15 +647,15 @@ class Algorithm(LightningModule, ABC, Constructed):
         }
         self._episodes = []
         if cut := self.evaluation["cut"]:
-            self._tell_of_cuts(cut, len(episodes))
+            self._report_cut_episodes(cut, len(episodes))
         # For checkpoint monitors; `MetricsWriter` logs over env steps.
         self.log_dict(logged_values(self.evaluation), logger=False)
 
     @rank_zero_only
-    def _tell_of_cuts(self, cut: int, episodes: int) -> None:
+    def _report_cut_episodes(self, cut: int, episodes: int) -> None:
         """Print once per run that evaluation episodes were cut."""
-        if not self._told_of_cuts:
-            self._told_of_cuts = True
+        if not self._reported_cut_episodes:
+            self._reported_cut_episodes = True
             print(
                 f"{cut} of {episodes} evaluation episodes were cut after "
                 f"{self.data.max_eval_episode_steps:,} env steps and count as truncated "
@@ -715,5 +715,5 @@ def _adam(learning_rate: float, eps: float) -> OptimizerFactory:
     return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=eps, fused=True)
 
 
-def _as_it_is(minibatch: TensorDict) -> TensorDict:
+def _unchanged(minibatch: TensorDict) -> TensorDict:
     return minibatch

@@ -79,31 +79,33 @@ class Learner:
     def sequence(
         self,
         names: tuple[str, ...],
-        then: Callable[[], None],
+        follow_up: Callable[[], None],
         written: Callable[[], Sequence[Tensor]],
     ) -> UpdateSequence:
-        """Return the update that takes a step on several objectives in order, then calls `then`.
+        """Return the update that takes a step on several objectives in order, then calls `follow_up`.
 
         It is made at the first call with these names.
 
         Args:
             names: of the objectives.
-            then: runs after the steps, such as moving target networks; a tensor operation.
-            written: returns the owner's tensors that `then` writes.
+            follow_up: runs after the steps, such as moving target networks; a tensor operation.
+            written: returns the owner's tensors that `follow_up` writes.
         """
         found = self._sequences.get(names)
         if found is None:
-            found = self._sequences[names] = self._new_sequence(names, then, written())
+            found = self._sequences[names] = self._new_sequence(names, follow_up, written())
         return found
 
     def _new_sequence(
-        self, names: tuple[str, ...], then: Callable[[], None], written: Sequence[Tensor]
+        self, names: tuple[str, ...], follow_up: Callable[[], None], written: Sequence[Tensor]
     ) -> UpdateSequence:
         updates = [self.updates[name] for name in names]
         if self.graphs is None:
-            return UpdateSequence(updates, then, written)
+            return UpdateSequence(updates, follow_up, written)
         compiled = cast(list[CompiledUpdate], updates)
-        return CompiledSequence(", ".join(names), compiled, then, written, self.graphs, self.phase)
+        return CompiledSequence(
+            ", ".join(names), compiled, follow_up, written, self.graphs, self.phase
+        )
 
     def set_learning_rates(self, env_steps: int, horizon: int) -> None:
         """Set the rates of the iteration after `env_steps` of `horizon` env steps."""
@@ -133,7 +135,7 @@ class Learner:
         for update in self.updates.values():
             update.first_iteration_done()
         if self.graphs is not None:
-            self.graphs.look_again()
+            self.graphs.recheck()
             if self.graphs.have_served:
-                self.compilation.say()
+                self.compilation.print_decision()
         return reported
