@@ -292,7 +292,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: names of logged scalars that later losses of `make_update_sequence` read, each
+            passes: names of logged scalars that later losses of `update_in_turn` read, each
                 as a field [B] of the minibatch. Other scalars are only logged.
             whole_minibatches: the loss needs all samples together, as batch statistics do, so
                 minibatches are not split into micro-batches.

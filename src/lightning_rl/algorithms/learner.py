@@ -82,7 +82,7 @@ class Learner:
         follow_up: Callable[[], None],
         written: Callable[[], Sequence[Tensor]],
     ) -> UpdateSequence:
-        """Return the update that takes a step on several objectives in order, then calls `follow_up`.
+        """Return the update that takes a step on several objectives, then runs `follow_up`.
 
         It is made at the first call with these names.
 
