@@ -61,12 +61,12 @@ from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.contract import (
-    check_allowed,
     check_finite,
     check_time,
     env_steps_in,
     without_padding,
 )
+from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require

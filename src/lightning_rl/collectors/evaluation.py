@@ -16,7 +16,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers, first_state
-from lightning_rl.rollout.contract import MASK, refuse_empty_masks
+from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 MAX_EPISODE_STEPS = 100_000

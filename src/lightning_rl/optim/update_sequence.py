@@ -69,12 +69,12 @@ class UpdateSequence:
             ConfigurationError: if the minibatch has a field of that name.
         """
         for name in self._passed:
-            require(
-                name not in minibatch.keys(),
-                f"An objective passes '{name}' to the losses after it, and the minibatch has a "
-                f"field '{name}' already, which it would replace: report it under another name, "
-                "and pass that.",
-            )
+            if name in minibatch.keys():
+                raise ConfigurationError(
+                    f"An objective passes '{name}' to the losses after it, and the minibatch has "
+                    f"a field '{name}' already, which it would replace: report it under another "
+                    "name, and pass that."
+                )
 
 
 def passed_scalars(
