@@ -81,56 +81,23 @@ RankState = dict[str, Tensor | None]
 class TrainingData(Protocol):
     """The part of the data module that algorithms use."""
 
-    @property
-    def num_envs(self) -> int: ...
-
-    @property
-    def buffer_size(self) -> int: ...
-
-    @property
-    def env_steps_per_iteration(self) -> int: ...
-
-    @property
-    def max_episode_actions(self) -> int | None: ...
-
-    @property
-    def total_iterations(self) -> int: ...
-
-    @property
-    def iterations_per_epoch(self) -> int: ...
-
-    @property
-    def max_staleness(self) -> int: ...
-
-    @property
-    def may_drop_rollouts(self) -> bool: ...
-
-    @property
-    def reports_success(self) -> bool: ...
-
-    @property
-    def acted_by_policy(self) -> bool: ...
-
-    @property
-    def replay(self) -> Replay | None: ...
-
-    @property
-    def eval_env(self) -> VectorEnv: ...
-
-    @property
-    def eval_calls(self) -> PhaseTimer: ...
-
-    @property
-    def eval_env_reports_success(self) -> bool: ...
-
-    @property
-    def evaluates_on_the_training_env(self) -> bool: ...
-
-    @property
-    def eval_deterministic(self) -> bool: ...
-
-    @property
-    def max_eval_episode_steps(self) -> int: ...
+    num_envs: int
+    buffer_size: int
+    env_steps_per_iteration: int
+    max_episode_actions: int | None
+    total_iterations: int
+    iterations_per_epoch: int
+    max_staleness: int
+    may_drop_rollouts: bool
+    reports_success: bool
+    acted_by_policy: bool
+    replay: Replay | None
+    eval_env: VectorEnv
+    eval_calls: PhaseTimer
+    eval_env_reports_success: bool
+    evaluates_on_the_training_env: bool
+    eval_deterministic: bool
+    max_eval_episode_steps: int
 
     def seed_for(self, purpose: str) -> int: ...
 

@@ -40,7 +40,7 @@ class CompiledUpdate(Update):
     ) -> None:
         super().__init__(objective, optimizer, phase=phase)
         self.graphs = graphs
-        self._module = _LossModule(objective)
+        self._module = _OwnedFunction(objective.owner, self._loss)
         # By identity: a parameter may have several names.
         names = {id(p): n for n, p in self._module.named_parameters()}
         self.names_of_parameters = [names[id(parameter)] for parameter in self.parameters]
@@ -207,6 +207,10 @@ class CompiledUpdate(Update):
         gradient = flatten(gradients)
         return self._clip_and_step(parameters, row, gradient, adam, adam_tensors, mask)
 
+    def _loss(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        objective = self.objective
+        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
+
     def _differentiated(
         self,
         state: Mapping[str, Tensor],
@@ -283,7 +287,7 @@ class CompiledSequence(UpdateSequence):
         self._compiled = updates
         self._graphs = graphs
         self._phase = phase
-        self._module = _CallModule(updates[0].objective.owner, follow_up)
+        self._module = _OwnedFunction(updates[0].objective.owner, follow_up)
         trained = [p for update in updates for p in update.parameters]
         self._tensors = [*trained, *written]
         names = {
@@ -356,29 +360,16 @@ class CompiledSequence(UpdateSequence):
         return step_all, reported
 
 
-class _CallModule(nn.Module):
+class _OwnedFunction(nn.Module):
     """A function as a module, so that it can be called with other tensors than the owner's."""
 
-    def __init__(self, owner: nn.Module, function: Callable[[], None]) -> None:
+    def __init__(self, owner: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
         self.owner = owner
         self._function = function
 
-    def forward(self) -> None:
-        self._function()
-
-
-class _LossModule(nn.Module):
-    """A loss as a module, so that it can be called with other parameters than the owner's."""
-
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.owner = objective.owner
-        self._objective = objective
-
-    def forward(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        objective = self._objective
-        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
 
 
 class CompiledValues:
