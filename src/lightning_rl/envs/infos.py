@@ -221,7 +221,7 @@ class InfoReader:
     def _refusal(self, key: str, value: Any, wanted: str) -> str:
         return (
             f"{self._name} says info['{key}'] = {shortened(value)}, which is read as {wanted}. "
-            "Mend the env, or rename the key by a wrapper."
+            "Correct the env, or rename the key in a wrapper."
         )
 
 

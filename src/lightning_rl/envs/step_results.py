@@ -111,11 +111,11 @@ def refuse_missing_end(name: str, missing: Any) -> None:
     *step, row = (int(index) for index in np.argwhere(np.asarray(missing))[0])
     at = f", at step {step[0]} of the rollout" if step else ""
     raise EnvFaultError(
-        f"{name} truncated the episode of env {row}{at} without info['final_obs']. A return that "
-        "time cut short goes on with the value of the observation at which it was cut, and the one "
-        "that step returns is of the next episode. Return info['final_obs'] [N, ...] from step, "
-        "the observation before the reset of every env that finished (other rows mean nothing); "
-        "or report `terminated`, where the episode is over for another reason than time."
+        f"{name} truncated the episode of env {row}{at} without info['final_obs']. The return of "
+        "a truncated episode needs the value of its final observation, but step returns the first "
+        "observation of the next episode. Return info['final_obs'] [N, ...] from step, the "
+        "observation before the reset of every env that finished (other rows mean nothing); or "
+        "report `terminated` if the episode did not end by time."
     )
 
 
@@ -215,15 +215,15 @@ def _other_things(env: gymnasium.Env, method: str, result: Any, wanted: str) -> 
     kind = f"{len(result)} things" if isinstance(result, tuple | list) else shortened(result)
     return (
         f"{name_of(env)} returned {kind} from {method}, not {wanted}: is it written for an old "
-        "version of Gym? Mend it, or wrap it (shimmy's GymV21CompatibilityV0 does that)."
+        "version of Gym? Correct it, or wrap it (shimmy's GymV21CompatibilityV0 does that)."
     )
 
 
 def wrong_value(name: str, field: str, value: Any, wanted: str) -> str:
     """Return the message about a result that is not what is wanted."""
     return (
-        f"{name} returned {_article(field)} that is {shortened(value)} instead of {wanted}: mend "
-        "its step and reset."
+        f"{name} returned {_article(field)} that is {shortened(value)} instead of {wanted}: "
+        "correct its step and reset."
     )
 
 
@@ -288,8 +288,8 @@ def refuse_kind(
         why = None if fits else "which does not hold these numbers"
     if why is not None:
         raise EnvFaultError(
-            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: mend "
-            "its step and reset, or the space that it announces."
+            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: "
+            "correct its step and reset, or its space."
         )
 
 
@@ -357,7 +357,7 @@ def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest
     )
     return (
         f"{name} returned {_article(field)} of the category {array[tuple(beyond)]}, and its space "
-        f"has {least} to {greatest} there: mend its step and reset, or the space that it announces."
+        f"has {least} to {greatest} there: correct its step and reset, or its space."
     )
 
 
@@ -380,7 +380,7 @@ def wrong_shape(name: str, field: str, got: Any, announced: Any) -> str:
     """Return the message about a result of another shape."""
     return (
         f"{name} returned {_article(field)} of shape {list(got)} instead of {list(announced)}: "
-        "mend its step and reset, or the space that it announces."
+        "correct its step and reset, or its space."
     )
 
 
