@@ -983,10 +983,10 @@ MUTATIONS = (
     ),
     Mutation(
         "algorithms/learner.py",
-        "a compiled loss keeps the constants of the first iteration",
-        "            self.graphs.recheck()\n",
-        "            pass\n",
-        "numerics/test_constants.py",
+        "the learning rate stays as it began",
+        "optimizer, env_steps, horizon)",
+        "optimizer, 0, horizon)",
+        "numerics/test_ppo.py",
     ),
     Mutation(
         "algorithms/learner.py",
