@@ -157,9 +157,11 @@ def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
     assert not isinstance(came, str), came
 
 
-def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers(step):
+    """Workers are forks, of which 130 take ten seconds."""
     assert len(CASES) > 130
-    compare(CASES)
+    compare(CASES[::step])
 
 
 def test_in_line_every_kind_of_return_is_taken_or_refused_in_one_message():
