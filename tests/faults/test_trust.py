@@ -276,7 +276,7 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])
-    assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
+    assert f"'{name}.MyPPO' for model is third-party code" in capsys.readouterr().err
     assert name not in sys.modules
 
 
@@ -290,8 +290,8 @@ def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
         checkpoint(set_at(key, f"{name}.MyPPO"))
         with pytest.raises(ConfigurationError) as refusal:
             Algorithm.load_from_checkpoint("policy.ckpt")
-        assert "is code of others, and the configuration comes from a check" in str(refusal.value)
-        assert str(refusal.value).endswith("or what it names yourself: policy=...")
+        assert "is third-party code, and the configuration comes from a check" in str(refusal.value)
+        assert str(refusal.value).endswith("or pass the object yourself: policy=...")
         assert name not in sys.modules
 
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, TorchEnv, check_env, load_policy
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs.step_results import InfoReader
+from lightning_rl.envs.infos import InfoReader
 from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.reports.odd import BOX, making, odd

@@ -119,7 +119,7 @@ class Graphs:
         """Stop using graphs, and report the reason once."""
         if self.available:
             self._choice.give_up(
-                why, f"From here on {self._choice.subject} uncompiled, since {why}."
+                why, f"From now on {self._choice.subject} uncompiled, since {why}."
             )
         self.available = False
 

@@ -123,7 +123,7 @@ class CompiledSteps:
                 raise NoGraphError(f"{type(env).__name__} has a {name} of its own")
         if env.extra_fields:
             raise NoGraphError(
-                f"{type(env).__name__} says of each step {', '.join(env.extra_fields)}"
+                f"{type(env).__name__} stores for each step {', '.join(env.extra_fields)}"
             )
         try:
             trial = copy.deepcopy(env)
