@@ -619,7 +619,7 @@ MUTATIONS = (
         "compiled/choice.py",
         "a resumed run chooses anew whether to compile",
         'self.compiled, self.why = before["compiled"], "as in the checkpoint"',
-        'self.compiled, self.why = (minibatches or 0) >= PAYS_FROM, "as in the checkpoint"',
+        'self.compiled, self.why = (count or 0) >= self.pays_from, "as in the checkpoint"',
         "equivalence/test_compile_auto.py",
     ),
     # --- policies ---

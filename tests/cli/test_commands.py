@@ -292,6 +292,13 @@ OFF_POLICY = [
 ]
 
 
+TWO_ITERATIONS = [
+    *("--trainer.max_steps", "2"),
+    *("--data.num_eval_episodes", "1"),
+    *("--data.max_eval_episode_steps", "32"),
+]
+
+
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
     if name == "hil_pick_cube.yaml":
@@ -319,10 +326,7 @@ def test_every_shipped_off_policy_config_trains(name):
             "--config",
             name,
             *small,
-            "--trainer.max_steps",
-            "2",
-            "--data.num_eval_episodes",
-            "1",
+            *TWO_ITERATIONS,
         ]
     )
     state = load(last(newest()))["lightning_rl"]
@@ -357,7 +361,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         return original(self, minibatch)
 
     monkeypatch.setattr(algorithm, "loss", watching)
-    options = ["--trainer.max_steps", "2", "--data.num_eval_episodes", "1"]
+    options = [*TWO_ITERATIONS]
     if name == "vla_grpo.yaml":
         options += ["--model.filter_groups", "false"]  # untaught, it never succeeds
     if "smolvlm" in name:
