@@ -220,10 +220,10 @@ from lightning_rl.policies import (
     OneHot as OneHot,
 )
 from lightning_rl.policies import (
-    PerceptronEncoder as PerceptronEncoder,
+    PerceptronBackbone as PerceptronBackbone,
 )
 from lightning_rl.policies import (
-    PerceptronBackbone as PerceptronBackbone,
+    PerceptronEncoder as PerceptronEncoder,
 )
 from lightning_rl.policies import (
     Policy as Policy,
@@ -257,6 +257,12 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     load_vla_model as load_vla_model,
+)
+from lightning_rl.policies.steering import (
+    NoiseActorCritic as NoiseActorCritic,
+)
+from lightning_rl.policies.steering import (
+    NoisePolicy as NoisePolicy,
 )
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,

@@ -60,7 +60,7 @@ _TABLE = {
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic SlowPolicy SquashedActorCritic VLAPolicy",
+        "GripperActorCritic NoiseActorCritic NoisePolicy SlowPolicy SquashedActorCritic VLAPolicy",
     ),
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,
