@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import Algorithm, RankState
-from lightning_rl.algorithms.checks import check_sequences
+from lightning_rl.algorithms.checks import check_random_actions, check_sequences
 from lightning_rl.algorithms.sequence_cut import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors import EpisodePlan
@@ -102,13 +102,7 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("tau", tau, above=0, most=1)
         check_range("updates_per_env_step", updates_per_env_step, above=0, most=10_000)
         check_range("publish_every_updates", publish_every_updates, least=1)
-        check_range("random_env_steps", random_env_steps, least=0)
-        require(
-            random_env_steps == 0 or policy.replayed_space == policy.action_space,
-            f"random_env_steps={random_env_steps} draws actions, and the critics of {own} judge "
-            "the noise of a flow, which draws far and wide at first: set random_env_steps: 0, and "
-            "learning_starts for the env steps before the first update.",
-        )
+        check_random_actions(policy, random_env_steps)
         check_range("learning_starts", learning_starts, least=0)
         self.gamma = gamma
         self.n_steps = n_steps
