@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_collector_or_of_more_of_them_goes_on(tmp_path):
     train(tmp_path, data=data)
     data["total_env_steps"] = 64 * 4
     with pytest.warns(
-        UserWarning, match="is of 3 collectors, and there are 2: those beyond are left out"
+        UserWarning, match="has 3 collectors, this run 2: the additional states are not used"
     ):
         train(tmp_path, data=data | {"collector": remote(2, 2)}, ckpt_path=last(tmp_path))
     data["total_env_steps"] = 64 * 6
@@ -192,7 +192,7 @@ def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
         sent[number] = {name: tensor.clone() for name, tensor in changing_weights(learner).items()}
     for number, acts in ((1, 1), (3, 3), (2, 3)):
         actor.publish(ray._to_message(sent[number]), number)
-        assert actor._take_up_weights(lambda: None) == (acts == number)
+        assert actor._load_weights(lambda: None) == (acts == number)
         assert (actor._policy.actor[0].weight == acts).all()
         assert actor._newest is None, "the store could not have its memory back"
 

@@ -32,7 +32,7 @@ from lightning_rl.checkpoints.registry import (
     NAMES,
     REFUSED,
     imported,
-    makers_of,
+    packages_of,
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
@@ -392,11 +392,10 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
     }
     attack(run_dir, trained, config, by_command("validate"))
     assert capsys.readouterr().err.splitlines()[:2] == [
-        "Left out of the checkpoint's configuration, which is data and decides nothing about files, "
-        "machines or code: trainer.callbacks (EarlyStopping), trainer.devices (100000), "
-        "trainer.num_nodes (2), trainer.plugins (Popen), trainer.profiler (simple), "
-        "trainer.strategy (deepspeed). To keep them give them again, or add --trust_code true if "
-        "you know where it comes from, or give the run's config.yaml as --config.",
+        "Settings of the checkpoint that concern files, machines or code are not used: trainer.callbacks "
+        "(EarlyStopping), trainer.devices (100000), trainer.num_nodes (2), trainer.plugins (Popen), "
+        "trainer.profiler (simple), trainer.strategy (deepspeed). To use them, pass them again, add --trust_code "
+        "true if you trust its source, or give the run's config.yaml as --config.",
         "The checkpoint's configuration reads, as data: some?[2J.pt "
         "(data.collector.init_args.path).",
     ]
@@ -476,7 +475,7 @@ INNER = {
     "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
-    "lightning_rl.envs.people.intervention.FromQueue",  # takes a queue, which no configuration holds
+    "lightning_rl.envs.people.intervention.QueueSource",  # takes a queue, which no configuration holds
 }
 """Classes that the package makes itself, and no configuration names."""
 
@@ -543,10 +542,10 @@ def test_the_envs_of_gymnasium_and_ours_may_be_named():
     for name, spec in gymnasium.registry.items():
         home = str(spec.entry_point)
         if home.startswith(("gymnasium.", "lightning_rl.")):
-            assert makers_of(name) <= set(ENV_PACKAGES), name
-    assert makers_of("CartPole") == {"gymnasium"}
-    assert makers_of("lightning_rl/PushCube-v0") == {"lightning_rl"}
-    assert makers_of("NobodyKnows-v0") == set()
+            assert packages_of(name) <= set(ENV_PACKAGES), name
+    assert packages_of("CartPole") == {"gymnasium"}
+    assert packages_of("lightning_rl/PushCube-v0") == {"lightning_rl"}
+    assert packages_of("NobodyKnows-v0") == set()
 
 
 @pytest.mark.parametrize("value", ["trust_code", "allow_download", "trust_remote_code", "auto_map"])

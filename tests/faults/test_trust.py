@@ -10,8 +10,9 @@ import yaml
 
 from lightning_rl import Algorithm, load_policy
 from lightning_rl.checkpoints.format import CONFIG_KEY
-from lightning_rl.checkpoints.trust import Checked, checked_config
+from lightning_rl.checkpoints.trust import CheckedConfig, checked_config
 from lightning_rl.cli.app import run
+from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import load
 
@@ -240,6 +241,9 @@ def test_of_two_answers_to_whether_it_is_trusted_the_last_one_counts(checkpoint,
     assert name not in sys.modules
     run(["validate", "--ckpt_path", "policy.ckpt", *no, *yes])
     assert name in sys.modules
+    from_checkpoint = ["export", "--ckpt_path", "policy.ckpt"]  # a command with a parser of its own
+    assert is_trusted([*from_checkpoint, *no, *yes])
+    assert not is_trusted([*from_checkpoint, *yes, *no])
 
 
 def test_what_the_user_types_is_trusted(checkpoint, capsys):
@@ -267,27 +271,27 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     """What should slip past the first look meets a parser that imports nothing else."""
     name = checkpoint()
     checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
-    blind = Checked(load(Path("policy.ckpt"))[CONFIG_KEY], {}, {})
+    blind = CheckedConfig(load(Path("policy.ckpt"))[CONFIG_KEY], {}, {})
     monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])
-    assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
+    assert f"'{name}.MyPPO' for model is third-party code" in capsys.readouterr().err
     assert name not in sys.modules
 
 
 def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
     name = checkpoint()
     monkeypatch.setattr(
-        "lightning_rl.checkpoints.building.checked_config", lambda *args: Checked("", {}, {})
+        "lightning_rl.checkpoints.building.checked_config", lambda *args: CheckedConfig("", {}, {})
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for key in ("model.class_path", "model.init_args.policy.class_path"):
         checkpoint(set_at(key, f"{name}.MyPPO"))
         with pytest.raises(ConfigurationError) as refusal:
             Algorithm.load_from_checkpoint("policy.ckpt")
-        assert "is code of others, and the configuration comes from a check" in str(refusal.value)
-        assert str(refusal.value).endswith("or what it names yourself: policy=...")
+        assert "is third-party code, and the configuration comes from a check" in str(refusal.value)
+        assert str(refusal.value).endswith("or pass the object yourself: policy=...")
         assert name not in sys.modules
 
 
@@ -303,7 +307,7 @@ def test_a_function_in_the_place_of_a_class_is_not_called_where_it_is_trusted(tr
     config = yaml.safe_load(trained[CONFIG_KEY])
     config["model"]["init_args"]["policy"] = GADGET
     torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
-    for making in (load_policy, Algorithm.load_from_checkpoint):
+    for construction in (load_policy, Algorithm.load_from_checkpoint):
         with pytest.raises(ConfigurationError, match="It was not called"):
-            making("policy.ckpt", trust_code=True)
+            construction("policy.ckpt", trust_code=True)
     assert not os.path.exists("pwned")

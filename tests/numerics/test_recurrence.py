@@ -28,7 +28,7 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.algorithms.on_policy import drawing_of, epochs
+from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
 from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.base import StepwiseActor
@@ -97,7 +97,7 @@ def with_advantages(rollout):
 
 def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, seed=0, keys=FIELDS):
     """The minibatches of one pass."""
-    drawing = drawing_of(policy, rollout, keys, mask, length, burn_in)
+    drawing = make_sampler(policy, rollout, keys, mask, length, burn_in)
     generator = torch.Generator().manual_seed(seed)
     (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
     return list(only)
@@ -601,7 +601,7 @@ def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_pat
 def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
     (name,) = settings
     with pytest.raises(
-        ConfigurationError, match=f"{name} is about sequences.*memory: {{class_path"
+        ConfigurationError, match=f"{name} applies to sequences.*memory: {{class_path"
     ):
         make_ppo(make_data(), **settings)
 
@@ -614,7 +614,7 @@ def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
 
     env = CartPole(1)
     policy = Own(env.single_observation_space, env.single_action_space)
-    with pytest.raises(ConfigurationError, match="takes each step by itself"):
+    with pytest.raises(ConfigurationError, match="evaluates single steps"):
         PPO(policy, **settings)
 
 
@@ -632,7 +632,7 @@ def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
             return {**super().extra_fields, "state": ((1,), torch.float32)}
 
     policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
-    with pytest.raises(ConfigurationError, match="Recurrent has a state, and no way through them"):
+    with pytest.raises(ConfigurationError, match="Recurrent has a state and cannot evaluate"):
         SAC(policy)
 
 

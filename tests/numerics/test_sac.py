@@ -56,10 +56,14 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
             else Update(objective, optimizer)
         )
     targets = [p for name, p in module.named_parameters() if name.startswith("target_")]
-    follow_up = module.move_all_targets
-    module.update_all = module.in_turn(*module.objectives, then=follow_up, written=targets)
+    follow_up = module.update_targets
+    module.update_all = module.make_update_sequence(
+        *module.objectives, follow_up=follow_up, written=targets
+    )
     always = getattr(module, "fitted_always", ("critic",))
-    module.update_critics = module.in_turn(*always, then=follow_up, written=targets)
+    module.update_critics = module.make_update_sequence(
+        *always, follow_up=follow_up, written=targets
+    )
     return module
 
 
@@ -306,7 +310,7 @@ def test_discrete_and_unbounded_actions_are_refused():
         SquashedActorCritic(OBSERVATION_SPACE, discrete)
     assert str(refused.value) == (
         "The critics of an off-policy algorithm take continuous actions, a floating-point Box; the action space is "
-        "Discrete(3). Learn discrete actions with DiscreteSAC and a DiscreteActorCritic, or with PPO."
+        "Discrete(3). For discrete actions, use DiscreteSAC with a DiscreteActorCritic, or PPO."
     )
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
     with pytest.raises(ConfigurationError) as refused:

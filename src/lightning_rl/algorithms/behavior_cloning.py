@@ -14,9 +14,9 @@ from lightning_rl.algorithms.action_parts import (
 )
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size, check_entropy, check_sequences
-from lightning_rl.algorithms.on_policy import drawing_of, epochs
+from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of
-from lightning_rl.algorithms.sequence_cut import SequenceLength, most_minibatches
+from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches
 from lightning_rl.datasets import Demonstrations
 from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.policies import Policy
@@ -86,8 +86,8 @@ class BehaviorCloning(Algorithm):
         check_range("teacher_env_steps", teacher_env_steps, least=0)
         require(
             teacher is not None or teacher_env_steps == 0,
-            f"teacher_env_steps is {teacher_env_steps}, and there is no teacher to act in them: "
-            "give its checkpoint, teacher: PATH, or leave teacher_env_steps out.",
+            f"teacher_env_steps is {teacher_env_steps}, but there is no teacher. Set teacher: "
+            "PATH, or remove teacher_env_steps.",
         )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
@@ -112,12 +112,12 @@ class BehaviorCloning(Algorithm):
         if self.teacher is not None:
             taught_by = Algorithm.load_from_checkpoint(self.teacher, trust_code=self.trust_code)
             teacher = Teacher(taught_by.policy, self.policy, self.teacher_env_steps)
-            self.plan = replace(self.plan, teacher=teacher)
+            self.episode_settings = replace(self.episode_settings, teacher=teacher)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        if self.plan.teacher is not None:
-            self.plan.teacher.policy.to(self.device)
+        if self.episode_settings.teacher is not None:
+            self.episode_settings.teacher.policy.to(self.device)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -125,20 +125,20 @@ class BehaviorCloning(Algorithm):
         if self.teacher is not None:
             require(
                 self.data.acted_by_policy,
-                f"A teacher says what to do where the student has come to, and "
-                f"{type(collector).__name__} plays nothing: set data.collector: SyncCollector, or "
-                "leave the teacher out.",
+                "A teacher labels the states that the student visits, but "
+                f"{type(collector).__name__} does not run the policy. Set data.collector: "
+                "SyncCollector, or remove the teacher.",
             )
         elif collector is not None and not isinstance(collector, Demonstrations):
             raise ConfigurationError(
-                f"BehaviorCloning learns from demonstrations, and {type(collector).__name__} gives "
-                "what the policy does itself: set data.collector: {class_path: Demonstrations}, "
-                "or name a teacher: model.teacher."
+                f"BehaviorCloning needs demonstrations, but {type(collector).__name__} collects "
+                "the policy's own actions. Set data.collector: {class_path: Demonstrations}, or "
+                "set model.teacher."
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         check_time(rollout)
-        teacher = self.plan.teacher
+        teacher = self.episode_settings.teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
@@ -147,9 +147,9 @@ class BehaviorCloning(Algorithm):
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
         what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
-        drawing = drawing_of(self.policy, rollout, *what)
+        sampler = make_sampler(self.policy, rollout, *what)
         how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-        for epoch in epochs(drawing, *how):
+        for epoch in epochs(sampler, *how):
             for minibatch in epoch:
                 noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
                 # Here and not in the loss: a compiled loss cannot draw from a generator.

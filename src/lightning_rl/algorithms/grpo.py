@@ -10,7 +10,7 @@ from lightning_rl.algorithms.action_parts import ratio_terms
 from lightning_rl.algorithms.checks import check_entropy
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.functional import (
     approx_kl,
     clip_fraction,
@@ -83,8 +83,8 @@ class GRPO(OnPolicyAlgorithm):
         super().__init__(policy, **kwargs)
         require(
             not isinstance(policy, ActorCritic) or isinstance(policy, NoisePolicy),
-            f"GRPO has no use for a critic, and would leave that of {type(policy).__name__} "
-            "untrained: use ActorOnly (without settings of a critic), or PPO.",
+            f"GRPO does not train a critic: the critic of {type(policy).__name__} would stay "
+            "untrained. Use ActorOnly, without the critic's settings, or PPO.",
         )
         check_range("group_size", group_size, least=2)
         check_range("eps", eps, above=0)
@@ -119,7 +119,8 @@ class GRPO(OnPolicyAlgorithm):
         self.clip_high = clip_coef if clip_high is None else clip_high
         self.kl_coef = kl_coef
         self.ent_coef = ent_coef
-        self.plan = EpisodePlan(group_size, reset_every_rollout, truncate_at_first_done)
+        episodes = EpisodeSettings(group_size, reset_every_rollout, truncate_at_first_done)
+        self.episode_settings = episodes
         self.reference = ReferencePolicy(policy) if kl_coef > 0 else None
 
     def setup(self, stage: str) -> None:
@@ -189,8 +190,8 @@ class GRPO(OnPolicyAlgorithm):
         done: Tensor = rollout["done"][:, :-1]
         if not self.data.reports_success and ranks.agree(bool(done.any())):
             raise ConfigurationError(
-                "filter_groups: true needs an env that says info['success'], and this one has not "
-                "said it of any episode. Set filter_groups: false; groups of equal returns have "
+                "filter_groups: true needs an env that reports info['success'], but no episode "
+                "has reported it. Set filter_groups: false; groups of equal returns have "
                 "advantage 0 anyway."
             )
         first = done.long().argmax(1, keepdim=True)

@@ -215,15 +215,15 @@ class EnvCheck:
             )
             text = f"played by random actions for {play.env_steps:,} env steps"
             self.add("env", "ok", text)
-            self._look_at_actions(env, play)
+            self._check_actions(env, play)
             for array in play.arrays.values():
-                self._look_at_array(array)
-            self._look_at_rewards(env, play)
-            self._look_at_ends(env, play)
+                self._check_array(array)
+            self._check_rewards(env, play)
+            self._check_ends(env, play)
             self._play_twice(env, play)
-            self._look_at_starts(env)
+            self._check_starts(env)
             self._restore(env)
-            self._ask_gymnasium()
+            self._run_gymnasium_checker()
         finally:
             self._close()
 
@@ -250,7 +250,7 @@ class EnvCheck:
 
     # --- one play with random actions ---
 
-    def _look_at_actions(self, env: VectorEnv, play: Play) -> None:
+    def _check_actions(self, env: VectorEnv, play: Play) -> None:
         space = env.single_action_space
         self.add("action", "ok", described(space))
         if env.steps_per_action > 1:
@@ -271,7 +271,7 @@ class EnvCheck:
             taken = f"{play.interventions:,} of {play.env_steps:,} env steps"
             self.add("action", "ok", f"someone took over in {taken}")
 
-    def _look_at_array(self, array: ArraySeen) -> None:
+    def _check_array(self, array: ArraySeen) -> None:
         topic, name = "observation", array.name.removeprefix("observation").removeprefix(".")
         begin = f"{name}: " if name else ""
         is_box = isinstance(array.space, gymnasium.spaces.Box)
@@ -298,15 +298,15 @@ class EnvCheck:
             )
         still = array.still
         if still.all():
-            text = f"{array.name} never changed: it tells a policy nothing"
+            text = f"{array.name} never changed: it holds no information for a policy"
             self.add(topic, "warning", text, "Check that the env writes what it observes.")
         elif still.any() and np.issubdtype(array.space.dtype, np.floating) and not is_picture:
             which = ", ".join(str(list(map(int, at))) for at in np.argwhere(still)[:4])
             more = ", ..." if still.sum() > 4 else ""
             text = f"{int(still.sum())} of {still.size} numbers never changed: {which}{more}"
-            self.add(topic, "note", f"{begin}{text}", "Leave them out if they never will.")
+            self.add(topic, "note", f"{begin}{text}", "Remove them if they are always constant.")
 
-    def _look_at_rewards(self, env: VectorEnv, play: Play) -> None:
+    def _check_rewards(self, env: VectorEnv, play: Play) -> None:
         reward = play.rewards
         if not np.isfinite(reward).all():
             row, step = np.argwhere(~np.isfinite(reward))[0]
@@ -325,10 +325,10 @@ class EnvCheck:
             sparse = constant < 0 or (constant == 0 and play.reports_success)
             self.add(
                 *("reward", "note" if sparse else "warning"),
-                f"it was {constant:.6g} at each of {reward.size:,} steps, for all actions: there "
-                "is nothing to learn until chance brings another reward",
-                "If it is sparse: longer episodes, a reward for progress, or demonstrations. If it "
-                "is not: check that step returns it.",
+                f"it was {constant:.6g} at each of {reward.size:,} steps, for all actions: random "
+                "actions have found no other reward",
+                "For a sparse reward, try longer episodes, a reward for progress, or "
+                "demonstrations. Otherwise check that step returns the reward.",
             )
         largest = float(np.abs(reward).max())
         if largest > LARGE and not self._scaling.reward:
@@ -340,7 +340,7 @@ class EnvCheck:
             listed = ", ".join(f"{name} {value:.3g}" for name, value in play.reports.items())
             self.add("reward", "ok", f"the env reports, on average: {listed}")
 
-    def _look_at_ends(self, env: VectorEnv, play: Play) -> None:
+    def _check_ends(self, env: VectorEnv, play: Play) -> None:
         limit, played = env.max_episode_steps, play.steps * env.steps_per_action
         known = f"the time limit is {limit:,} env steps" if limit else "no time limit is known"
         ends = play.terminated + play.truncated
@@ -414,7 +414,7 @@ class EnvCheck:
                 "the whole state in reset; else no evaluation and no run can be repeated.",
             )
 
-    def _look_at_starts(self, env: VectorEnv) -> None:
+    def _check_starts(self, env: VectorEnv) -> None:
         rounds = max(2, -(-STARTS // env.num_envs))
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
         starts = [self._reset(env, seed) for seed in seeds]
@@ -424,11 +424,11 @@ class EnvCheck:
         )
         by_seed = all(_same(start, starts[0]) for start in starts[1:])
         if by_seed and (env.num_envs == 1 or alike) and _same(following, starts[0]):
-            text = "every episode begins with the same observation, whatever the seed"
-            cure = "If it should not: draw the start from self.np_random in reset."
+            text = "every episode begins with the same observation for every seed"
+            cure = "If this is not intended, draw the start from self.np_random in reset."
             self.add("seeds", "note", text, cure)
         elif alike:
-            text = f"all {env.num_envs} envs begin alike: they share a seed, and give the same data"
+            text = f"all {env.num_envs} envs begin with the same observation: they share a seed"
             cure = "Seed each with its own: reset(seed=...) of env i gets seed + i."
             self.add("seeds", "warning", text, cure)
         elif by_seed:
@@ -449,8 +449,8 @@ class EnvCheck:
         with self._calls("state_dict"):
             state, here = env.state_dict(), _copy(observation)
         cure = (
-            "It costs the episodes under way, no more. To have them continue, give the env "
-            "state_dict and load_state_dict."
+            "Only the running episodes are lost. To continue them, add state_dict and "
+            "load_state_dict to the env."
         )
         if state is None:
             text = "the env does not save its state: a resumed run begins new episodes"
@@ -486,12 +486,15 @@ class EnvCheck:
             self.add("resume", "ok", text)
         else:
             level: Level = "error" if self.reproducible else "warning"
-            cure = "Save in state_dict all that the env depends on, its generators too."
+            cure = (
+                "Save everything that the env depends on in state_dict, including its random "
+                "generators."
+            )
             self.add("resume", level, f"restored, the env gave another {differs}", cure)
 
     # --- one env ---
 
-    def _ask_gymnasium(self) -> None:
+    def _run_gymnasium_checker(self) -> None:
         """Run Gymnasium's checks on one env: a vector env has already converted its values."""
         assert self._env is not None
         base = _base(self._env)
@@ -568,7 +571,7 @@ def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
     for step, (a, b) in enumerate(zip(one, other, strict=True)):
         for name, array in a.items():
             if not _equal(array, b[name]):
-                return f"{name} {f'after {step} steps' if step else 'at once'}"
+                return f"{name} {f'after {step} steps' if step else 'at the start'}"
     return None
 
 

@@ -32,12 +32,12 @@ WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
 
 
-class Checked(Exception):  # noqa: N818  # no error: it ends a run that is only checked
+class CheckComplete(Exception):  # noqa: N818  # no error: it ends a run that is only checked
     """The check is complete: end the run before training."""
 
 
 class RunCheck(Callback):
-    """Check a run in `on_fit_start`, and end it by raising `Checked`.
+    """Check a run in `on_fit_start`, and end it by raising `CheckComplete`.
 
     It must be the last callback, so that the other callbacks raise their errors first.
 
@@ -68,17 +68,17 @@ class RunCheck(Callback):
             with self._finding("collector"):
                 acting = self._collect(data)
                 if acting is not None:
-                    self._look_at_speed(data, play, acting)
+                    self._check_speed(data, play, acting)
             data.close()
-            self._look_at_groups(algorithm, env_check)
-            self._look_at_lengths(data, algorithm, play)
-        self._look_at_update(data, algorithm)
+            self._check_groups(algorithm, env_check)
+            self._check_lengths(data, algorithm, play)
+        self._check_update(data, algorithm)
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
-                self._look_at_evaluation(trainer, data, env_check)
+                self._check_evaluation(trainer, data, env_check)
         topics = list(dict.fromkeys(finding.topic for finding in self.findings))
         self.findings.sort(key=lambda finding: topics.index(finding.topic))
-        raise Checked
+        raise CheckComplete
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
         self.findings.append(Finding(topic, level, text, cure))
@@ -98,7 +98,7 @@ class RunCheck(Callback):
         data.train_dataloader()
         collector = data.collector
         assert collector is not None
-        if not collector.ways:
+        if not collector.code_paths:
             text = f"{type(collector).__name__} plays nothing: its rollouts exist already"
             self.add("collector", "ok", text)
             return None
@@ -109,13 +109,13 @@ class RunCheck(Callback):
             low, high = bounds_of(env.single_action_space)
             self.add(
                 *("action", "warning" if play.beyond > 0.5 else "ok"),
-                f"{play.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
-                f"of {np.min(low):.4g} to {np.max(high):.4g}, and is clipped",
+                f"{play.beyond:.0%} of the untrained policy's actions lie beyond the bounds "
+                f"{np.min(low):.4g} to {np.max(high):.4g}, and are clipped",
                 "Leave rescale_action on, or lower log_std_init." if play.beyond > 0.5 else "",
             )
         return play
 
-    def _look_at_speed(self, data: RLDataModule, play: Play, acting: Play) -> None:
+    def _check_speed(self, data: RLDataModule, play: Play, acting: Play) -> None:
         assert data.collector is not None
         each = play.env_steps / play.steps  # env steps per action of all envs
         stepping, choosing = play.seconds["env"], acting.seconds["inference"]
@@ -126,9 +126,9 @@ class RunCheck(Callback):
         slower, share = ("env", stepping) if stepping >= choosing else ("policy", choosing)
         self.add(
             *("speed", "ok"),
-            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.ways['stepping']}"
+            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.code_paths['stepping']}"
             f"{f', {way}' if way else ''}), acting alone {_rate(each / max(1e-9, choosing))} "
-            f"({acting.ways['acting']}): the {slower} takes "
+            f"({acting.code_paths['acting']}): the {slower} takes "
             f"{share / (stepping + choosing):.0%} of collecting",
         )
         self.add(
@@ -159,23 +159,23 @@ class RunCheck(Callback):
 
     # --- settings ---
 
-    def _look_at_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
-        size = algorithm.plan.group_size
+    def _check_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
+        size = algorithm.episode_settings.group_size
         if size > 1 and not env_check.same_starts:
             self.add(
                 *("rollout", "error"),
-                f"the {size} members of a group must begin alike, and the same seed gave another "
-                "start",
-                "Have the env draw its starts from the seed of reset alone.",
+                f"the {size} members of a group must begin in the same state, but the same seed "
+                "gave different starts",
+                "Let the env draw its starts from the seed of reset only.",
             )
 
-    def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
+    def _check_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
         each = data.env_steps_per_iteration // data.num_envs
         lengths = play.statistics.lengths
         longest = play.max_episode_steps or max(lengths, default=0)
         text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {each:,} env steps"
-        if longest and algorithm.plan.first_episode_only:
-            self._look_at_whole_episodes(text, each, longest)
+        if longest and algorithm.episode_settings.first_episode_only:
+            self._check_whole_episodes(text, each, longest)
         elif lengths:
             ends = data.num_envs * each / float(np.mean(lengths))
             number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
@@ -193,21 +193,21 @@ class RunCheck(Callback):
         self.add(
             *("rollout", "note" if short else "ok"),
             f"{text}; an episode lasts up to {longest:,}",
-            "Where what counts comes late, raise model.gamma." if short else "",
+            "If important rewards come late, raise model.gamma." if short else "",
         )
 
-    def _look_at_whole_episodes(self, text: str, each: int, longest: int) -> None:
+    def _check_whole_episodes(self, text: str, each: int, longest: int) -> None:
         if each >= longest:
-            self.add("rollout", "ok", f"{text}, of which an episode takes up to {longest:,}")
+            self.add("rollout", "ok", f"{text}; an episode takes up to {longest:,}")
         else:
             self.add(
                 *("rollout", "warning"),
-                f"{text}, and an episode may last {longest:,}: those that do are cut, and compared "
-                "by what they have earned so far",
+                f"{text}, and an episode may last {longest:,}: such episodes are cut, and "
+                "compared by their return so far",
                 "Raise data.buffer_size, or shorten the episodes.",
             )
 
-    def _look_at_update(self, data: RLDataModule, algorithm: Algorithm) -> None:
+    def _check_update(self, data: RLDataModule, algorithm: Algorithm) -> None:
         each = algorithm.minibatches_per_iteration()
         choice = algorithm.choose_compilation()
         total = (
@@ -228,9 +228,7 @@ class RunCheck(Callback):
         if parts:
             self.add("update", "ok", ", ".join(parts))
 
-    def _look_at_evaluation(
-        self, trainer: Trainer, data: RLDataModule, env_check: EnvCheck
-    ) -> None:
+    def _check_evaluation(self, trainer: Trainer, data: RLDataModule, env_check: EnvCheck) -> None:
         env, play = data.eval_env, env_check.play
         count = -(-data.total_iterations // data.iterations_per_epoch)
         count //= trainer.check_val_every_n_epoch or 1
@@ -239,9 +237,12 @@ class RunCheck(Callback):
         longest = env.max_episode_steps
         if longest:
             most = count * data.num_eval_episodes * longest
-            text += f": up to {most:,} env steps beside the {data.total_env_steps:,} of training"
+            text += (
+                f": up to {most:,} env steps, in addition to the {data.total_env_steps:,} of "
+                "training"
+            )
             if most > data.total_env_steps:
-                cure = "Where that takes too long: fewer data.num_eval_episodes, or a larger "
+                cure = "If that takes too long, lower data.num_eval_episodes, or raise "
                 cure += "data.iterations_per_epoch."
                 self.add("evaluation", "note", text, cure)
             else:

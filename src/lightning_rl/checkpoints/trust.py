@@ -21,15 +21,15 @@ from lightning_rl.checkpoints.registry import (
     GRANTS,
     PACKAGES,
     REFUSED,
-    makers_of,
+    packages_of,
 )
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 
-CURE = "Add --trust_code true if you know where it comes from, or give your own --config."
+CURE = "Add --trust_code true if you trust its source, or give your own --config."
 CURE_IN_PYTHON = (
-    "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
+    "Pass trust_code=True if you trust its source, or pass the object yourself: policy=..."
 )
 """Cures for a refusal on the command line, and in `load_policy`."""
 
@@ -69,7 +69,7 @@ IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d
 """`package.name`, or `module:name`."""
 
 
-class Checked(NamedTuple):
+class CheckedConfig(NamedTuple):
     """The accepted part of a checkpoint's configuration.
 
     Attributes:
@@ -87,10 +87,9 @@ class Checked(NamedTuple):
         if self.left_out:
             names = ", ".join(f"{key} ({_brief(value)})" for key, value in self.left_out.items())
             lines.append(
-                f"Left out of the checkpoint's configuration, which is data and decides nothing "
-                f"about files, machines or code: {names}. To keep them give them again, or add "
-                "--trust_code true if you know where it comes from, or give the run's config.yaml "
-                "as --config."
+                "Settings of the checkpoint that concern files, machines or code are not used: "
+                f"{names}. To use them, pass them again, add --trust_code true if you trust its "
+                "source, or give the run's config.yaml as --config."
             )
         if self.reads:
             names = ", ".join(f"{path} ({key})" for key, path in self.reads.items())
@@ -99,7 +98,7 @@ class Checked(NamedTuple):
         return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
 
 
-def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
+def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> CheckedConfig:
     """Return the accepted part of a checkpoint's configuration, without any import.
 
     Raises:
@@ -130,7 +129,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     }
     if address is not None:
         left_out["data.collector.address"] = address
-    return Checked(dump_yaml(config), left_out, inspection.reads)
+    return CheckedConfig(dump_yaml(config), left_out, inspection.reads)
 
 
 def _without_address(config: dict[str, Any]) -> Any:
@@ -253,7 +252,7 @@ class Inspection:
         """Refuse ids that import a module, and envs of packages outside the table."""
         if ":" in name:
             self.refuse(path, name, f"would import {name.partition(':')[0]}")
-        makers = makers_of(name)
+        makers = packages_of(name)
         if not makers:
             self.refuse(path, name, f"is no env of {', '.join(ENV_PACKAGES)} that is registered")
         for maker in sorted(makers - {*ENV_PACKAGES}):

@@ -27,12 +27,17 @@ HEAD_SECONDS = 15.0
 """Seconds without an answer of the head after which the run ends; Ray's own limit is a minute."""
 
 ENDED = (
-    "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
-    "because its node on this machine has ended (by ray stop, with the head of the cluster, or for "
-    "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
-    "--ckpt_path last.\n"
+    "rl-cli: error: The learner's process was killed, by a signal or by Ray, because its node on "
+    "this machine has ended (by ray stop, with the head of the cluster, or for lack of memory). "
+    "Restart the node, and resume from the last checkpoint: rl-cli fit --ckpt_path last.\n"
 )
-"""Message that a `Witness` prints."""
+"""Message that a `KillReporter` prints."""
+
+CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable that is 0 where Ray serves one machine only: all its ports are on loopback.
+
+Ray reads it at its import, and has no other setting for this (2.60).
+"""
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that need equal versions on both sides, because messages contain their classes."""
@@ -62,7 +67,7 @@ class Connection:
         Raises:
             ConfigurationError: if the cluster cannot be started or joined.
         """
-        self.ray = _import_ray()
+        self.ray = _import_ray(self._address is None)
         if not self.ray.is_initialized():
             with _signals_kept():
                 self._join(room)
@@ -70,11 +75,17 @@ class Connection:
             hide_token()
         self.joined = True
         self.head = Head(self.ray.get_runtime_context().gcs_address)
-        self._witness = Witness()
+        self._witness = KillReporter()
 
     def _join(self, room: Mapping[str, Any]) -> None:
         if self._address is not None:
             check_answers(self._address)
+            require(
+                os.environ.get(CLUSTERS) != "0",
+                f"This process cannot join the Ray cluster at {self._address}: {CLUSTERS} is 0, "
+                "by the environment or because this process has started Ray for itself alone. "
+                f"Start a new process, with {CLUSTERS} unset or 1.",
+            )
             room = {}
         else:
             room = {**room, "include_dashboard": False}
@@ -113,7 +124,7 @@ class Head:
         self._address = address
         self._answered_at = time.monotonic()
         self._closed = threading.Event()
-        threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
+        threading.Thread(target=self._check_head, name="head of the cluster", daemon=True).start()
 
     @property
     def is_lost(self) -> bool:
@@ -129,15 +140,15 @@ class Head:
         require(
             not self.is_lost,
             f"The head of the Ray cluster at {self._address} has not answered for "
-            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Start it "
-            "again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
+            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Restart it, "
+            "and resume from the last checkpoint: rl-cli fit --ckpt_path last.",
         )
 
     def close(self) -> None:
         """Stop the checks."""
         self._closed.set()
 
-    def _look(self) -> None:
+    def _check_head(self) -> None:
         host, _, port = self._address.rpartition(":")
         while not self._closed.wait(1.0):
             with suppress(OSError):
@@ -145,7 +156,7 @@ class Head:
                 self._answered_at = time.monotonic()
 
 
-class Witness:
+class KillReporter:
     """A process that prints a message if this process is killed.
 
     If a node ends, Ray kills its processes immediately, with exit code 1 and no message.
@@ -176,16 +187,19 @@ def refuse_without_ray(what: str) -> None:
     )
 
 
-def prepare_environment() -> None:
+def prepare_environment(alone: bool) -> None:
     """Set Ray's environment variables, unless the user has set them.
 
-    Call this before Ray is imported; processes that Ray starts inherit the variables.
+    Call this before Ray is imported; processes that Ray starts inherit the variables. `alone` is
+    True if Ray is to serve this machine only: it then listens on loopback.
     """
     # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
     # with Ray's period of a second, every publication of weights would take new memory. The last
     # variable hides lines about dead processes, which our own warnings report, and state dumps.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if alone:
+        os.environ.setdefault(CLUSTERS, "0")
     os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
     os.environ.setdefault(
         "RAY_DEDUP_LOGS_SKIP_REGEX", r"^A worker died or was killed|\[state-dump\]"
@@ -247,7 +261,7 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
         return f"{where}: {said}. Is the name of its machine right, as in node0:6379?"
     if isinstance(error, OSError) and type(error) is not ConnectionError:
         return (
-            f"{where}: nobody answers there. Start its head, 'ray start --head --port 6379', and "
+            f"{where}: there is no answer. Start its head, 'ray start --head --port 6379', and "
             "open that port to this machine."
         )
     whole = f"{error}\n{printed}"
@@ -298,8 +312,8 @@ def check_versions(wanted: Mapping[str, str]) -> None:
     )
 
 
-def _import_ray() -> Any:
-    prepare_environment()
+def _import_ray(alone: bool) -> Any:
+    prepare_environment(alone)
     with _signals_kept():
         import ray
         import ray.exceptions

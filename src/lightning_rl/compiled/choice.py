@@ -24,7 +24,7 @@ On a core of an AMD EPYC compiling saves 0.3 to 0.6 ms per step of a batched tor
 policy, and takes 5 to 10 s the first time, 2 to 3 s with Inductor's cache.
 """
 
-DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
+DIFFERS = "the last digits of its results differ from an uninterrupted run"
 """The effect of another machine or of a changed decision, for messages."""
 
 
@@ -53,7 +53,7 @@ class Choice:
     ) -> None:
         self._setting = setting
         self._before = before
-        self._said = False
+        self._printed = False
         if setting != "auto":
             self.compiled, self.why = setting, f"compile: {str(setting).lower()}"
         elif before is not None:
@@ -77,23 +77,23 @@ class Choice:
             rank_zero_warn(warning)
         elif self._before is not None:
             rank_zero_warn(
-                f"The run was compiled up to the checkpoint, and now is not: {why}. It goes on, "
-                f"but {DIFFERS}."
+                f"The run was compiled until the checkpoint, and is uncompiled now: {why}. It "
+                f"continues, but {DIFFERS}."
             )
-        self.say()
+        self.print_decision()
 
     def does_not_apply(self, why: str) -> None:
         """Record silently that there is nothing to compile."""
-        self.compiled, self.why, self._said = False, why, True
+        self.compiled, self.why, self._printed = False, why, True
 
-    def say(self) -> None:
+    def print_decision(self) -> None:
         """Print the decision of `auto`, once."""
-        if self._setting == "auto" and not self._said:
-            self._said = True
-            rank_zero_only(print)(f"{self._now} (compile: auto): {self.why}.", flush=True)
+        if self._setting == "auto" and not self._printed:
+            self._printed = True
+            rank_zero_only(print)(f"{self._decision} (compile: auto): {self.why}.", flush=True)
 
     @property
-    def _now(self) -> str:
+    def _decision(self) -> str:
         return f"The update {'is compiled' if self.compiled else 'runs uncompiled'}"
 
     def state(self) -> dict[str, Any]:
@@ -107,14 +107,14 @@ class Choice:
         was, now = self._before["compiled"], self.compiled
         if was != now:
             rank_zero_warn(
-                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and now is"
-                f"{'' if now else ' not'}, by {self.why}: {DIFFERS}. With compile: auto it would "
-                "go on as it began."
+                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and now "
+                f"is{'' if now else ' not'}, by {self.why}: {DIFFERS}. compile: auto keeps the "
+                "choice of the checkpoint."
             )
         if self._before["cpu"] != cpu():
             rank_zero_warn(
                 f"The checkpoint was written on another CPU ({self._before['cpu']}; this is "
-                f"{cpu()}). The run goes on {'compiled' if now else 'uncompiled'}, as it began, "
+                f"{cpu()}). The run continues {'compiled' if now else 'uncompiled'}, as it began, "
                 f"but {DIFFERS}."
             )
 
@@ -130,7 +130,7 @@ class StepsChoice(Choice):
     counted, pays_from = "steps of all envs", STEPS_PAY_FROM
 
     @property
-    def _now(self) -> str:
+    def _decision(self) -> str:
         return f"The env is stepped {'compiled' if self.compiled else 'uncompiled'}"
 
     def _compare_machines(self) -> None:

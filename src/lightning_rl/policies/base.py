@@ -97,7 +97,7 @@ class Policy(nn.Module, ABC, Constructed):
         return {}
 
     @property
-    def remembers(self) -> bool:
+    def is_recurrent(self) -> bool:
         """Whether log-probs and values depend on `state`, as in a recurrent policy."""
         # The state of correlated noise only affects the next draw.
         noise = getattr(getattr(self, "distribution", None), "state_size", 0)
@@ -395,7 +395,7 @@ class StepwiseActor(RolloutActor):
         if not isinstance(result, TensorDictBase):
             raise ConfigurationError(
                 f"{self._name}.forward returned {type(result).__name__}, not a TensorDict with "
-                f"{', '.join(self._fields)}: return the one that it was given."
+                f"{', '.join(self._fields)}: return the given TensorDict."
             )
         for key, slot, version in zip(self._fields, slots, before, strict=True):
             value = result.get(key, None)
@@ -437,9 +437,9 @@ class StepwiseActor(RolloutActor):
                 f"{list(value.shape)}; it must be {wanted}"
             )
         origin = {
-            "action": "as the action space says",
-            "sample_log_prob": "one number per env, unless extra_fields says otherwise",
-            "next_state": "as extra_fields says of 'state'",
+            "action": "as the action space declares",
+            "sample_log_prob": "one number per env, unless extra_fields declares another shape",
+            "next_state": "as extra_fields declares for 'state'",
         }.get(key, "as extra_fields says")
         raise ConfigurationError(f"{told}, {origin}: td.set('{key}', ...), and return td.")
 
@@ -512,7 +512,7 @@ class UniformActor(RolloutActor):
         for key, value in self._policy.fields_of(steps["action"]).items():
             if key != "state":
                 steps[key].copy_(value)
-        if self._policy.remembers:
+        if self._policy.is_recurrent:
             self._remember(start, stop)
 
     def _remember(self, start: int, stop: int) -> None:

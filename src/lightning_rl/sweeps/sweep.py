@@ -21,7 +21,7 @@ from rich.table import Table
 
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.reports.comparison import short_names, word_of
+from lightning_rl.reports.comparison import short_names, value_text
 from lightning_rl.reports.runs import NUMBERS, read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
 from lightning_rl.sweeps.journal import JOURNAL, SweepJournal, Trial, point_count
@@ -121,8 +121,8 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
     require(
         value_of("--config", rest) is not None or value_of("--model", rest) is not None,
-        "sweep needs a config, which all trials begin with: --config FILE; or --resume last, to go "
-        f"on with a sweep. Shipped: {', '.join(shipped_configs())}.",
+        "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep. "
+        f"Shipped: {', '.join(shipped_configs())}.",
     )
     text = parse(rest, list(_probes(_space_of(settings))))
     base = read_yaml(text, "The configuration")
@@ -222,7 +222,7 @@ class _Running:
     slot: int
     reported: int = 0
     pruned: bool = False
-    next_look: float = 0.0
+    next_check: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
 
@@ -365,7 +365,7 @@ class _Sweep:
                     time.sleep(POLL_SECONDS)
                     for running in list(self._running.values()):
                         ended_now = running.process.ended()
-                        self._look_at(running)
+                        self._prune_if_due(running)
                         if ended_now:
                             del self._running[running.trial.number]
                             self._finish(running)
@@ -405,9 +405,9 @@ class _Sweep:
         taken = {running.slot for running in self._running.values()}
         slot = next(i for i in range(self.jobs) if i not in taken)
         cores = self._cores[slot]
-        again = "goes on" if run else "begins"
+        again = "continues" if run else "begins"
         short = short_names(list(trial.point))
-        told = "".join(f", {short[name]} {word_of(trial.point, name)}" for name in short)
+        told = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
         where = f", on core {', '.join(map(str, cores))}" if cores else ""
         print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
         process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
@@ -416,9 +416,9 @@ class _Sweep:
     def _title(self, trial: Trial) -> str:
         return f"trial {trial.number + 1}/{self.journal.total}"
 
-    def _look_at(self, running: _Running) -> None:
+    def _prune_if_due(self, running: _Running) -> None:
         began = time.monotonic()
-        if self.settings.pruner is None or running.pruned or began < running.next_look:
+        if self.settings.pruner is None or running.pruned or began < running.next_check:
             return
         curve = self._curve(running.trial)
         if len(curve) > running.reported:
@@ -427,7 +427,7 @@ class _Sweep:
                 running.pruned = True
                 running.process.terminate()
         now = time.monotonic()
-        running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
+        running.next_check = now + max(0.1, (now - began) / SHARE_OF_READING)
 
     def _finish(self, running: _Running) -> None:
         trial, code = running.trial, running.process.exit_code or 0
@@ -475,9 +475,9 @@ class _Sweep:
                 self._hurried = True
                 return
             self._signal = number
-            again = " (again to end them at once)"
+            again = " (again to stop them immediately)"
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: the trials that run save, and end{again}\n".encode())
+            os.write(2, f"\n{name}: the running trials save and stop{again}\n".encode())
 
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, handle) for number in numbers}
@@ -537,7 +537,7 @@ class _Sweep:
         outcomes = [OUTCOMES[trial.state] for trial in trials]
         told = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
         interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
-        values = [word_of(point, name) for name in point]
+        values = [value_text(point, name) for name in point]
         shown = "" if centre is None else f"{centre:.6g}"
         return centre, [*values, str(len(scores)), shown, interval, told]
 

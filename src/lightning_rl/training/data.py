@@ -23,7 +23,7 @@ from lightning_rl.buffers import (
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
-from lightning_rl.collectors import Collector, CollectorContext, EpisodePlan, SyncCollector
+from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
@@ -52,7 +52,7 @@ class Learner(Protocol):
     """The part of the algorithm that the data module uses."""
 
     policy: Policy
-    plan: EpisodePlan
+    episode_settings: EpisodeSettings
     env_steps: int
 
     def choose_step_compilation(self) -> StepsChoice: ...
@@ -342,7 +342,7 @@ class RLDataModule(LightningDataModule):
                 require(
                     ours == theirs,
                     f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
-                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                    f"{ours}, the space of data.env. Evaluate on an env with the same spaces.",
                 )
         return self._eval_env
 
@@ -365,7 +365,7 @@ class RLDataModule(LightningDataModule):
         self.collector = self._make_collector(
             CollectorContext(
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
-                plan=learner.plan,
+                episode_settings=learner.episode_settings,
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
                 # No lambda: a remote collector pickles it.
@@ -385,9 +385,8 @@ class RLDataModule(LightningDataModule):
             )
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(
-                    "trainer.save_replay is false: checkpoints hold no replay. A run that is "
-                    "resumed will begin with an empty one, and what was learnt from it may be lost "
-                    "before it is filled again."
+                    "trainer.save_replay is false: checkpoints hold no replay. A resumed run "
+                    "starts with an empty replay, and performance may drop until it is filled."
                 )
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
@@ -417,8 +416,8 @@ class RLDataModule(LightningDataModule):
                 self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
-            f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
-            "lost before it is filled again, and the run will differ from an uninterrupted one."
+            f"The resumed run starts with an empty replay, because {why}: performance may drop "
+            "until it is filled, and the run will differ from an uninterrupted one."
         )
 
     def val_dataloader(self) -> EpisodeSeeds:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.audit.check_env import Finding
-from lightning_rl.audit.checking import Checked, RunCheck
+from lightning_rl.audit.checking import CheckComplete, RunCheck
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Constructed
@@ -29,12 +29,13 @@ from lightning_rl.system.files import (
     shown,
     write_atomically,
 )
+from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
-from lightning_rl.system.process import flush_denormals, keep_freed_memory, last_act
+from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
     CHECKPOINTS,
-    alone_in,
     find_checkpoint,
+    locked_run,
     new_run_dir,
     remove_refused,
     removed_if_refused,
@@ -88,9 +89,9 @@ NOISE = (
 REFUSED: dict[str, tuple[Any, str]] = {
     "accumulate_grad_batches": (
         1,
-        "one rollout is a batch to Lightning, and the update has minibatches of its own. For "
-        "larger ones raise model.batch_size; where memory does not suffice for one, a policy with "
-        "micro_batch_size adds gradients up",
+        "for Lightning one rollout is a batch; the update makes its own minibatches. For larger "
+        "ones raise model.batch_size; if memory runs out, set the policy's micro_batch_size, "
+        "which accumulates gradients",
     ),
     "gradient_clip_val": (
         None,
@@ -103,8 +104,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "barebones": (
         False,
-        "it takes away checkpoints and logs, which make a run: set trainer.logger and "
-        "trainer.enable_checkpointing to false where none are wanted",
+        "it disables checkpoints and logs: set trainer.logger and trainer.enable_checkpointing to "
+        "false instead",
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
 }
@@ -130,7 +131,7 @@ class RLTrainer(Trainer, Constructed):
         flush_denormal: flush numbers below 1.2e-38 to zero in the learner's, collector's and
             evaluation's threads. Intel CPUs are many times slower on such numbers, which do not
             affect learning. It applies to the calling thread and the threads that it starts; some
-            CPUs lack the feature. The attribute of the same name tells whether it is active.
+            CPUs lack the feature. The attribute `flush_denormal` is true if it is active.
         machine: optimisations that change speed only, each with a switch; see `MachineSettings`.
         exp_name: prefix of the run directory's name.
         output_dir: parent of the run directories.
@@ -316,14 +317,14 @@ class RLTrainer(Trainer, Constructed):
                 checkpoint to resume from.
         """
         # Lock the directory first: Lightning opens the loggers before it calls any callback.
-        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
-        with alone, last_act(self._tell):
+        alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, before_forced_exit(self._report_error):
             try:
                 super().fit(
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
                 )
             except WriteError as error:
-                raise WriteError(self._what_is_left(error)) from error
+                raise WriteError(self._resume_hint(error)) from error
             except Exception as error:
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
@@ -361,7 +362,7 @@ class RLTrainer(Trainer, Constructed):
         callbacks.append(check)
         try:
             super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        except Checked:
+        except CheckComplete:
             pass
         finally:
             callbacks.remove(check)
@@ -371,16 +372,16 @@ class RLTrainer(Trainer, Constructed):
             write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
         return check.findings
 
-    def _what_is_left(self, error: WriteError) -> str:
+    def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
         if not last.is_file():
             return f"{error} No checkpoint has been written."
         resume = f"rl-cli fit --ckpt_path {shown(last)}"
-        return f"{error} The last checkpoint is whole; go on with: {resume}"
+        return f"{error} The last checkpoint is complete. Resume: {resume}"
 
-    def _tell(self, error: Exception) -> None:
+    def _report_error(self, error: Exception) -> None:
         """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
         for callback in cast(list[Callback], cast(Any, self).callbacks):
             with suppress(Exception):
@@ -491,8 +492,8 @@ def _refuse(settings: dict[str, Any]) -> None:
     strategy = settings.get("strategy")
     require(
         not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
-        f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
-        "act with. Use --trainer.strategy ddp, or one device.",
+        f"trainer.strategy {strategy} is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp, or one device.",
     )
 
 
@@ -504,8 +505,8 @@ def _check_devices(accelerator: Any, devices: Any) -> None:
         require(
             accelerator.lower() in usable,
             f"trainer.accelerator must be one of {', '.join(usable)} on this machine, got "
-            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. "
-            "Where not given, a GPU is taken if there is one.",
+            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. By "
+            "default a GPU is used if there is one.",
         )
     on_cpu = accelerator == "cpu" or not here["gpu"]
     processes = int(devices) if str(devices).isdecimal() else 1
@@ -549,6 +550,8 @@ def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> li
     if chosen is None or chosen is True:
         chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
     own = chosen if isinstance(chosen, list) else [chosen]
+    for logger in own:
+        omit_anonymous(logger)
     return [*own, EnvStepCSV(directory / "metrics.csv")]
 
 

@@ -437,12 +437,12 @@ class SpatialSoftmaxCNN(PictureEncoder):
         check_range("SpatialSoftmaxCNN.points", points, least=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         before, *sides = numbers
-        layers += [_convolution(before, points, 1, 1, gain=1.0), _MeanPlace(*sides)]
+        layers += [_convolution(before, points, 1, 1, gain=1.0), _SpatialSoftmax(*sides)]
         self.layers = nn.Sequential(*layers)
         self.size = 2 * points
 
 
-class _MeanPlace(nn.Module):
+class _SpatialSoftmax(nn.Module):
     """Map logits [M, K, H, W] to the mean places [M, 2K], (x, y) per channel."""
 
     places: Tensor
@@ -665,9 +665,9 @@ class FrozenEncoder(Encoder):
         report = compared(self.inner.state_dict(), state)
         require(
             not any(report),
-            f"FrozenEncoder: the weights of {weights} are not those of a "
-            f"{type(self.inner).__name__} with these settings: {report}. Give `encoder` the "
-            "settings that they were trained with, and `prefix` what their names begin with.",
+            f"FrozenEncoder: the weights of {weights} do not fit a {type(self.inner).__name__} "
+            f"with these settings: {report}. Give `encoder` the settings that they were trained "
+            "with, and `prefix` what their names begin with.",
         )
         self.inner.load_state_dict(state)
         self.inner.requires_grad_(False)
