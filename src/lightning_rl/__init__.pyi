@@ -205,6 +205,9 @@ from lightning_rl.policies import (
     Encoder as Encoder,
 )
 from lightning_rl.policies import (
+    FlowSettings as FlowSettings,
+)
+from lightning_rl.policies import (
     FrozenEncoder as FrozenEncoder,
 )
 from lightning_rl.policies import (
@@ -221,6 +224,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     OneHot as OneHot,
+)
+from lightning_rl.policies import (
+    PerceptronBackbone as PerceptronBackbone,
 )
 from lightning_rl.policies import (
     PerceptronEncoder as PerceptronEncoder,
@@ -257,6 +263,12 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     load_vla_model as load_vla_model,
+)
+from lightning_rl.policies.steering import (
+    NoiseActorCritic as NoiseActorCritic,
+)
+from lightning_rl.policies.steering import (
+    NoisePolicy as NoisePolicy,
 )
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,

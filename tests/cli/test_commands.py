@@ -375,6 +375,12 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--model.n_epochs", "1"]
     if "vla" in name or "pixels" in name:
         options += ["--data.num_envs", "24"]
+    if name.startswith("two_doors"):
+        options += ["--data.num_envs", "24", "--model.batch_size", "24"]
+    if name == "two_doors_noise.yaml":
+        few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
+        run(["fit", "--config", "two_doors_bc.yaml", *options, *few])
+        options += ["--model.policy.checkpoint", str(newest())]
     if name.startswith("tuned/"):
         rows = -(-settings["batch_size"] // data["num_envs"])
         options += ["--data.buffer_size", str(max(rows, 8))]
@@ -693,7 +699,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, SlowPolicy, "
+        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, NoiseActorCritic, NoisePolicy, SlowPolicy, "
         "SquashedActorCritic, VLAPolicy.",
     ),
     (
