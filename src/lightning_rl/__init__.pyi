@@ -199,6 +199,9 @@ from lightning_rl.policies import (
     Encoder as Encoder,
 )
 from lightning_rl.policies import (
+    FlowSettings as FlowSettings,
+)
+from lightning_rl.policies import (
     FrozenEncoder as FrozenEncoder,
 )
 from lightning_rl.policies import (
@@ -218,6 +221,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     PerceptronEncoder as PerceptronEncoder,
+)
+from lightning_rl.policies import (
+    PerceptronBackbone as PerceptronBackbone,
 )
 from lightning_rl.policies import (
     Policy as Policy,

@@ -78,6 +78,16 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
     )
 
 
+def check_entropy(policy: Policy, ent_coef: float) -> None:
+    """Refuse a weight of the entropy bonus out of range, or for a policy of unknown entropy."""
+    check_range("ent_coef", ent_coef, least=0)
+    require(
+        policy.has_entropy or ent_coef == 0,
+        f"ent_coef={ent_coef:g} weighs the entropy, and that of {type(policy).__name__} is unknown "
+        "(a flow with noise: sde): set ent_coef: 0; a flow with noise: learnt has an entropy.",
+    )
+
+
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
     """Refuse sequence settings (in steps) that are out of range, or a policy without a memory."""
     check_range("burn_in", burn_in, least=0)

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import ratio_terms
+from lightning_rl.algorithms.checks import check_entropy
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
@@ -89,7 +90,7 @@ class GRPO(OnPolicyAlgorithm):
         check_range("clip_coef", clip_coef, above=0, below=1)
         check_range("clip_high", clip_high, above=0)
         check_range("kl_coef", kl_coef, least=0)
-        check_range("ent_coef", ent_coef, least=0)
+        check_entropy(policy, ent_coef)
         require(
             self.correction.method != "vtrace",
             "off_policy_correction: vtrace needs a critic, and GRPO has none: use decoupled, "
@@ -230,7 +231,7 @@ class GRPO(OnPolicyAlgorithm):
         loss = policy_loss - self.ent_coef * entropy
         scalars = {
             "policy_loss": policy_loss,
-            "entropy": entropy,
+            **({"entropy": entropy} if self.policy.has_entropy else {}),
             # `target_kl` and the adaptive learning rate read it.
             "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
             "clip_fraction": clip_fraction(

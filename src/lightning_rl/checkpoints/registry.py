@@ -32,7 +32,7 @@ _ENCODERS = (
     "Encoder",
     "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder SpatialSoftmaxCNN",
 )
-_PROBES = "ActionProbe TimeLimitProbe ValueProbe"
+_PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
@@ -62,7 +62,7 @@ _TABLE = {
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
         "GripperActorCritic SlowPolicy SquashedActorCritic VLAPolicy",
     ),
-    "backbone": ("Backbone", "TinyVLA TransformersBackbone"),
+    "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,
     "critic_encoder": _ENCODERS,
     "memory": ("Memory", "GRU LSTM"),

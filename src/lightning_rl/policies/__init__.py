@@ -28,6 +28,8 @@ from lightning_rl.policies.q_actor_critic import SquashedActorCritic as Squashed
 from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
 from lightning_rl.policies.vla import Backbone as Backbone
 from lightning_rl.policies.vla import CustomVLA as CustomVLA
+from lightning_rl.policies.vla import FlowSettings as FlowSettings
+from lightning_rl.policies.vla import PerceptronBackbone as PerceptronBackbone
 from lightning_rl.policies.vla import TinyVLA as TinyVLA
 from lightning_rl.policies.vla import TransformersBackbone as TransformersBackbone
 from lightning_rl.policies.vla import VLAPolicy as VLAPolicy

@@ -42,6 +42,7 @@ class Policy(nn.Module, ABC, Constructed):
         observation_space, action_space: of one env; several parts as flat `StructuredActions`.
         version: int64 buffer, number of updates of these weights; only the learner writes it.
         has_critic: whether `value` is meaningful. Algorithms with a critic require it.
+        has_entropy: whether `entropy` is meaningful. Algorithms refuse an entropy bonus without it.
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
         joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
@@ -61,6 +62,7 @@ class Policy(nn.Module, ABC, Constructed):
     action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
+    has_entropy: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
     counts_executed: bool = False
@@ -158,6 +160,30 @@ class Policy(nn.Module, ABC, Constructed):
             td: [B], with `observation`, `action` and `extra_fields`. If the policy
                 `evaluates_sequences`, `sequences` replaces `state`.
         """
+
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw noise [*batch, Z] for `clone_loss`; Z = 0 by default.
+
+        Args:
+            batch: B, the samples of a minibatch.
+            generator: default: torch's global one.
+        """
+        return torch.empty(*batch, 0, device=self.version.device)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        """Return `clone_loss` and `entropy`, [B] or [B, L], of imitating actions, with gradients.
+
+        By default the loss is the negative log-prob.
+
+        Args:
+            td: [B], with `observation`, `action`, what `evaluate_actions` reads, and, if Z > 0,
+                `clone_noise` [B, Z] from `draw_clone_noise`.
+        """
+        result = self.evaluate_actions(td)
+        fields = {"clone_loss": -result["sample_log_prob"], "entropy": result["entropy"]}
+        return TensorDict(fields, td.batch_size)
 
     @torch.no_grad()
     def get_action(

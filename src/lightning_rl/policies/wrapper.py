@@ -39,6 +39,7 @@ class PolicyWrapper(Policy):
     # A test compares these with the members of `Policy`: a missing one falls back to a default.
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
+    has_entropy = _of_inner("has_entropy")
     evaluates_sequences = _of_inner("evaluates_sequences")
     remembers = _of_inner("remembers")
     joint_ratio = _of_inner("joint_ratio")
@@ -84,6 +85,14 @@ class PolicyWrapper(Policy):
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         return self.inner.evaluate_actions(td)
+
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.inner.draw_clone_noise(batch, generator)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        return self.inner.clone_loss(td)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return self.inner.parameter_groups()
