@@ -211,6 +211,9 @@ from lightning_rl.policies import (
     ImpalaCNN as ImpalaCNN,
 )
 from lightning_rl.policies import (
+    LeRobotPolicy as LeRobotPolicy,
+)
+from lightning_rl.policies import (
     Memory as Memory,
 )
 from lightning_rl.policies import (
@@ -220,10 +223,10 @@ from lightning_rl.policies import (
     OneHot as OneHot,
 )
 from lightning_rl.policies import (
-    PerceptronEncoder as PerceptronEncoder,
+    PerceptronBackbone as PerceptronBackbone,
 )
 from lightning_rl.policies import (
-    PerceptronBackbone as PerceptronBackbone,
+    PerceptronEncoder as PerceptronEncoder,
 )
 from lightning_rl.policies import (
     Policy as Policy,
@@ -233,6 +236,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     QActorCritic as QActorCritic,
+)
+from lightning_rl.policies import (
+    ResNet18 as ResNet18,
 )
 from lightning_rl.policies import (
     SlowPolicy as SlowPolicy,

@@ -138,8 +138,8 @@ def recipes():
         ),
         "smolvla": (
             "smolvla",
-            [state, ("observation.images.top", (3, 64, 64))],
-            3,
+            [("observation.state", (2,)), ("observation.images.top", (3, 64, 64))],
+            2,  # the numbers of PushBlocks
             {
                 **tiny,
                 **{"chunk_size": 4, "n_action_steps": 4, "num_steps": 4, "num_vlm_layers": 2},

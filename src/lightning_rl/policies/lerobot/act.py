@@ -114,7 +114,7 @@ class ACTNetwork(Network):
         given = exploration.log_std_init
         log_std = -2.0 if given is None else given
         head = GaussianHead(space, exploration.log_prob_level, 1, log_std, 1.0, statistics)
-        head.to_mean = nn.Identity()
+        head.to_mean = nn.Identity()  # type: ignore[assignment]  # the slots are the means
         return head
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:

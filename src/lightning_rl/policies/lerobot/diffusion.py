@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import gymnasium
 import torch
@@ -130,8 +130,8 @@ class DiffusionNetwork(Network):
         parts = [inputs[STATE]]
         for number, camera in enumerate(self.cameras):
             pictures = inputs[camera]
-            encoder = self.rgb_encoder
-            encoder = encoder[number] if isinstance(encoder, nn.ModuleList) else encoder
+            shared = self.rgb_encoder
+            encoder = shared[number] if isinstance(shared, nn.ModuleList) else shared
             parts.append(encoder(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2]))
         if ENVIRONMENT in self.numbers:
             parts.append(inputs[ENVIRONMENT])
@@ -311,6 +311,7 @@ def denoising_steps(settings: DiffusionSettings) -> list[DenoisingStep]:
     every = settings.num_train_timesteps // settings.steps
     limit = float(settings.clip_sample_range) if settings.clip_sample else math.inf
     implicit = settings.noise_scheduler_type == "DDIM"
+    predicts_noise = settings.prediction_type == "epsilon"
     steps = []
     for time in range((settings.steps - 1) * every, -1, -every):
         now, before = signals[time], signals[time - every] if time >= every else one
@@ -321,9 +322,9 @@ def denoising_steps(settings: DiffusionSettings) -> list[DenoisingStep]:
             clean = before.sqrt() * beta / (1.0 - now)
             other = (now / before).sqrt() * (1.0 - before) / (1.0 - now)
             variance = ((1.0 - before) / (1.0 - now) * beta).clamp(min=1e-20)
-        factors = (float(x) for x in (now.sqrt(), (1.0 - now).sqrt(), clean, other))
-        kind = (settings.prediction_type == "epsilon", implicit)
-        steps.append(DenoisingStep(time, *factors, float(variance.sqrt()), limit, *kind))
+        signal, spread = float(now.sqrt()), float((1.0 - now).sqrt())
+        factors = (signal, spread, float(clean), float(other), float(variance.sqrt()))
+        steps.append(DenoisingStep(time, *factors, limit, predicts_noise, implicit))
     return steps
 
 
@@ -437,13 +438,15 @@ class UNet(nn.Module):
         """
         features = torch.cat((self.diffusion_step_encoder(time), condition), -1)
         planes, skipped = noisy.transpose(1, 2), []
-        for first, second, halve in self.down_modules:  # type: ignore[misc]  # a ModuleList each
+        for module in self.down_modules:
+            first, second, halve = cast(nn.ModuleList, module)
             planes = second(first(planes, features), features)
             skipped.append(planes)
             planes = halve(planes)
         for block in self.mid_modules:
             planes = block(planes, features)
-        for first, second, double in self.up_modules:  # type: ignore[misc]  # a ModuleList each
+        for module in self.up_modules:
+            first, second, double = cast(nn.ModuleList, module)
             planes = torch.cat((planes, skipped.pop()), 1)
             planes = double(second(first(planes, features), features))
         return self.final_conv(planes).transpose(1, 2)  # type: ignore[no-any-return]  # nn.Module

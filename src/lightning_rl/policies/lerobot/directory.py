@@ -130,7 +130,7 @@ def read_settings(cls: type[SettingsType], directory: PolicyDirectory) -> Settin
     kinds = get_type_hints(cls)
     known = {field.name for field in fields(cls)}
     ignored = (*UNUSED, *cls.of_training)
-    given = {}
+    given: dict[str, Any] = {}
     for name, value in directory.config.items():
         if name in ignored or name.startswith(("optimizer_", "scheduler_")):
             continue
@@ -201,6 +201,11 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     )
     write_atomically(path, lambda file: file.write(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text."""
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _features(config: Mapping[str, Any], name: str, file: Path) -> dict[str, Feature]:

@@ -15,6 +15,7 @@ from lightning_rl.policies.lerobot.directory import (
     STATE,
     PolicyDirectory,
 )
+from lightning_rl.policies.lerobot.network import Network
 from lightning_rl.policies.lerobot.processors import Processors
 from lightning_rl.system.errors import closest, require
 
@@ -38,15 +39,13 @@ class Inputs(nn.Module):
     Args:
         directory: of the policy.
         processors: of the policy.
+        network: of the policy. Several observations are the first dimension of each entry.
         space: of the observation.
         keys: by LeRobot's name of an input, the key of the observation; null leaves a picture out.
-        steps: number of consecutive observations that the policy reads; above 1 they are the first
-            dimension of each entry.
-        any_size: whether pictures may have another size than in training.
+        padding: token that fills an instruction; None without instructions.
 
     Attributes:
         sources: by LeRobot's name.
-        padding: token that fills an instruction.
 
     Raises:
         ConfigurationError: for an input that the observation lacks, or of another shape.
@@ -56,15 +55,20 @@ class Inputs(nn.Module):
         self,
         directory: PolicyDirectory,
         processors: Processors,
-        space: gymnasium.spaces.Dict,
+        network: Network,
+        space: gymnasium.Space[Any],
         keys: Mapping[str, str | None],
-        *,
-        steps: int,
-        any_size: bool,
         padding: int | None,
     ) -> None:
         super().__init__()
         self.processors, self.padding = processors, padding
+        require(
+            isinstance(space, gymnasium.spaces.Dict),
+            f"A LeRobot policy reads a Dict of {', '.join(directory.inputs)}, and the observation "
+            f"is {space}.",
+        )
+        assert isinstance(space, gymnasium.spaces.Dict)
+        steps, any_size = network.obs_steps, network.any_size
         for name in keys:
             require(
                 name in directory.inputs,
@@ -133,11 +137,11 @@ def planes_of(pictures: Tensor) -> Tensor:
 
 
 def space_of(
-    directory: PolicyDirectory, processors: Processors, steps: int, vocabulary: int | None
+    directory: PolicyDirectory, processors: Processors, network: Network
 ) -> gymnasium.spaces.Dict:
     """Return the space of observations with LeRobot's names, for a policy without an env."""
     raw = {new: old for old, new in processors.rename.items()}
-    lead = (steps,) if steps > 1 else ()
+    lead = (network.obs_steps,) if network.obs_steps > 1 else ()
     spaces: dict[str, gymnasium.Space[Any]] = {}
     for name, feature in directory.inputs.items():
         key = raw.get(name, name)
@@ -147,9 +151,9 @@ def space_of(
         elif name in USUAL:
             shape = (*lead, *feature.shape)
             spaces[key] = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
-    if vocabulary is not None and processors.tokenization is not None:
-        length = (processors.tokenization.max_length,)
-        spaces[LANGUAGE] = gymnasium.spaces.Box(0, vocabulary - 1, length, np.int64)
+    if network.vocabulary is not None and processors.tokenization is not None:
+        length, last = (processors.tokenization.max_length,), network.vocabulary - 1
+        spaces[LANGUAGE] = gymnasium.spaces.Box(0, last, length, np.int64)
     return gymnasium.spaces.Dict(spaces)
 
 

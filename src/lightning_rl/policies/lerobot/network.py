@@ -39,6 +39,7 @@ class Network(nn.Module, ABC):
         max_actions: largest number of actions of a chunk.
         action_steps: number of actions that LeRobot executes of a chunk.
         any_size: whether pictures may have any size.
+        vocabulary: upper bound (exclusive) of instruction tokens; None without instructions.
     """
 
     summary_size: int
@@ -46,6 +47,7 @@ class Network(nn.Module, ABC):
     max_actions: int
     action_steps: int
     any_size: bool = False
+    vocabulary: int | None = None
 
     @abstractmethod
     def parts(self) -> dict[str, nn.Module]:

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,7 @@ from lightning_rl.policies.lerobot.directory import (
     named_weights,
     read_directory,
     read_settings,
+    write_text,
     write_weights,
 )
 from lightning_rl.policies.lerobot.inputs import Inputs, planes_of, space_of
@@ -41,8 +42,9 @@ from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.heads import ActionHead, Level
 from lightning_rl.policies.vla.loading import freeze_matching
 from lightning_rl.policies.vla.policy import ChunkPolicy
+from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, write_atomically
+from lightning_rl.system.files import expanded
 
 OF_KIND = {
     "act": ("log_std_init",),
@@ -67,7 +69,7 @@ class LeRobotBackbone(Backbone):
         super().__init__()
         self.directory, self.network, self.inputs = directory, network, inputs
         self.reads, self.summary_size, self.slot_size = inputs.reads, network.summary_size, 1
-        self.vocabulary = getattr(network, "vocabulary", None)
+        self.vocabulary = network.vocabulary
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -139,33 +141,18 @@ class LeRobotPolicy(ChunkPolicy):
         )
         processors = Processors(directory, dataset_stats)
         places = [expanded(place) for place in (language_model, path) if place is not None]
-        self_places = [*places, *(place.parent for place in places), Path()]
-        network, padding = _network(directory, processors, self_places)
+        places += [*(place.parent for place in places), Path()]
+        network, padding = _network(directory, processors, places)
         load_parts(network.parts(), directory)
-        if lora is not None and isinstance(network, SmolVLANetwork):
+        if isinstance(network, SmolVLANetwork) and lora is not None:
             network.add_lora(lora)
         if observation_space is None:
-            vocabulary = getattr(network, "vocabulary", None)
-            observation_space = space_of(directory, processors, network.obs_steps, vocabulary)
+            observation_space = space_of(directory, processors, network)
         if action_space is None:
             shape = (network.action_steps, directory.action_size)
             action_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
-        require(
-            isinstance(observation_space, gymnasium.spaces.Dict),
-            f"A LeRobot policy reads a Dict of {', '.join(directory.inputs)}, and the observation "
-            f"is {observation_space}.",
-        )
         _check_actions(directory, network, action_space)
-        assert isinstance(observation_space, gymnasium.spaces.Dict)
-        inputs = Inputs(
-            directory,
-            processors,
-            observation_space,
-            keys or {},
-            steps=network.obs_steps,
-            any_size=network.any_size,
-            padding=padding,
-        )
+        inputs = Inputs(directory, processors, network, observation_space, keys or {}, padding)
 
         def make_head(space: gymnasium.spaces.Box) -> ActionHead:
             return network.head(space, exploration, processors.action_bounds())
@@ -174,9 +161,8 @@ class LeRobotPolicy(ChunkPolicy):
         super().__init__(observation_space, action_space, backbone, make_head, **kwargs)
         freeze_matching(self, freeze)
         check_weights_are_numbers(self, path)
-        self._places = self_places
-        if isinstance(network, DiffusionNetwork):
-            self.has_critic = False
+        self._places = places
+        self.has_critic = directory.kind != "diffusion"
 
     @property
     def directory(self) -> PolicyDirectory:
@@ -230,7 +216,7 @@ class LeRobotPolicy(ChunkPolicy):
             self.noise_size > 0,
             f"noise is of policies that begin from noise, and this is a {self.directory.kind}.",
         )
-        return self.head.act(features, noise.flatten(1))  # type: ignore[no-any-return,operator]  # flows have it
+        return cast(Any, self.head).act(features, noise.flatten(1))  # type: ignore[no-any-return]
 
     def save_directory(self, path: str) -> None:
         """Write the policy as a directory that LeRobot opens, with adapters merged into weights.
@@ -246,8 +232,20 @@ class LeRobotPolicy(ChunkPolicy):
         to.mkdir(parents=True)
         write_processors(self._backbone.inputs.processors, self.directory, to)
         write_weights(to / "model.safetensors", named_weights(merged.parts()))
-        text = json.dumps(dict(self.directory.config), indent=4).encode()
-        write_atomically(to / "config.json", lambda file: file.write(text))
+        write_text(to / "config.json", json.dumps(dict(self.directory.config), indent=4))
+
+    def read_saved(self, path: str) -> "LeRobotPolicy":
+        """Return the policy of a directory that `save_directory` of this policy wrote."""
+        given = construction(self)["init_args"]
+        there = given.get("language_model") or given["path"]
+        return LeRobotPolicy(
+            self.observation_space,
+            self.action_space,
+            path,
+            keys=given.get("keys"),
+            language_model=there if self.directory.kind == "smolvla" else None,
+            ignore_keys=self.ignore_keys,
+        )
 
 
 def _network(
@@ -306,6 +304,6 @@ def _merge_adapters(module: nn.Module) -> None:
     """Replace adapted modules by plain ones with merged weights."""
     for name, child in list(module.named_children()):
         if hasattr(child, "merge_and_unload"):
-            setattr(module, name, child.merge_and_unload())
+            setattr(module, name, cast(Any, child).merge_and_unload())
         else:
             _merge_adapters(child)

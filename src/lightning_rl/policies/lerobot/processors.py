@@ -14,11 +14,12 @@ from lightning_rl.policies.lerobot.directory import (
     ACTION,
     Feature,
     PolicyDirectory,
+    write_text,
     write_weights,
 )
 from lightning_rl.policies.weights import extra, load_weights
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, read_json, write_atomically
+from lightning_rl.system.files import expanded, read_json
 
 MODES = {
     "MEAN_STD": ("mean", "std"),
@@ -54,6 +55,7 @@ class Normalizer(nn.Module):
     """
 
     first: Tensor
+    second: Tensor
     span: Tensor
 
     def __init__(self, mode: str, first: Tensor, second: Tensor, eps: float) -> None:
@@ -62,8 +64,9 @@ class Normalizer(nn.Module):
         difference = second - first
         fallback = torch.full_like(difference, eps)
         span = second if mode == "MEAN_STD" else difference.where(difference != 0, fallback)
-        self.register_buffer("first", first.clone())
-        self.register_buffer("span", span.clone())
+        self.register_buffer("first", first)
+        self.register_buffer("second", second)
+        self.register_buffer("span", span, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
         """Normalise values [..., *shape]."""
@@ -170,11 +173,11 @@ class Processors(nn.Module):
     def prepare(self, name: str, value: Tensor) -> Tensor:
         """Normalise the input `name` [B, *shape]."""
         key = name.replace(".", "/")
-        return self.normalizers[key](value) if key in self.normalizers else value  # type: ignore[no-any-return]  # nn.Module
+        return self.normalizers[key](value) if key in self.normalizers else value
 
     def normalize_action(self, action: Tensor) -> Tensor:
         """Return actions [..., A] in the network's units."""
-        return action if self.action is None else self.action(action)  # type: ignore[no-any-return]  # nn.Module
+        return action if self.action is None else self.action(action)
 
     def action_bounds(self) -> tuple[Tensor, Tensor]:
         """Return the actions [A] that are -1 and 1 for the network."""
@@ -253,8 +256,7 @@ def write_processors(processors: Processors, directory: PolicyDirectory, path: P
                 continue
             state = load_weights(directory.path / step["state_file"])
             write_weights(path / step["state_file"], {**state, **_statistics(processors, state)})
-        text = json.dumps(content, indent=2)
-        write_atomically(path / file, lambda to, text=text: to.write(text.encode()))
+        write_text(path / file, json.dumps(content, indent=2))
 
 
 def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -266,8 +268,7 @@ def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str
     for name, one in made.items():
         assert isinstance(one, Normalizer)
         first, second = (f"{name}.{statistic}" for statistic in MODES[one.mode])
-        found[first] = one.first
-        found[second] = one.span if one.mode == "MEAN_STD" else one.first + one.span
+        found |= {first: one.first, second: one.second}
     return {k: v.reshape(state[k].shape) for k, v in found.items() if k in state}
 
 

@@ -109,11 +109,11 @@ class SmolVLANetwork(Network):
         self.state_proj = nn.Linear(settings.max_state_dim, self.summary_size)
         self._expert = (Expert(settings, self.text),)  # a tuple: the head owns it
         self.vocabulary = int(self.text.vocab_size)
-        names = ("fake_image_token_id", "global_image_token_id")
-        fake, whole = (getattr(tokenizer, name, None) for name in names)
-        self.around = ((fake, whole), (fake,)) if settings.add_image_special_tokens else ((), ())
+        names = ("fake_image", "global_image") if settings.add_image_special_tokens else ()
+        special: list[Any] = [getattr(tokenizer, f"{name}_token_id", None) for name in names]
+        self.around = (special, special[:1])
         require(
-            None not in self.around[0],
+            None not in special,
             f"{language_model}: its tokenizer has no fake_image_token or no global_image_token, "
             "which add_image_special_tokens needs.",
         )
@@ -152,17 +152,16 @@ class SmolVLANetwork(Network):
         self, space: gymnasium.spaces.Box, exploration: Exploration, statistics: Statistics
     ) -> ActionHead:
         """Return the flow of the expert."""
-        given = (exploration.noise, exploration.noise_level)
-        noise, level = (value or usual for value, usual in zip(given, ("sde", 0.5), strict=True))
-        flow = FlowSettings(self.settings.num_steps, noise, level)
+        flow = FlowSettings(
+            self.settings.num_steps, exploration.noise or "sde", exploration.noise_level or 0.5
+        )
         parts = (exploration.log_prob_level, self.expert, self.summary_size)
         return FlowHead(space, *parts, flow, statistics)
 
     def add_lora(self, lora: Mapping[str, Any]) -> None:
         """Add a LoRA adapter to the expert, and to the language model if that is trained."""
         settings = {"target_modules": list(PROJECTIONS), **lora}
-        adapted = add_fresh_adapter(cast(nn.Module, self.expert.lm_expert), settings)
-        self.expert.lm_expert = adapted
+        self.expert.lm_expert = add_fresh_adapter(self.expert.lm_expert, settings)
         if not self.settings.train_expert_only:
             text = cast(Any, self.vlm).model.text_model
             used = list(range(self.unused_layers.start))
@@ -379,11 +378,12 @@ def attended(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
 
     Args:
         query: [B, L, heads, size].
-        key, value: [B, M, fewer heads, size].
+        key: [B, M, fewer heads, size].
+        value: as `key`.
         seen: bool [B, L, M], the keys of each query.
     """
-    parts = (one.transpose(1, 2) for one in (query, key, value))
-    mixed = F.scaled_dot_product_attention(*parts, attn_mask=seen[:, None], enable_gqa=True)
+    query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+    mixed = F.scaled_dot_product_attention(query, key, value, seen[:, None], enable_gqa=True)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -412,7 +412,7 @@ def time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
 
 
 def resized_with_padding(pictures: Tensor, height: int, width: int) -> Tensor:
-    """Resize pictures [B, C, H, W] without distortion; black above and on the left fills the rest."""
+    """Resize pictures [B, C, H, W] without distortion, with black above and on the left."""
     rows, columns = pictures.shape[-2:]
     if (rows, columns) == (height, width):
         return pictures
