@@ -41,7 +41,7 @@ class PolicyWrapper(Policy):
     has_critic = _of_inner("has_critic")
     has_entropy = _of_inner("has_entropy")
     evaluates_sequences = _of_inner("evaluates_sequences")
-    remembers = _of_inner("remembers")
+    is_recurrent = _of_inner("is_recurrent")
     joint_ratio = _of_inner("joint_ratio")
     counts_executed = _of_inner("counts_executed")
     ignore_keys = _of_inner("ignore_keys")
