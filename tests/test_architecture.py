@@ -42,6 +42,7 @@ LEVELS = {
     "rollout": 1,
     "collectors/statistics": 1,
     "policies": 2,
+    "policies/steering": 3,
     "envs": 3,
     "buffers": 3,
     "optim": 3,

@@ -264,6 +264,12 @@ from lightning_rl.policies import (
 from lightning_rl.policies import (
     load_vla_model as load_vla_model,
 )
+from lightning_rl.policies.steering import (
+    NoiseActorCritic as NoiseActorCritic,
+)
+from lightning_rl.policies.steering import (
+    NoisePolicy as NoisePolicy,
+)
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,
 )

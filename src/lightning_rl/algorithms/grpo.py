@@ -20,6 +20,7 @@ from lightning_rl.functional import (
 )
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.policies import ActorCritic, Policy
+from lightning_rl.policies.steering import NoisePolicy
 from lightning_rl.rollout.contract import add_transition_field, discount_of, env_steps
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
@@ -81,7 +82,7 @@ class GRPO(OnPolicyAlgorithm):
     ) -> None:
         super().__init__(policy, **kwargs)
         require(
-            not isinstance(policy, ActorCritic),
+            not isinstance(policy, ActorCritic) or isinstance(policy, NoisePolicy),
             f"GRPO has no use for a critic, and would leave that of {type(policy).__name__} "
             "untrained: use ActorOnly (without settings of a critic), or PPO.",
         )

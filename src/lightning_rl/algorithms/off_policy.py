@@ -103,6 +103,12 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("updates_per_env_step", updates_per_env_step, above=0, most=10_000)
         check_range("publish_every_updates", publish_every_updates, least=1)
         check_range("random_env_steps", random_env_steps, least=0)
+        require(
+            random_env_steps == 0 or policy.replayed_space == policy.action_space,
+            f"random_env_steps={random_env_steps} draws actions, and the critics of {own} judge "
+            "the noise of a flow, which draws far and wide at first: set random_env_steps: 0, and "
+            "learning_starts for the env steps before the first update.",
+        )
         check_range("learning_starts", learning_starts, least=0)
         self.gamma = gamma
         self.n_steps = n_steps
@@ -177,6 +183,7 @@ class OffPolicyAlgorithm(Algorithm):
             ValueError: if the rollout is flattened.
         """
         check_time(rollout)
+        rollout = self.policy.replayed(rollout)
         is_recurrent = self.policy.is_recurrent or "state" not in rollout.keys()
         self.replay.extend(rollout if is_recurrent else rollout.exclude("state"))
 

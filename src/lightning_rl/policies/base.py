@@ -225,6 +225,15 @@ class Policy(nn.Module, ABC, Constructed):
             "derives them from one."
         )
 
+    @property
+    def replayed_space(self) -> gymnasium.Space[Any]:
+        """Space of the actions that critics judge: `action` in the replay, see `replayed`."""
+        return self.action_space
+
+    def replayed(self, rollout: TensorDict) -> TensorDict:
+        """Return a rollout [N, T+1] with the actions that critics judge; unchanged by default."""
+        return rollout
+
     def compute_in(self, precision: str) -> None:
         """Apply `trainer.precision` to acting, also in policies inside this one."""
         for module in self.modules():

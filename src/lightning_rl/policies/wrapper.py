@@ -51,6 +51,7 @@ class PolicyWrapper(Policy):
     observation_space = _of_inner("observation_space")
     action_space = _of_inner("action_space")
     acting_space = _of_inner("acting_space")
+    replayed_space = _of_inner("replayed_space")
 
     @abstractmethod
     def __init__(self, inner: Policy) -> None:
@@ -104,6 +105,9 @@ class PolicyWrapper(Policy):
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return self.inner.fields_of(action)
+
+    def replayed(self, rollout: TensorDict) -> TensorDict:
+        return self.inner.replayed(rollout)
 
     def compute_in(self, precision: str) -> None:
         self.inner.compute_in(precision)

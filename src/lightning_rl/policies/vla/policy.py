@@ -127,10 +127,14 @@ class ChunkPolicy(Policy):
         """S, numbers of the initial noise of a flow; 0 for other heads."""
         return self.head.noise_size
 
-    def decode(self, td: TensorDict, noise: Tensor) -> Tensor:
-        """Return the actions [B, K, *A] of a flow for initial noise [B, S] and observations [B]."""
-        features = self.features(td)
-        with in_float32(features.slots):
+    @property
+    def summary_size(self) -> int:
+        """E, numbers of the features' summary."""
+        return self.backbone.summary_size
+
+    def decode(self, features: Features, noise: Tensor) -> Tensor:
+        """Return the actions [B, K, *A] of a flow for initial noise [B, S]."""
+        with in_float32(noise):
             return cast(FlowHead, self.head).act(features, noise)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
