@@ -61,8 +61,8 @@ _TABLE = {
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy SlowPolicy SquashedActorCritic "
-        "VLAPolicy",
+        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy SlowPolicy "
+        "SquashedActorCritic VLAPolicy",
     ),
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,

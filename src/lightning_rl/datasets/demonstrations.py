@@ -78,22 +78,14 @@ class Demonstrations(Collector):
         self._rollouts = 0
         self._dataset: Episodes | None = None
         self._condition = condition
-        seen = env.single_observation_space
-        self._tokenizer: InstructionTokenizer | None = None
-        if tokenizer is not None:
-            seen, length = without_language(seen)
-            self._tokenizer = InstructionTokenizer(tokenizer, length)
+        self._tokenizer, seen = _tokenizer_for(tokenizer, env.single_observation_space)
         if path is None:
-            require(
-                tokenizer is None,
-                f"tokenizer is {tokenizer!r}, and the env's own expert has no tasks in words: give "
-                "the path of a dataset, or leave tokenizer out.",
-            )
-            require(
-                condition is None,
-                f"condition is {condition!r}, and the env's own expert has no labels: give the "
-                "path of a dataset that has them (rl-cli label).",
-            )
+            for name, given in (("condition", condition), ("tokenizer", tokenizer)):
+                require(
+                    given is None,
+                    f"{name} is {given!r}, and the env's own expert has no labels and no tasks in "
+                    "words: give the path of a dataset that has them (rl-cli label).",
+                )
             inner = env.env if isinstance(env, ActionChunk) else env
             played = list(expert_episodes(inner, episodes or 100, context.seed, context.calls))
             self._rows = self._count = len(played)
@@ -206,12 +198,12 @@ def _fps_of(env: VectorEnv) -> float | None:
     return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
 
 
-def without_language(space: gymnasium.Space[Any]) -> tuple[gymnasium.Space[Any], int]:
-    """Return an observation space without `language`, and the number of tokens of that.
-
-    Raises:
-        ConfigurationError: if there is no `language`.
-    """
+def _tokenizer_for(
+    path: str | None, space: gymnasium.Space[Any]
+) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
+    """Return a tokenizer for the `language` of a space, and the space without it."""
+    if path is None:
+        return None, space
     known = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
     require(
         "language" in known,
@@ -219,7 +211,8 @@ def without_language(space: gymnasium.Space[Any]) -> tuple[gymnasium.Space[Any],
         "VLAObservation, or leave tokenizer out.",
     )
     others = {key: one for key, one in known.items() if key != "language"}
-    return gymnasium.spaces.Dict(others), int(known["language"].shape[0])  # type: ignore[index]  # a Box
+    length = int(known["language"].shape[0])  # type: ignore[index]  # a Box
+    return InstructionTokenizer(path, length), gymnasium.spaces.Dict(others)
 
 
 @torch.no_grad()

@@ -175,7 +175,11 @@ class Stack(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention with places added to queries and keys (Carion et al. 2020), and a perceptron."""
+    """Attention with places added to queries and keys (Carion et al. 2020), and a perceptron.
+
+    Raises:
+        ConfigurationError: if the heads do not divide the units.
+    """
 
     def __init__(self, settings: ACTSettings, *, cross: bool) -> None:
         super().__init__()

@@ -290,7 +290,12 @@ class DenoisingStep(NamedTuple):
     implicit: bool
 
     def mean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
-        """Return the mean of the next actions [B, H, A], of a prediction and noisy actions."""
+        """Return the mean of the next actions [B, H, A].
+
+        Args:
+            prediction: of the network, [B, H, A].
+            noisy: actions [B, H, A].
+        """
         clean, noise = prediction, prediction
         if self.predicts_noise:
             clean = (noisy - self.spread * noise) / self.signal

@@ -85,7 +85,7 @@ class Settings:
     use_peft: bool = False
 
 
-SettingsType = TypeVar("SettingsType", bound=Settings)
+_Settings = TypeVar("_Settings", bound=Settings)
 
 
 def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> PolicyDirectory:
@@ -120,7 +120,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
     return PolicyDirectory(place, config, inputs, outputs[ACTION].shape[0])
 
 
-def read_settings(cls: type[SettingsType], directory: PolicyDirectory) -> SettingsType:
+def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings:
     """Return the fields of config.json for a network.
 
     Raises:

@@ -208,6 +208,9 @@ class LeRobotPolicy(ChunkPolicy):
             batch: see `prepare`.
             noise: initial noise [B, ...] of a SmolVLA or a Diffusion. Default: the fixed noise of
                 deterministic acting.
+
+        Raises:
+            ConfigurationError: for a missing input, or noise for a policy without.
         """
         features = self._backbone.of_inputs(self.prepare(batch))
         if noise is None:

@@ -50,7 +50,7 @@ class Normalizer(nn.Module):
 
     Args:
         mode: a key of `MODES`.
-        first, second: the two statistics, of a shape that broadcasts with the feature.
+        first, second: the two statistics, [*shape] of the feature, [C, 1, 1] of pictures.
         eps: see above.
     """
 
@@ -264,7 +264,7 @@ def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str
     made = {k.replace("/", "."): one for k, one in processors.normalizers.items()}
     if processors.action is not None:
         made[ACTION] = processors.action
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, one in made.items():
         assert isinstance(one, Normalizer)
         first, second = (f"{name}.{statistic}" for statistic in MODES[one.mode])

@@ -379,7 +379,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
     Args:
         query: [B, L, heads, size].
         key: [B, M, fewer heads, size].
-        value: as `key`.
+        value: [B, M, fewer heads, size].
         seen: bool [B, L, M], the keys of each query.
     """
     query, key, value = (one.transpose(1, 2) for one in (query, key, value))
