@@ -2,18 +2,48 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+import yaml
+from lightning.pytorch import seed_everything
 from safetensors.torch import load_file, save_file
+from tensordict import TensorDict
 
-from lightning_rl import LeRobotPolicy
+from lightning_rl import (
+    PPO,
+    ActionChunk,
+    Demonstrations,
+    EpisodeWriter,
+    GymnasiumEnv,
+    LeRobotPolicy,
+    NoisePolicy,
+    PushBlocks,
+    ResNet18,
+    RLTrainer,
+    load_policy,
+)
+from lightning_rl.cli.app import run as run_cli
+from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.policies.lerobot.directory import read_directory
 from lightning_rl.policies.lerobot.processors import Normalizer, Processors
+from lightning_rl.policies.networks.resnet import IMAGENET
+from lightning_rl.policies.vla.instructions import InstructionTokenizer
 from lightning_rl.system.errors import ConfigurationError
-from tests.golden.make_lerobot import PIXELS, ROWS, TASKS, fill, pixels_of, recipes
+from tests.golden.make_lerobot import (
+    PIXELS,
+    ROWS,
+    TASKS,
+    fill,
+    pixels_of,
+    recipes,
+    weights_of,
+)
+from tests.helpers import assert_same_run, last, load, make_collector, make_data
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECIPES = recipes()
@@ -254,3 +284,296 @@ def test_statistics_of_a_dataset_replace_those_of_the_directory(place, tmp_path)
     policy.save_directory(str(tmp_path / "saved"))
     again = LeRobotPolicy(path=str(tmp_path / "saved"))
     torch.testing.assert_close(again.predict(batch), action, rtol=0, atol=1e-6)
+
+
+# --- as a policy among others ---
+
+
+class Arm(gymnasium.Env):
+    """Numbers, one or two pictures, and a task in words; the reward is the first number of the action."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+    task_text = "push the block"
+
+    def __init__(self, action_size=3, cameras=0, size=(64, 96)):
+        box, picture = gymnasium.spaces.Box, gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8)
+        spaces = {"agent_pos": box(-1, 1, (4,), np.float64)}
+        spaces |= dict.fromkeys(("top", "wrist")[:cameras], picture)
+        if cameras == 0:
+            spaces["environment_state"] = box(-1, 1, (6,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(spaces)
+        self.action_space = box(-3.0, 3.0, (action_size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.draw(), {}
+
+    def draw(self):
+        return {
+            key: self.np_random.integers(0, 256, space.shape).astype(np.uint8)
+            if space.dtype == np.uint8
+            else self.np_random.uniform(-1, 1, space.shape).astype(space.dtype)
+            for key, space in self.observation_space.items()
+        }
+
+    def step(self, action):
+        self.steps += 1
+        return self.draw(), float(action[0]), False, self.steps >= 16, {}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    gymnasium.register("Arm-v0", Arm)
+
+
+def arm(chunk, wrappers=(), **settings):
+    """A factory of chunked envs."""
+    inner = partial(GymnasiumEnv, id="Arm-v0", env_kwargs=settings, wrappers=list(wrappers))
+    return partial(ActionChunk, env=inner, chunk_size=chunk)
+
+
+def fit(run_dir, factory, policy, algorithm=PPO, *, iterations=4, model=None, **kwargs):
+    """Train a policy for some iterations, half of them in each epoch."""
+    seed_everything(3)
+    data = make_data(
+        factory,
+        num_envs=2,
+        buffer_size=4,
+        total_env_steps=iterations * 8 * factory.keywords["chunk_size"],
+        iterations_per_epoch=iterations // 2,
+    )
+    made = policy(data.observation_space, data.action_space)
+    settings = {"n_epochs": 1, "batch_size": 4, **(model or {})}
+    module = algorithm(made, **settings)
+    trainer = {"max_epochs": kwargs.pop("max_epochs", -1)}
+    runner = RLTrainer(
+        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **trainer
+    )
+    runner.fit(module, data, **kwargs)
+    return module
+
+
+def assert_resumes_exactly(tmp_path, *run, **settings):
+    whole = fit(tmp_path / "whole", *run, **settings)
+    fit(tmp_path / "cut", *run, max_epochs=1, **settings)
+    fit(tmp_path / "cut", *run, ckpt_path=last(tmp_path / "cut"), **settings)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    return whole
+
+
+def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
+    make = partial(LeRobotPolicy, path=str(place("act")))
+    before = LeRobotPolicy(path=str(place("act"))).state_dict()
+    trained = assert_resumes_exactly(tmp_path, arm(8), make).policy
+    moved = [k for k, v in trained.state_dict().items() if not torch.equal(v, before[k])]
+    assert "backbone.network.action_head.weight" in moved
+    assert not [name for name in moved if "vae_encoder" in name], "acting does not use it"
+    observation = dict(trained.observation_space.sample())
+    acting = load_policy(tmp_path / "whole")
+    td = TensorDict(
+        {"observation": {k: torch.tensor(v)[None] for k, v in observation.items()}}, [1]
+    )
+    with torch.no_grad():
+        wanted = trained(td, deterministic=True)["action"][0].clamp(-3, 3)
+    np.testing.assert_allclose(acting.act(observation), wanted, atol=1e-5)
+
+
+def test_stored_log_probs_are_recomputed_to_rounding(place):
+    for name, env in (("act", arm(8)), ("smolvla", partial(push_blocks))):
+        made = env(3)
+        space = made.single_observation_space, made.single_action_space
+        policy = LeRobotPolicy(*space, path=str(place(name)))
+        td = TensorDict({"observation": made.reset(seed=0)[0]}, [3])
+        td = policy.get_action(td, generator=torch.Generator().manual_seed(0))
+        again = policy.evaluate_actions(td)["sample_log_prob"]
+        torch.testing.assert_close(again, td["sample_log_prob"], rtol=0, atol=2e-5)
+
+
+def push_blocks(num_envs):
+    return ActionChunk(num_envs, partial(PushBlocks), chunk_size=4)
+
+
+def test_a_smolvla_is_cloned_trained_with_lora_resumed_and_written_back(
+    place, tmp_path, monkeypatch
+):
+    """By the command line, from the directory to a directory."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    path = str(place("smolvla"))
+    small = ["--data.num_envs", "4", "--data.num_eval_episodes", "1"]
+    policy = ["--model.policy.path", path, "--trainer.enable_progress_bar", "false"]
+    clone = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
+    clone["model"]["init_args"]["policy"] = {"class_path": "LeRobotPolicy"}
+    Path("clone.yaml").write_text(yaml.safe_dump(clone))
+    more = ["--data.collector.episodes", "8", "--model.batch_size", "16"]
+    run_cli(["fit", "--config", "clone.yaml", *policy, *small, *more, "--trainer.max_steps", "2"])
+    cloned = newest("clone")
+    moved, begun = load(last(cloned))["state_dict"], load_file(f"{path}/model.safetensors")
+    name = "action_out_proj.weight"
+    assert not torch.equal(moved[f"policy.head.expert.{name}"], begun[f"model.{name}"])
+    ppo = ["fit", "--config", "smolvla_ppo.yaml", *policy, *small, "--data.buffer_size", "4"]
+    ppo += ["--model.batch_size", "8", "--model.policy.lora", "{r: 2}"]
+    ppo += ["--data.total_env_steps", "256", "--data.iterations_per_epoch", "2"]
+    run_cli([*ppo, "--trainer.init_from", str(cloned), "--exp_name", "whole"])
+    run_cli(
+        [
+            *ppo,
+            "--trainer.init_from",
+            str(cloned),
+            "--exp_name",
+            "cut",
+            "--trainer.max_epochs",
+            "1",
+        ]
+    )
+    run_cli(["fit", "--ckpt_path", str(newest("cut")), "--trainer.max_epochs", "-1"])
+    assert_same_run(newest("whole"), newest("cut"))
+    run_cli(["validate", "--ckpt_path", str(newest("whole"))])
+    run_cli(
+        [
+            "export",
+            "--ckpt_path",
+            str(newest("whole")),
+            "--format",
+            "lerobot",
+            "--path",
+            "arm.lerobot",
+        ]
+    )
+    written, begun = (
+        load_file("arm.lerobot/model.safetensors"),
+        load_file(f"{path}/model.safetensors"),
+    )
+    assert written.keys() == begun.keys()
+    changed = {name for name in written if not torch.equal(written[name], begun[name])}
+    assert any("lm_expert.layers.1.self_attn.q_proj" in name for name in changed), "merged"
+    assert not [name for name in changed if ".vlm." in name], "train_expert_only"
+    parity = json.loads(Path("arm.lerobot.parity.json").read_text())
+    assert parity["passed"]
+
+
+def newest(name):
+    return max(Path("outputs").glob(f"{name}_*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_noise_steers_a_diffusion_that_reads_several_observations(place, tmp_path):
+    """Directly, PPO refuses it: it has no log-prob."""
+    stack = partial(gymnasium.wrappers.FrameStackObservation, stack_size=2, padding_type="reset")
+    base = partial(LeRobotPolicy, path=str(place("diffusion")))
+    steering = partial(NoisePolicy, base=base)
+    assert_resumes_exactly(tmp_path, arm(4, [stack]), steering)
+    with pytest.raises(ConfigurationError, match="critic"):
+        fit(tmp_path / "direct", arm(4, [stack]), base)
+    with pytest.raises(ConfigurationError, match="FrameStackObservation"):
+        fit(tmp_path / "one", arm(4), base)
+    made = base()
+    td = TensorDict({"observation": example_of(made)}, [1])
+    with pytest.raises(ConfigurationError, match="Train its noise"):
+        made.evaluate_actions(td)
+
+
+def example_of(policy):
+    sample = policy.observation_space.sample()
+    return {key: torch.tensor(value)[None] for key, value in sample.items()}
+
+
+SPACES = [
+    ("act", arm(4), {}, "executes 8 actions of a chunk, and those of the env have 4"),
+    ("act", arm(8, action_size=2), {}, "chunks of actions of 3 numbers"),
+    ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
+    ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),
+    ("act", arm(8), {"keys": {"observation.state": None}}, "which act cannot do without"),
+    ("act", arm(8), {"lora": {"r": 4}}, "is a act, which has no setting lora; it has log_std_init"),
+    ("act", arm(8), {"noise": "sde"}, "has no setting noise"),
+    ("act", arm(8), {"freeze": ["*visual*"]}, "matches no parameter"),
+    ("smolvla", push_blocks, {"log_std_init": -1.0}, "has no setting log_std_init"),
+    (
+        "smolvla",
+        arm(4, action_size=2, cameras=1),
+        {"keys": {"observation.state": "agent_pos"}},
+        "has the shape \\[2\\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "factory", "settings", "message"), SPACES)
+def test_spaces_and_settings_that_do_not_fit_are_refused(name, factory, settings, message, place):
+    env = factory(1)
+    spaces = env.single_observation_space, env.single_action_space
+    with pytest.raises(ConfigurationError, match=message):
+        LeRobotPolicy(*spaces, path=str(place(name)), **settings)
+
+
+def test_a_dataset_whose_tasks_are_words_is_cloned_with_the_tokens_of_the_directory(
+    place, tmp_path
+):
+    """And an env's instruction has the same tokens, with the new line that LeRobot adds."""
+    tokenizer = str(place("smolvla"))
+    space = gymnasium.spaces.Dict(
+        {
+            "proprio": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
+            "rgb": gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8),
+        }
+    )
+    action = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    writer = EpisodeWriter(tmp_path / "data", space, action, fps=10, pictures="png")
+    for task in TASKS:
+        for step in range(4):
+            writer.add(space.sample(), action.sample(), 0.0, step == 3, False, task=task)
+        writer.end_episode(space.sample())
+    writer.finalise()
+    env = push_blocks(2)
+    policy = LeRobotPolicy(env.single_observation_space, env.single_action_space, path=tokenizer)
+    settings = {"path": str(tmp_path / "data"), "tokenizer": tokenizer}
+    collector = make_collector(Demonstrations, env, policy, 4, 0, **settings)
+    rollout = collector.collect()
+    tokens = rollout["observation", "language"][:, 0]
+    wanted = policy.prepare(
+        {
+            "observation.state": torch.zeros(2, 2),
+            "observation.images.top": torch.zeros(2, 3, 64, 64),
+            "task": TASKS,
+        }
+    )
+    length = wanted["observation.language.tokens"].shape[1]
+    assert torch.equal(tokens[:, :length], wanted["observation.language.tokens"])
+    assert (tokens[:, length:] == 0).all()
+    instruction = InstructionTokenizer(tokenizer, 8)(TASKS[0])
+    assert instruction.tolist()[:length] == tokens[0, :length].tolist()
+    with pytest.raises(ConfigurationError, match="no labels and no tasks in words"):
+        make_collector(Demonstrations, env, policy, 4, 0, tokenizer=tokenizer)
+
+
+def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_path):
+    """timm and torchvision have the same names; Hugging Face's own network is the reference."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+    )
+    theirs = transformers.ResNetForImageClassification(config).eval()
+    weights = weights_of({k: list(v.shape) for k, v in theirs.state_dict().items()})
+    theirs.load_state_dict(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    space = gymnasium.spaces.Box(0, 255, (48, 40, 3), np.uint8)
+    ours = ResNet18(space, weights=str(tmp_path)).eval()
+    picture = torch.tensor(space.sample())[None]
+    pixels = picture.movedim(-1, 1) / 255.0
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in IMAGENET)
+    with torch.no_grad():
+        wanted = theirs.resnet((pixels - mean) / std).pooler_output.flatten(1)
+        torch.testing.assert_close(ours(picture), wanted, rtol=1e-4, atol=1e-4)
+    named = {f"{k}": v for k, v in ours.layers[1].state_dict().items()}
+    named |= {"fc.weight": torch.ones(1), "bn1.num_batches_tracked": torch.zeros(())}
+    save_file(named, tmp_path / "torchvision.safetensors")
+    again = ResNet18(space, weights=str(tmp_path / "torchvision.safetensors"))
+    with torch.no_grad():
+        assert torch.equal(again(picture), ours(picture))
+    named.pop("layer4.1.conv2.weight")
+    save_file(named, tmp_path / "torchvision.safetensors")
+    with pytest.raises(ConfigurationError, match=r"1 missing: layer4.1.conv2.weight"):
+        ResNet18(space, weights=str(tmp_path / "torchvision.safetensors"))
