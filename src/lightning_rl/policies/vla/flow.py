@@ -140,7 +140,7 @@ class FlowHead(ActionHead):
         before, after, log_prob = (torch.zeros_like(x) for _ in range(3))
         for k in range(self.steps):
             velocity = self.velocity(features, x, k)
-            mean, std = self._transition(x, velocity, self.times[k].expand(len(x)))
+            mean, std = self._transition(x, velocity, self.times[k].expand(x.shape[0]))
             stochastic = torch.addcmul(mean, std, drawn)
             here = (step == k).view(-1, 1, 1)
             before = torch.where(here, x, before)
@@ -198,7 +198,7 @@ class FlowHead(ActionHead):
 
     def velocity(self, features: Features, x: Tensor, step: int) -> Tensor:
         """Return the velocity [B, K, P] at x [B, K, P] in Euler step `step`."""
-        return self._velocity(features, x, self.times[step].expand(len(x)))
+        return self._velocity(features, x, self.times[step].expand(x.shape[0]))
 
     def _velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
         velocity: Tensor = self.expert(features, x, t)
@@ -258,7 +258,7 @@ class FlowHead(ActionHead):
     def _learnt_transition(self, features: Features, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation [B, K, P] of step `step` from x [B, K, P]."""
         assert self.deviation is not None
-        time = embedded_time(self.times[step].expand(len(x)))
+        time = embedded_time(self.times[step].expand(x.shape[0]))
         output = self.deviation(torch.cat((features.summary.float(), time), 1)).tanh()
         low, high = (math.log(bound) for bound in self.noise_range)
         log_std = low + (output + 1.0) * ((high - low) / 2.0)
