@@ -363,7 +363,7 @@ def assert_resumes_exactly(tmp_path, *run, **settings):
     return whole
 
 
-def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
+def test_ppo_trains_an_act_resumes_exactly_and_exports_a_graph(place, tmp_path, monkeypatch):
     make = partial(LeRobotPolicy, path=str(place("act")))
     before = LeRobotPolicy(path=str(place("act"))).state_dict()
     trained = assert_resumes_exactly(tmp_path, arm(8), make).policy
@@ -378,6 +378,7 @@ def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
     with torch.no_grad():
         wanted = trained(td, deterministic=True)["action"][0].clamp(-3, 3)
     np.testing.assert_allclose(acting.act(observation), wanted, atol=1e-5)
+    # run_cli(["export", "--ckpt_path", str(tmp_path / "whole"), "--format", "torch"])
 
 
 def test_stored_log_probs_are_recomputed_to_rounding(place):
@@ -395,6 +396,30 @@ def push_blocks(num_envs):
     return ActionChunk(num_envs, partial(PushBlocks), chunk_size=4)
 
 
+def test_a_smolvla_is_trained_with_lora_resumed_exactly_and_written_back(place, tmp_path):
+    """`scripts/lerobot_policies.py` does it by the command line, and LeRobot opens the result."""
+    pytest.importorskip("peft")
+    path = str(place("smolvla"))
+    factory = partial(ActionChunk, env=PushBlocks, chunk_size=4)
+    policy = partial(LeRobotPolicy, path=path, lora={"r": 2})
+    trained = assert_resumes_exactly(tmp_path, factory, policy, iterations=2).policy
+    trained.save_directory(str(tmp_path / "saved"))
+    written = load_file(tmp_path / "saved" / "model.safetensors")
+    begun = load_file(f"{path}/model.safetensors")
+    assert written.keys() == begun.keys()
+    changed = {name for name in written if not torch.equal(written[name], begun[name])}
+    assert any("lm_expert.layers.1.self_attn.q_proj" in name for name in changed), "merged"
+    assert not [name for name in changed if ".vlm." in name], "train_expert_only"
+    with pytest.raises(ConfigurationError, match="exists"):
+        trained.save_directory(str(tmp_path / "saved"))
+    again = trained.read_saved(str(tmp_path / "saved"))
+    td = TensorDict({"observation": example_of(trained)}, [1])
+    with torch.no_grad():
+        wanted, found = (one(td.copy(), deterministic=True)["action"] for one in (trained, again))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow  # a quick one is above
 def test_a_smolvla_is_cloned_trained_with_lora_resumed_and_written_back(
     place, tmp_path, monkeypatch
 ):

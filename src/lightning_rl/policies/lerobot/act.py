@@ -120,7 +120,7 @@ class ACTNetwork(Network):
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         """Return the normalised chunk as slots [B, K * A, 1]; the summary is the mean token."""
         first = next(iter(inputs.values()))
-        latent = first.new_zeros(len(first), self.settings.latent_dim)
+        latent = first.new_zeros(first.shape[0], self.settings.latent_dim)
         tokens = [self.encoder_latent_input_proj(latent)]
         if STATE in self.inputs:
             tokens.append(self.encoder_robot_state_input_proj(inputs[STATE]))
@@ -133,7 +133,7 @@ class ACTNetwork(Network):
             seen = self.encoder_img_feat_input_proj(planes).flatten(2).transpose(1, 2)
             whole, places = torch.cat((whole, seen), 1), torch.cat((places, position))
         memory = self.encoder(whole, places)
-        queries = memory.new_zeros(len(first), *self.decoder_pos_embed.weight.shape)
+        queries = memory.new_zeros(first.shape[0], *self.decoder_pos_embed.weight.shape)
         decoded = self.decoder(queries, self.decoder_pos_embed.weight, memory, places)
         return Features(self.action_head(decoded).flatten(1)[..., None], memory.mean(1))
 

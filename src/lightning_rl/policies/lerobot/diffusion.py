@@ -96,6 +96,7 @@ class DiffusionNetwork(Network):
         refuse_unsupported(directory, {"compile_model": (settings.compile_model, False)})
         _check(settings, directory)
         self.settings, self.cameras = settings, list(directory.cameras)
+        self.steps = denoising_steps(settings)
         self.obs_steps, self.action_steps = settings.n_obs_steps, settings.n_action_steps
         self.max_actions = settings.horizon - settings.n_obs_steps + 1
         self.numbers = [name for name in (STATE, ENVIRONMENT) if directory.size_of(name)]
@@ -136,7 +137,7 @@ class DiffusionNetwork(Network):
         if ENVIRONMENT in self.numbers:
             parts.append(inputs[ENVIRONMENT])
         condition = torch.cat(parts, -1).flatten(1)
-        return Features(condition.new_zeros(len(condition), 0, 1), condition)
+        return Features(condition.new_zeros(condition.shape[0], 0, 1), condition)
 
     def chain(self, condition: Tensor, noise: Tensor, more: Sequence[Tensor] | None) -> Tensor:
         """Return actions [B, H, A], normalised, from noise by all denoising steps.
@@ -147,8 +148,8 @@ class DiffusionNetwork(Network):
             more: of DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the mean.
         """
         actions = noise
-        for number, step in enumerate(denoising_steps(self.settings)):
-            time = torch.full((len(noise),), step.time, device=noise.device)
+        for number, step in enumerate(self.steps):
+            time = torch.full((noise.shape[0],), step.time, device=noise.device)
             mean = step.mean(self.unet(actions, time, condition), actions)
             more_noise = () if more is None else more[number : number + 1]
             actions = mean + step.std * more_noise[0] if more_noise else mean
@@ -163,7 +164,7 @@ class DiffusionNetwork(Network):
 class DiffusionHead(ActionHead):
     """The actions of a diffusion policy, which have no log-prob.
 
-    Steer its noise by `NoisePolicy`, or clone. Deterministic acting begins from `fixed_noise`, one
+    `NoisePolicy` steers its noise. Deterministic acting begins from `fixed_noise`, one
     draw of seed 0; so do the noises of DDPM's steps.
 
     Args:
@@ -186,7 +187,6 @@ class DiffusionHead(ActionHead):
         settings = network.settings
         self.first, self.horizon = settings.n_obs_steps - 1, settings.horizon
         self.noise_size = self.horizon * self.action_size
-        self.clone_noise_size = self.noise_size + 1
         self.all_noise = self.noise_size * (1 + network.noisy_steps)
         fixed = torch.randn(self.all_noise, generator=torch.Generator().manual_seed(0))
         self.register_buffer("fixed_noise", fixed, persistent=False)
@@ -199,23 +199,15 @@ class DiffusionHead(ActionHead):
         noise = torch.empty(*batch, self.all_noise, device=self.center.device)
         return noise.normal_(generator=generator)
 
-    def draw_clone_noise(
-        self, batch: Sequence[int], generator: torch.Generator | None = None
-    ) -> Tensor:
-        noise = torch.empty(*batch, self.clone_noise_size, device=self.center.device)
-        noise.normal_(generator=generator)
-        noise[..., -1].uniform_(generator=generator)
-        return noise
-
     def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
-        rows = len(features.summary)
+        rows = features.summary.shape[0]
         drawn = self.fixed_noise.expand(rows, -1) if noise is None else noise
         unused = drawn.new_zeros(rows, self.num_parts)
         return {"action": self.act(features, drawn), "sample_log_prob": unused}
 
     def act(self, features: Features, noise: Tensor) -> Tensor:
         """Return actions [B, K, A] from the initial noise [B, S], or from all noise [B, Z]."""
-        rest = self.fixed_noise[noise.shape[1] :].expand(len(noise), -1)
+        rest = self.fixed_noise[noise.shape[1] :].expand(noise.shape[0], -1)
         whole = torch.cat((noise, rest), 1).unflatten(1, (-1, self.horizon, self.action_size))
         start, *more = whole.unbind(1)
         actions = self._network[0].chain(features.summary, start, more)
@@ -230,40 +222,13 @@ class DiffusionHead(ActionHead):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "A diffusion policy has no log-prob of its actions. Train its noise: policy: "
-            "{class_path: NoisePolicy, init_args: {checkpoint: ...}}; or clone by BehaviorCloning."
+            "A diffusion policy has no log-prob of its actions, and is not cloned here. Train its "
+            "noise: policy: {class_path: NoisePolicy, init_args: {base: {class_path: "
+            "LeRobotPolicy, init_args: {path: DIR}}}}."
         )
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return {}
-
-    def clone_loss(
-        self, features: Features, action: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the squared error of the prediction, [B, parts]; see `ActionHead.clone_loss`.
-
-        Raises:
-            ConfigurationError: if chunks are not whole: the network denoises `horizon` actions.
-        """
-        require(
-            self.chunk_size == self.horizon and self.first == 0,
-            f"The network denoises {self.horizon} actions from the first of "
-            f"{self.first + 1} observations on, and chunks have {self.chunk_size} actions from the "
-            "last observation on: it cannot be cloned here. Train its noise by NoisePolicy.",
-        )
-        assert noise is not None
-        network = self._network[0]
-        settings, shape = network.settings, (self.horizon, self.action_size)
-        shares = signal_shares(settings).to(noise.device)
-        time = (noise[:, -1] * len(shares)).long().clamp(max=len(shares) - 1)
-        signal = shares[time].view(-1, 1, 1)
-        clean = self.to_unit(action).unflatten(1, shape)
-        drawn = noise[:, :-1].unflatten(1, shape)
-        noisy = signal.sqrt() * clean + (1.0 - signal).sqrt() * drawn
-        wanted = drawn if settings.prediction_type == "epsilon" else clean
-        error = (network.unet(noisy, time, features.summary) - wanted).square().flatten(1)
-        loss = self.sum_by_part(error)
-        return loss, torch.zeros_like(loss)
 
 
 class DenoisingStep(NamedTuple):

@@ -161,6 +161,7 @@ class LeRobotPolicy(ChunkPolicy):
         super().__init__(observation_space, action_space, backbone, make_head, **kwargs)
         freeze_matching(self, freeze)
         check_weights_are_numbers(self, path)
+        self.eval()
         self._places = places
         self.has_critic = directory.kind != "diffusion"
 
@@ -212,6 +213,7 @@ class LeRobotPolicy(ChunkPolicy):
         Raises:
             ConfigurationError: for a missing input, or noise for a policy without.
         """
+        self.put_in_eval_mode()  # a Diffusion has batch normalisation
         features = self._backbone.of_inputs(self.prepare(batch))
         if noise is None:
             return self.head.sample(features, None)["action"]
