@@ -145,7 +145,7 @@ def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
 
     run_dir, found = python_run(lambda n: GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
     capsys.readouterr()
-    start = f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
+    start = f"rl-cli: error: The checkpoint {last(run_dir)} comes from a run in Python with settings that a "
     error = error_of(capsys, "validate", "--ckpt_path", "last", status=1)
     assert error == (
         f"{start}configuration cannot hold: model.optimizer (the function optimizer, which is not "
@@ -171,9 +171,9 @@ def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
     capsys.readouterr()
     error = error_of(capsys, "validate", "--ckpt_path", "last", "--trust_code", "true", status=1)
     assert error == (
-        f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
-        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, "
-        "as --model.policy ..., or a whole configuration as --config."
+        f"rl-cli: error: The checkpoint {last(run_dir)} comes from a run in Python with settings that a "
+        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, as --model.policy "
+        "..., or a whole configuration as --config."
     )
 
 
@@ -372,6 +372,12 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--model.n_epochs", "1"]
     if "vla" in name or "pixels" in name:
         options += ["--data.num_envs", "24"]
+    if name.startswith("two_doors"):
+        options += ["--data.num_envs", "24", "--model.batch_size", "24"]
+    if name == "two_doors_noise.yaml":
+        few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
+        run(["fit", "--config", "two_doors_bc.yaml", *options, *few])
+        options += ["--model.policy.checkpoint", str(newest())]
     if name.startswith("tuned/"):
         rows = -(-settings["batch_size"] // data["num_envs"])
         options += ["--data.buffer_size", str(max(rows, 8))]
@@ -695,7 +701,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, SlowPolicy, "
+        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, NoiseActorCritic, NoisePolicy, SlowPolicy, "
         "SquashedActorCritic, VLAPolicy.",
     ),
     (
@@ -753,9 +759,9 @@ WHOLE = [
     ),
     (
         "--trainer.accumulate_grad_batches 2",
-        "trainer.accumulate_grad_batches must be 1, got 2: one rollout is a batch to Lightning, "
-        "and the update has minibatches of its own. For larger ones raise model.batch_size; where "
-        "memory does not suffice for one, a policy with micro_batch_size adds gradients up.",
+        "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
+        "its own minibatches. For larger ones raise model.batch_size; if memory runs out, set the policy's "
+        "micro_batch_size, which accumulates gradients.",
     ),
     (
         "--trainer.gradient_clip_val 1",
@@ -769,13 +775,13 @@ WHOLE = [
     ),
     (
         "--trainer.barebones true",
-        "trainer.barebones must be false, got true: it takes away checkpoints and logs, which make "
-        "a run: set trainer.logger and trainer.enable_checkpointing to false where none are wanted.",
+        "trainer.barebones must be false, got true: it disables checkpoints and logs: set trainer.logger and "
+        "trainer.enable_checkpointing to false instead.",
     ),
     (
         "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy, to act "
-        "with. Use --trainer.strategy ddp, or one device.",
+        "trainer.strategy fsdp is not supported: every process needs the whole policy for acting. Use "
+        "--trainer.strategy ddp, or one device.",
     ),
 ]
 

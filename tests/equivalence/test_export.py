@@ -19,6 +19,7 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     ActorOnly,
+    Backbone,
     CustomVLA,
     DeterministicActorCritic,
     DictEncoder,
@@ -27,12 +28,14 @@ from lightning_rl import (
     GripperActorCritic,
     GymnasiumEnv,
     NatureCNN,
+    NoisePolicy,
+    PerceptronBackbone,
     PerceptronEncoder,
     PushCube,
     SlowPolicy,
     SpatialSoftmaxCNN,
     SquashedActorCritic,
-    TinyVLA,
+    TransformersBackbone,
     VLAPolicy,
     load_policy,
 )
@@ -294,7 +297,7 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     run(["export", "--ckpt_path", path, "--trust_code", "true"])
     out = capsys.readouterr().out
     file = arm_run / "export" / "last.onnx"
-    assert out.startswith(f"Policy:  {file}\nBeside:  {file}.parity.json\n")
+    assert out.startswith(f"Policy:  {file}\nAlso:    {file}.parity.json\n")
     assert "Parity:  1,000 observations, action: at most " in out
     session = onnxruntime.InferenceSession(file)
     said = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
@@ -347,7 +350,7 @@ def test_damaged_files_of_a_run_are_told_and_left_out(tmp_path):
     content = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
     (tmp_path / "run.json").write_text('{"seed": 1')
     os.mkfifo(tmp_path / "evaluation.json")
-    with pytest.warns(UserWarning, match="What is exported lacks it") as seen:
+    with pytest.warns(UserWarning, match="The exported file does not contain it") as seen:
         said = metadata_of(policy, ports_of(policy), tmp_path / "x.ckpt", content, {}, None)
     assert [Path(str(one.message).split()[0]).name for one in seen][:2] == [
         "run.json",
@@ -362,10 +365,10 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
     out = capsys.readouterr().out
     assert out.startswith(
-        "Without what the env says (control period, joints), as it is not here: The configuration "
+        "Without the env's metadata (control period, joints), because the env is not available: The configuration "
         f"in {last(arm_run)} names 'tests/Jointed-v0' as data.env"
     )
-    assert "code that it names is not run. Add --trust_code true if you know where it comes" in out
+    assert "code that it names is not run. Add --trust_code true if you trust its source" in out
     said = json.loads(Path(f"{path}.json").read_text())
     assert said["control_period"] is None
     assert said["evaluation"]["avg_reward"] == 5.0, "as it was while it was trained"
@@ -379,7 +382,7 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
     assert str(error.value).startswith(
-        f"{path}.json does not say how the policy of walker.safetensors is made: FileNotFoundError"
+        f"{path}.json does not describe how to build the policy of walker.safetensors is made: FileNotFoundError"
     )
 
 
@@ -472,9 +475,8 @@ def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_muc
     with pytest.raises(ConfigurationError) as error:
         exported(Odd(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
     assert str(error.value) == (
-        f"{path} acts otherwise than the policy in torch, on 1,000 observations: action by 0.0001; "
-        "1e-05 are allowed, in units of half the range of an action. Do not use it; "
-        "policy.pt2.parity.json says more."
+        f"{path} gives other actions than the policy in torch, on 1,000 observations: action by 0.0001; 1e-05 are "
+        "allowed, in units of half the range of an action. Do not use it; policy.pt2.parity.json says more."
     )
     assert not json.loads(Path(f"{path}.parity.json").read_text())["passed"]
 
@@ -493,13 +495,35 @@ VLA = spaces.Dict({"rgb": PICTURE, "proprio": spaces.Box(-1, 1, (3,), np.float32
 CHUNK = spaces.Box(-1, 1, (2, 3), np.float32)
 
 
+class Large(TransformersBackbone):
+    """Without the model, which takes seconds to make."""
+
+    def __init__(self):
+        Backbone.__init__(self)
+        self.model, self.slot_size, self.summary_size = torch.nn.Identity(), 4, 4
+
+
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_vla_is_refused_as_a_graph(kind, tmp_path):
+def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
     with pytest.raises(ConfigurationError) as error:
-        exported(VLAPolicy(VLA, CHUNK, TinyVLA()), kind, tmp_path / "x")
+        exported(VLAPolicy(VLA, CHUNK, Large(), "gaussian"), kind, tmp_path / "x")
     assert str(error.value) == (
-        "A VLAPolicy is not traced into one graph: its model has code of its own, and is larger "
+        "A Large is not traced into one graph: its model has code of its own, and is larger "
         "than an ONNX file may be. Export it with --format safetensors, which load_policy reads, "
         "and which writes an adapter as peft does."
     )
     assert issubclass(CustomVLA, torch.nn.Module)
+
+
+def a_flow(*spaces):
+    return VLAPolicy(*spaces, PerceptronBackbone((8,), 4), head="flow")
+
+
+@pytest.mark.parametrize(("kind", "steered"), [("onnx", False), ("torch", True)])
+def test_a_flow_is_one_graph_from_its_fixed_noise_or_from_the_noise_that_steers_it(
+    kind, steered, tmp_path
+):
+    space = spaces.Dict({"proprio": spaces.Box(-1, 1, (3,), np.float32)})
+    policy = NoisePolicy(space, CHUNK, base=a_flow) if steered else a_flow(space, CHUNK)
+    _, report = exported(policy, kind, tmp_path / "policy")
+    assert report["passed"]

@@ -167,7 +167,7 @@ class VectorEnv(ABC):
             ConfigurationError: this env has no window.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} has no window to be shown in: film it, --video true."
+            f"{type(self).__name__} cannot open a window: film it, --video true."
         )
 
     def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions

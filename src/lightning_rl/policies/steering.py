@@ -210,7 +210,11 @@ class BaseFeatures(Encoder):
 
 
 def noise_space(base: ChunkPolicy, bound: float) -> gymnasium.spaces.Box:
-    """Return the space of the initial noise of a policy, within ±`bound`."""
+    """Return the space of the initial noise of a policy, within ±`bound`.
+
+    Raises:
+        ConfigurationError: for a bound that is not positive.
+    """
     check_range("bound", bound, above=0)
     return gymnasium.spaces.Box(-bound, bound, (base.noise_size,), np.float32)
 

@@ -342,7 +342,7 @@ class RLDataModule(LightningDataModule):
                 require(
                     ours == theirs,
                     f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
-                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                    f"{ours}, the space of data.env. Evaluate on an env with the same spaces.",
                 )
         return self._eval_env
 
@@ -385,9 +385,8 @@ class RLDataModule(LightningDataModule):
             )
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(
-                    "trainer.save_replay is false: checkpoints hold no replay. A run that is "
-                    "resumed will begin with an empty one, and what was learnt from it may be lost "
-                    "before it is filled again."
+                    "trainer.save_replay is false: checkpoints hold no replay. A resumed run "
+                    "starts with an empty replay, and performance may drop until it is filled."
                 )
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
@@ -417,8 +416,8 @@ class RLDataModule(LightningDataModule):
                 self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
-            f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
-            "lost before it is filled again, and the run will differ from an uninterrupted one."
+            f"The resumed run starts with an empty replay, because {why}: performance may drop "
+            "until it is filled, and the run will differ from an uninterrupted one."
         )
 
     def val_dataloader(self) -> EpisodeSeeds:
