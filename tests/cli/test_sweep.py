@@ -111,7 +111,7 @@ def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
         children = sweep.children()
     finally:
         sweep.kill()
-    soon(lambda: not alive(children), timeout=10)
+    soon(lambda: not alive(children))
     assert len(children) == 1
     assert outcomes() == ["finished", "running"]
     directory = last.parents[2]

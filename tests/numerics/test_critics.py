@@ -435,7 +435,7 @@ def test_twenty_updates_of_discrete_actions_are_those_of_the_reference(
         if masked:
             for key, mask in zip(("observation", "next_observation"), masks, strict=True):
                 fields[key] = TensorDict({"state": fields[key], "action_mask": mask.to(torch.int8)}, [16])  # fmt: skip
-        module.update_all(TensorDict(fields, [16]))
+        module.update_in_turn(TensorDict(fields, [16]), *module.objectives)
         reference.update(batch)
     for ours, theirs in (
         ([actor_layers(module.policy.actor)], [reference.actor]),
