@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from lightning_rl import (
     PPO,
     ActionChunk,
+    AsyncCollector,
     Demonstrations,
     EpisodeWriter,
     GymnasiumEnv,
@@ -29,6 +30,7 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.policies.lerobot.directory import read_directory
 from lightning_rl.policies.lerobot.processors import Normalizer, Processors
 from lightning_rl.policies.networks.resnet import IMAGENET
@@ -43,7 +45,7 @@ from tests.golden.make_lerobot import (
     recipes,
     weights_of,
 )
-from tests.helpers import assert_same_run, last, load, make_collector, make_data
+from tests.helpers import assert_same, assert_same_run, last, load, make_collector, make_data
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECIPES = recipes()
@@ -334,19 +336,13 @@ def arm(chunk, wrappers=(), **settings):
     return partial(ActionChunk, env=inner, chunk_size=chunk)
 
 
-def fit(run_dir, factory, policy, algorithm=PPO, *, iterations=4, model=None, **kwargs):
+def fit(run_dir, factory, policy, *, iterations=4, data=None, **kwargs):
     """Train a policy for some iterations, half of them in each epoch."""
     seed_everything(3)
-    data = make_data(
-        factory,
-        num_envs=2,
-        buffer_size=4,
-        total_env_steps=iterations * 8 * factory.keywords["chunk_size"],
-        iterations_per_epoch=iterations // 2,
-    )
-    made = policy(data.observation_space, data.action_space)
-    settings = {"n_epochs": 1, "batch_size": 4, **(model or {})}
-    module = algorithm(made, **settings)
+    steps = iterations * 8 * factory.keywords["chunk_size"]
+    counts = {"num_envs": 2, "buffer_size": 4, "total_env_steps": steps}
+    data = make_data(factory, iterations_per_epoch=iterations // 2, **counts, **(data or {}))
+    module = PPO(policy(data.observation_space, data.action_space), n_epochs=1, batch_size=4)
     trainer = {"max_epochs": kwargs.pop("max_epochs", -1)}
     runner = RLTrainer(
         run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **trainer
@@ -363,7 +359,7 @@ def assert_resumes_exactly(tmp_path, *run, **settings):
     return whole
 
 
-def test_ppo_trains_an_act_resumes_exactly_and_exports_a_graph(place, tmp_path, monkeypatch):
+def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
     make = partial(LeRobotPolicy, path=str(place("act")))
     before = LeRobotPolicy(path=str(place("act"))).state_dict()
     trained = assert_resumes_exactly(tmp_path, arm(8), make).policy
@@ -378,7 +374,17 @@ def test_ppo_trains_an_act_resumes_exactly_and_exports_a_graph(place, tmp_path, 
     with torch.no_grad():
         wanted = trained(td, deterministic=True)["action"][0].clamp(-3, 3)
     np.testing.assert_allclose(acting.act(observation), wanted, atol=1e-5)
-    # run_cli(["export", "--ckpt_path", str(tmp_path / "whole"), "--format", "torch"])
+
+
+def test_in_the_background_without_lag_it_is_the_foreground(place, tmp_path):
+    make = partial(LeRobotPolicy, path=str(place("act")))
+    for name in ("front", "back"):
+        collector = (
+            {"collector": partial(AsyncCollector, max_staleness=0)} if name == "back" else {}
+        )
+        fit(tmp_path / name, arm(8), make, iterations=2, data=collector)
+    front, back = (load(last(tmp_path / name))["state_dict"] for name in ("front", "back"))
+    assert_same(front, back)
 
 
 def test_stored_log_probs_are_recomputed_to_rounding(place):
@@ -477,6 +483,16 @@ def test_a_smolvla_is_cloned_trained_with_lora_resumed_and_written_back(
     assert not [name for name in changed if ".vlm." in name], "train_expert_only"
     parity = json.loads(Path("arm.lerobot.parity.json").read_text())
     assert parity["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["act", "diffusion"])
+def test_an_act_and_a_diffusion_are_graphs(name, place):
+    policy = LeRobotPolicy(path=str(place(name)))
+    graph = ActingGraph(policy, ports_of(policy))
+    inputs = {name: torch.randn_like(one) for name, one in graph.examples(5).items()}
+    found = traced(graph).module()(inputs)["action"]
+    torch.testing.assert_close(found, graph(inputs)["action"], rtol=0, atol=1e-6)
 
 
 def newest(name):

@@ -93,8 +93,8 @@ class ACTNetwork(Network):
         if self.cameras:
             self.backbone = ResNet(blocks_of(settings.vision_backbone, directory))
             self.encoder_img_feat_input_proj = nn.Conv2d(512, dim, 1)
-        self.encoder = Stack(settings, settings.n_encoder_layers, cross=False)
-        self.decoder = Stack(settings, settings.n_decoder_layers, cross=True)
+        self.encoder = _Stack(settings, settings.n_encoder_layers, cross=False)
+        self.decoder = _Stack(settings, settings.n_decoder_layers, cross=True)
         if state is not None:
             self.encoder_robot_state_input_proj = nn.Linear(state, dim)
         if environment is not None:
@@ -129,7 +129,7 @@ class ACTNetwork(Network):
         whole, places = torch.stack(tokens, 1), self.encoder_1d_feature_pos_embed.weight
         for camera in self.cameras:
             planes = self.backbone(inputs[camera])
-            position = place_encoding(planes.shape[-2:], self.settings.dim_model, planes.device)
+            position = _place_encoding(planes.shape[-2:], self.settings.dim_model, planes.device)
             seen = self.encoder_img_feat_input_proj(planes).flatten(2).transpose(1, 2)
             whole, places = torch.cat((whole, seen), 1), torch.cat((places, position))
         memory = self.encoder(whole, places)
@@ -140,7 +140,7 @@ class ACTNetwork(Network):
     def _add_latent_encoder(self, state: int | None, action_size: int) -> None:
         """Add the weights of the encoder of the latent variable, which acting does not use."""
         settings, dim = self.settings, self.settings.dim_model
-        self.vae_encoder = Stack(settings, settings.n_vae_encoder_layers, cross=False)
+        self.vae_encoder = _Stack(settings, settings.n_vae_encoder_layers, cross=False)
         self.vae_encoder_cls_embed = nn.Embedding(1, dim)
         if state is not None:
             self.vae_encoder_robot_state_input_proj = nn.Linear(state, dim)
@@ -152,12 +152,12 @@ class ACTNetwork(Network):
             parameter.requires_grad_(not name.startswith("vae_encoder"))
 
 
-class Stack(nn.Module):
+class _Stack(nn.Module):
     """Layers of a transformer, and a last normalisation."""
 
     def __init__(self, settings: ACTSettings, count: int, *, cross: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(settings, cross=cross) for _ in range(count))
+        self.layers = nn.ModuleList(_Layer(settings, cross=cross) for _ in range(count))
         last = cross or settings.pre_norm
         self.norm = nn.LayerNorm(settings.dim_model) if last else nn.Identity()
 
@@ -174,12 +174,8 @@ class Stack(nn.Module):
         return self.norm(tokens)  # type: ignore[no-any-return]  # nn.Module
 
 
-class Layer(nn.Module):
-    """Attention with places added to queries and keys (Carion et al. 2020), and a perceptron.
-
-    Raises:
-        ConfigurationError: if the heads do not divide the units.
-    """
+class _Layer(nn.Module):
+    """Attention with places added to queries and keys (Carion et al. 2020), and a perceptron."""
 
     def __init__(self, settings: ACTSettings, *, cross: bool) -> None:
         super().__init__()
@@ -204,7 +200,6 @@ class Layer(nn.Module):
         memory: Tensor | None = None,
         memory_places: Tensor | None = None,
     ) -> Tensor:
-        """See `Stack.forward`."""
         steps: list[Callable[[Tensor], Tensor]] = [lambda x: self._attend(x, places)]
         if self.multihead_attn is not None and memory is not None:
             keys = memory if memory_places is None else memory + memory_places
@@ -222,7 +217,7 @@ class Layer(nn.Module):
         return self.self_attn(query, query, tokens, need_weights=False)[0]  # type: ignore[no-any-return]  # nn.Module
 
 
-def place_encoding(sides: tuple[int, int] | torch.Size, size: int, device: torch.device) -> Tensor:
+def _place_encoding(sides: tuple[int, int] | torch.Size, size: int, device: torch.device) -> Tensor:
     """Return sine and cosine encodings [H * W, D] of the places in a plane, rows first.
 
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers", appendix A.4: y in

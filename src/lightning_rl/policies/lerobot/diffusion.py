@@ -96,7 +96,7 @@ class DiffusionNetwork(Network):
         refuse_unsupported(directory, {"compile_model": (settings.compile_model, False)})
         _check(settings, directory)
         self.settings, self.cameras = settings, list(directory.cameras)
-        self.steps = denoising_steps(settings)
+        self._steps = _denoising_steps(settings)  # not part of a description
         self.obs_steps, self.action_steps = settings.n_obs_steps, settings.n_action_steps
         self.max_actions = settings.horizon - settings.n_obs_steps + 1
         self.numbers = [name for name in (STATE, ENVIRONMENT) if directory.size_of(name)]
@@ -104,12 +104,12 @@ class DiffusionNetwork(Network):
         if self.cameras:
             shape = directory.cameras[self.cameras[0]].shape
             count = len(self.cameras) if settings.use_separate_rgb_encoder_per_camera else 1
-            encoders = [PointEncoder(settings, directory, shape) for _ in range(count)]
+            encoders = [_PointEncoder(settings, directory, shape) for _ in range(count)]
             separate = settings.use_separate_rgb_encoder_per_camera
             self.rgb_encoder = nn.ModuleList(encoders) if separate else encoders[0]
             size += 2 * settings.spatial_softmax_num_keypoints * len(self.cameras)
         self.summary_size = size * settings.n_obs_steps
-        self.unet = UNet(settings, directory.action_size, self.summary_size)
+        self.unet = _UNet(settings, directory.action_size, self.summary_size)
 
     def parts(self) -> dict[str, nn.Module]:
         return {"diffusion.": self}
@@ -148,7 +148,7 @@ class DiffusionNetwork(Network):
             more: of DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the mean.
         """
         actions = noise
-        for number, step in enumerate(self.steps):
+        for number, step in enumerate(self._steps):
             time = torch.full((noise.shape[0],), step.time, device=noise.device)
             mean = step.mean(self.unet(actions, time, condition), actions)
             more_noise = () if more is None else more[number : number + 1]
@@ -231,7 +231,7 @@ class DiffusionHead(ActionHead):
         return {}
 
 
-class DenoisingStep(NamedTuple):
+class _DenoisingStep(NamedTuple):
     """A step of a chain: mean = clean_factor * clean + other_factor * other.
 
     Attributes:
@@ -270,14 +270,14 @@ class DenoisingStep(NamedTuple):
         return self.clean_factor * clean.clamp(-self.limit, self.limit) + self.other_factor * other
 
 
-def denoising_steps(settings: DiffusionSettings) -> list[DenoisingStep]:
+def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:
     """Return the steps of a chain, from noise to actions.
 
     Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", equations 6, 7 and 15 (DDPM,
     with the variance of equation 7); Song et al. 2021, "Denoising Diffusion Implicit Models",
     equation 12 with sigma 0 (DDIM).
     """
-    signals, one = signal_shares(settings), torch.ones(())
+    signals, one = _signal_shares(settings), torch.ones(())
     every = settings.num_train_timesteps // settings.steps
     limit = float(settings.clip_sample_range) if settings.clip_sample else math.inf
     implicit = settings.noise_scheduler_type == "DDIM"
@@ -294,11 +294,11 @@ def denoising_steps(settings: DiffusionSettings) -> list[DenoisingStep]:
             variance = ((1.0 - before) / (1.0 - now) * beta).clamp(min=1e-20)
         signal, spread = float(now.sqrt()), float((1.0 - now).sqrt())
         factors = (signal, spread, float(clean), float(other), float(variance.sqrt()))
-        steps.append(DenoisingStep(time, *factors, limit, predicts_noise, implicit))
+        steps.append(_DenoisingStep(time, *factors, limit, predicts_noise, implicit))
     return steps
 
 
-def signal_shares(settings: DiffusionSettings) -> Tensor:
+def _signal_shares(settings: DiffusionSettings) -> Tensor:
     """Return alpha bar of each time, [T] float32: the product of 1 - beta up to it."""
     count, low, high = settings.num_train_timesteps, settings.beta_start, settings.beta_end
     if settings.beta_schedule == "squaredcos_cap_v2":
@@ -315,7 +315,7 @@ def signal_shares(settings: DiffusionSettings) -> Tensor:
     return (1.0 - betas).cumprod(0)
 
 
-class PointEncoder(nn.Module):
+class _PointEncoder(nn.Module):
     """Points of a picture [M, C, H, W] by a residual network and a spatial softmax: [M, 2K]."""
 
     def __init__(
@@ -363,7 +363,7 @@ def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(channels // 16, channels)
 
 
-class UNet(nn.Module):
+class _UNet(nn.Module):
     """A convolutional U-Net over time, with features that scale and shift its channels (FiLM)."""
 
     def __init__(self, settings: DiffusionSettings, action_size: int, condition_size: int) -> None:

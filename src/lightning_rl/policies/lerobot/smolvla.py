@@ -187,11 +187,11 @@ class SmolVLANetwork(Network):
         model = cast(Any, self.vlm).model.text_model
         for layer in model.layers:
             normed = layer.input_layernorm(hidden)
-            query, key, value = projected(layer.self_attn, normed, normed, self.text.head_dim)
-            query, key = rotated(query, positions), rotated(key, positions)
+            query, key, value = _projected(layer.self_attn, normed, normed, self.text.head_dim)
+            query, key = _rotated(query, positions), _rotated(key, positions)
             keys.append(key)
             values.append(value)
-            hidden = hidden + layer.self_attn.o_proj(attended(query, key, value, seen))
+            hidden = hidden + layer.self_attn.o_proj(_attended(query, key, value, seen))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         summary = model.norm(hidden[:, state_at])
         empty = summary.new_zeros(len(summary), 0, summary.shape[1])
@@ -229,7 +229,7 @@ class SmolVLANetwork(Network):
         """Return the vectors [B, S, D] of pictures [B, 3, H, W], 0 to 1."""
         if self.settings.resize_imgs_with_padding is not None:
             width, height = self.settings.resize_imgs_with_padding
-            pictures = resized_with_padding(pictures, height, width)
+            pictures = _resized_with_padding(pictures, height, width)
         model = cast(Any, self.vlm).model
         pixels = (pictures * 2.0 - 1.0).to(model.vision_model.dtype)
         seen = model.vision_model(pixel_values=pixels, patch_attention_mask=None)
@@ -265,7 +265,7 @@ class Expert(nn.Module):
         keys = text.num_key_value_heads * text.head_dim
         self.lm_expert = nn.Module()
         self.lm_expert.layers = nn.ModuleList(
-            ExpertLayer(size, size if settings.attends_to_itself(i) else keys, text)
+            _ExpertLayer(size, size if settings.attends_to_itself(i) else keys, text)
             for i in range(count)
         )
         # LeRobot makes layer i for i, and uses it as layer `every * i`.
@@ -295,7 +295,7 @@ class Expert(nn.Module):
         keys, values, mask = features.prefix
         rows, steps = x.shape[:2]
         actions = self.action_in_proj(x)
-        time = time_encoding(t, actions.shape[-1], self.settings).to(actions.dtype)
+        time = _time_encoding(t, actions.shape[-1], self.settings).to(actions.dtype)
         both = torch.cat((actions, time[:, None].expand_as(actions)), -1)
         hidden = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
         own = torch.arange(steps, device=x.device)
@@ -306,20 +306,20 @@ class Expert(nn.Module):
             at = number * self.every
             normed = layer.input_layernorm(hidden)
             if self.settings.attends_to_itself(at):
-                query, key, value = projected(layer.self_attn, normed, normed, self.head_dim)
-                query, key = rotated(query, positions), rotated(key, positions)
+                query, key, value = _projected(layer.self_attn, normed, normed, self.head_dim)
+                query, key = _rotated(query, positions), _rotated(key, positions)
                 key = torch.cat((keys[:, at], key), 1)
-                seen = attended(query, key, torch.cat((values[:, at], value), 1), causal)
+                seen = _attended(query, key, torch.cat((values[:, at], value), 1), causal)
             else:
                 known = (keys[:, at].flatten(2), values[:, at].flatten(2))
-                query, key, value = projected(layer.self_attn, normed, known, self.head_dim)
-                seen = attended(rotated(query, own.expand(rows, -1)), key, value, before)
+                query, key, value = _projected(layer.self_attn, normed, known, self.head_dim)
+                seen = _attended(_rotated(query, own.expand(rows, -1)), key, value, before)
             hidden = hidden + layer.self_attn.o_proj(seen)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return self.action_out_proj(cast(Any, self.lm_expert).norm(hidden))  # type: ignore[no-any-return]  # nn.Module
 
 
-class ExpertLayer(nn.Module):
+class _ExpertLayer(nn.Module):
     """Weights of a layer of the expert, named as in the language model."""
 
     def __init__(self, size: int, key_inputs: int, text: Any) -> None:
@@ -327,19 +327,18 @@ class ExpertLayer(nn.Module):
         heads, few = text.num_attention_heads, text.num_key_value_heads
         bias = bool(text.attention_bias)
         self.input_layernorm = nn.RMSNorm(size, text.rms_norm_eps)
-        self.self_attn = nn.ModuleDict(
-            {
-                "q_proj": nn.Linear(size, heads * text.head_dim, bias),
-                "k_proj": nn.Linear(key_inputs, few * text.head_dim, bias),
-                "v_proj": nn.Linear(key_inputs, few * text.head_dim, bias),
-                "o_proj": nn.Linear(heads * text.head_dim, size, bias),
-            }
-        )
+        sizes = {"q": (size, heads), "k": (key_inputs, few), "v": (key_inputs, few)}
+        layers = {
+            f"{name}_proj": nn.Linear(inputs, count * text.head_dim, bias)
+            for name, (inputs, count) in sizes.items()
+        }
+        layers["o_proj"] = nn.Linear(heads * text.head_dim, size, bias)
+        self.self_attn = nn.ModuleDict(layers)
         self.post_attention_layernorm = nn.RMSNorm(size, text.rms_norm_eps)
-        self.mlp = GatedPerceptron(size, inner_size(size), bool(text.mlp_bias))
+        self.mlp = _GatedPerceptron(size, _inner_size(size), bool(text.mlp_bias))
 
 
-class GatedPerceptron(nn.Module):
+class _GatedPerceptron(nn.Module):
     """down(silu(gate(x)) * up(x)) (Shazeer 2020, SwiGLU)."""
 
     def __init__(self, size: int, inner: int, bias: bool) -> None:
@@ -348,52 +347,28 @@ class GatedPerceptron(nn.Module):
         self.down_proj = nn.Linear(inner, size, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map vectors [..., D]."""
         return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]  # nn.Module
 
 
-def projected(
+def _projected(
     attention: Any, hidden: Tensor, known: Tensor | tuple[Tensor, Tensor], size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values [B, L, heads, size].
-
-    Args:
-        attention: has q_proj, k_proj and v_proj.
-        hidden: [B, L, D], for the queries.
-        known: [B, M, D'], for keys and values; or two of them.
-        size: of a head.
-    """
+    """Return queries of `hidden` [B, L, D], and keys and values of `known`, [B, M, heads, size]."""
     for_keys, for_values = known if isinstance(known, tuple) else (known, known)
-    made = (
-        attention.q_proj(hidden),
-        attention.k_proj(for_keys),
-        attention.v_proj(for_values),
-    )
+    made = (attention.q_proj(hidden), attention.k_proj(for_keys), attention.v_proj(for_values))
     query, key, value = (one.unflatten(-1, (-1, size)) for one in made)
     return query, key, value
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-    """Return the attention [B, L, heads * size], with fewer heads of keys than of queries.
-
-    Args:
-        query: [B, L, heads, size].
-        key: [B, M, fewer heads, size].
-        value: [B, M, fewer heads, size].
-        seen: bool [B, L, M], the keys of each query.
-    """
+def _attended(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """Return the attention [B, L, D] of queries [B, L, heads, size]; `seen` is bool [B, L, M]."""
     query, key, value = (one.transpose(1, 2) for one in (query, key, value))
     mixed = F.scaled_dot_product_attention(query, key, value, seen[:, None], enable_gqa=True)
     return mixed.transpose(1, 2).flatten(2)
 
 
-def rotated(vectors: Tensor, positions: Tensor) -> Tensor:
-    """Rotate pairs of entries by their position (Su et al. 2021): entry i with entry i + size / 2.
-
-    Args:
-        vectors: [B, L, heads, size].
-        positions: [B, L].
-    """
+def _rotated(vectors: Tensor, positions: Tensor) -> Tensor:
+    """Rotate entries i and i + size / 2 of [B, L, heads, size] by their positions [B, L]."""
     half = vectors.shape[-1] // 2
     exponent = torch.arange(half, dtype=torch.float32, device=vectors.device) / half
     angle = positions[..., None, None].float() / ROPE_BASE**exponent
@@ -403,7 +378,7 @@ def rotated(vectors: Tensor, positions: Tensor) -> Tensor:
     return turned.to(vectors.dtype)
 
 
-def time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
+def _time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
     """Return sine and cosine encodings [B, size] of times [B], with geometric periods."""
     share = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64, device=t.device)
     period = settings.min_period * (settings.max_period / settings.min_period) ** share
@@ -411,7 +386,7 @@ def time_encoding(t: Tensor, size: int, settings: SmolVLASettings) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), -1)
 
 
-def resized_with_padding(pictures: Tensor, height: int, width: int) -> Tensor:
+def _resized_with_padding(pictures: Tensor, height: int, width: int) -> Tensor:
     """Resize pictures [B, C, H, W] without distortion, with black above and on the left."""
     rows, columns = pictures.shape[-2:]
     if (rows, columns) == (height, width):
@@ -422,7 +397,7 @@ def resized_with_padding(pictures: Tensor, height: int, width: int) -> Tensor:
     return F.pad(smaller, (max(0, width - size[1]), 0, max(0, height - size[0]), 0))
 
 
-def inner_size(size: int) -> int:
+def _inner_size(size: int) -> int:
     """Return the inner units of a gated perceptron: 8/3 of its inputs, a multiple of 256."""
     return 256 * -(-int(4 * int(2 * size / 3)) // 256)
 
