@@ -77,6 +77,10 @@ class Inputs(nn.Module):
             )
         raw = {new: old for old, new in processors.rename.items()}
         cameras = [name for name in directory.cameras if keys.get(name, "") is not None]
+        require(
+            bool(cameras) or not directory.cameras,
+            "keys leaves out all pictures; the policy reads at least one.",
+        )
         self.sources: dict[str, Source] = {}
         for name, feature in directory.inputs.items():
             is_picture = feature.kind == "VISUAL"

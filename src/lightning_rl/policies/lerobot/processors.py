@@ -175,22 +175,14 @@ class Processors(nn.Module):
         key = name.replace(".", "/")
         return self.normalizers[key](value) if key in self.normalizers else value
 
-    def normalize_action(self, action: Tensor) -> Tensor:
-        """Return actions [..., A] in the network's units."""
-        return action if self.action is None else self.action(action)
-
     def action_bounds(self) -> tuple[Tensor, Tensor]:
         """Return the actions [A] that are -1 and 1 for the network."""
         one = torch.ones(self.action_size)
-        low, high = (self.unnormalize_action(value) for value in (-one, one))
+        low, high = (-one, one) if self.action is None else map(self.action.inverse, (-one, one))
         # An action that never changed in the data has a standard deviation of 0.
         least = 1e-6 * high.abs().clamp(min=1.0)
         flat = high - low < least
         return torch.where(flat, low - least, low), torch.where(flat, high + least, high)
-
-    def unnormalize_action(self, action: Tensor) -> Tensor:
-        """Return actions [..., A] in the units of the data."""
-        return action if self.action is None else self.action.inverse(action)
 
 
 def read_statistics(path: str) -> dict[str, Tensor]:

@@ -292,7 +292,8 @@ class Expert(nn.Module):
             x: noisy actions [B, K, P].
             t: [B], 1 for noise and 0 for actions.
         """
-        keys, values, mask = features.prefix
+        keys, values = (one.to(x.dtype) for one in features.prefix[:2])
+        mask = features.prefix[2]
         rows, steps = x.shape[:2]
         actions = self.action_in_proj(x)
         time = _time_encoding(t, actions.shape[-1], self.settings).to(actions.dtype)
