@@ -1,6 +1,8 @@
 """What must hold of flow-matching heads, and of policies that steer their noise."""
 
+import runpy
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -417,6 +419,21 @@ def test_steering_finds_the_door_that_pays(tmp_path):
     policy = partial(NoisePolicy, base=doors_policy)
     module = fit(tmp_path, PPO, DOORS, policy, data, max_epochs=1, **settings)
     assert success_of(module.policy) > 0.97
+
+
+@pytest.mark.slow  # quick: the test above
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_clone_takes_both_doors_and_reinforcement_learning_the_one_that_pays(
+    seed, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    script = Path(__file__).parents[2] / "scripts" / "two_doors.py"
+    found = runpy.run_path(str(script))["measured"](seed)
+    assert 0.35 <= found["clone"]["success"] <= 0.45
+    assert found["Gaussian clone"]["success"] < 0.02
+    for name, seconds in {"PPO": 5, "steered by PPO": 3}.items():
+        assert found[name]["success"] >= 0.99
+        assert found[name]["seconds"] < 10 * seconds
 
 
 @pytest.fixture(scope="module")
