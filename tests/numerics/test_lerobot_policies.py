@@ -521,7 +521,7 @@ def example_of(policy):
 
 
 SPACES = [
-    ("act", arm(4), {}, "executes 8 actions of a chunk, and those of the env have 4"),
+    ("act", arm(4), {}, "executes 8 actions of a chunk, and the env.s chunks have 4"),
     ("act", arm(8, action_size=2), {}, "chunks of actions of 3 numbers"),
     ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
     ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),

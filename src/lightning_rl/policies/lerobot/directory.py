@@ -93,7 +93,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
 
     Args:
         path: of the directory.
-        overrides: fields that replace those of config.json.
+        overrides: fields to replace in config.json.
 
     Raises:
         ConfigurationError: if there is none, or it describes another kind of policy.

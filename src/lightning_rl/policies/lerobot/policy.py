@@ -98,8 +98,8 @@ class LeRobotPolicy(ChunkPolicy):
             observation. By default the same name, its last part, or `proprio` and `rgb`. Null
             leaves a camera out (SmolVLA).
         overrides: fields of config.json to replace, such as `{n_action_steps: 10}`.
-        dataset_stats: LeRobot dataset, or its meta/stats.json, whose statistics replace those of
-            the directory.
+        dataset_stats: LeRobot dataset, or its meta/stats.json, to normalise by instead of the
+            directory's statistics.
         language_model: SmolVLA: local directory with `vlm_model_name` in it, or that directory.
             Default: the directory, the one above it, and the working directory.
         lora: SmolVLA: arguments of peft's `LoraConfig` for a new adapter of the expert.
@@ -278,7 +278,7 @@ def _check_kind(directory: PolicyDirectory, settings: Mapping[str, Any]) -> None
         require(
             settings[name] is None or name in own,
             f"{directory.path} is a {directory.kind}, which has no setting {name}; it has "
-            f"{', '.join(own) or 'none of its own'}.",
+            f"{', '.join(own) or 'no own settings'}.",
         )
 
 
@@ -299,7 +299,7 @@ def _check_actions(
     )
     require(
         shape[0] == steps,
-        f"The policy in {directory.path} executes {steps} actions of a chunk, and those of the env "
+        f"The policy in {directory.path} executes {steps} actions of a chunk, and the env's chunks "
         f"have {shape[0]}: set chunk_size: {steps}, or overrides: {{n_action_steps: {shape[0]}}} "
         f"(at most {network.max_actions}).",
     )

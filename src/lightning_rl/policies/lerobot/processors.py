@@ -123,8 +123,8 @@ class Processors(nn.Module):
 
     Args:
         directory: of the policy.
-        dataset_stats: dataset of LeRobot, its `meta/stats.json` or such a file, whose statistics
-            replace those of the policy.
+        dataset_stats: dataset of LeRobot, or its `meta/stats.json`, to normalise by instead of the
+            policy's statistics.
 
     Attributes:
         rename: LeRobot's names of inputs, by the names that data have.
@@ -327,8 +327,8 @@ def _normalizers(
         )
         if not any(key.startswith(f"{name}.") for key in state):
             warnings.warn(
-                f"{path} has no statistics of {name}, which stays as it is, as in LeRobot. Give "
-                "dataset_stats for others.",
+                f"{path} has no statistics of {name}, which is not normalised, as in LeRobot. Give "
+                "dataset_stats to normalise it.",
                 stacklevel=4,
             )
             continue

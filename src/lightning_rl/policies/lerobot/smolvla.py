@@ -32,7 +32,7 @@ TOKENS, MASK = "observation.language.tokens", "observation.language.attention_ma
 """LeRobot's names of a tokenised instruction."""
 
 ROPE_BASE = 10_000
-"""Longest wavelength of rotary positions, whatever the language model's own."""
+"""Base of rotary positions; the setting of the language model is not used."""
 
 
 @dataclass(frozen=True)

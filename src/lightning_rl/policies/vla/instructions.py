@@ -13,7 +13,7 @@ from lightning_rl.system.files import expanded
 
 
 class InstructionTokenizer:
-    """A tokenizer of transformers, or that of a LeRobot policy with its other steps.
+    """A tokenizer of transformers, or the tokenizer and other steps of a LeRobot policy.
 
     Args:
         path: local directory of a tokenizer, or of a LeRobot policy that reads instructions, whose
