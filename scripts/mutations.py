@@ -693,6 +693,35 @@ MUTATIONS = (
         "        pass",
         "numerics/test_policy_wrapper.py",
     ),
+    # --- policies/lerobot ---
+    Mutation(
+        "policies/lerobot/processors.py",
+        "a normaliser divides by the standard deviation alone in one direction, and not in both",
+        "return value * self.span + self.first",
+        "return value * (self.span + 0.001) + self.first",
+        "numerics/test_lerobot_policies.py",
+    ),
+    Mutation(
+        "policies/lerobot/smolvla.py",
+        "actions see later actions",
+        "(own <= own[:, None])",
+        "(own < 10**6 + own[:, None])",
+        "numerics/test_lerobot_policies.py",
+    ),
+    Mutation(
+        "policies/lerobot/diffusion.py",
+        "clean actions are not clipped",
+        "self.clean_factor * clean.clamp(-self.limit, self.limit)",
+        "self.clean_factor * clean",
+        "numerics/test_lerobot_policies.py",
+    ),
+    Mutation(
+        "policies/lerobot/directory.py",
+        "an additional weight is read over",
+        "fitting(own, weights, str(directory.path), strict=True)",
+        "fitting(own, {k: weights.get(k, own[k]) for k in own}, str(directory.path), strict=True)",
+        "numerics/test_lerobot_policies.py",
+    ),
     # --- policies/vla ---
     Mutation(
         "policies/vla/heads.py",

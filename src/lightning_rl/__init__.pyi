@@ -217,6 +217,9 @@ from lightning_rl.policies import (
     ImpalaCNN as ImpalaCNN,
 )
 from lightning_rl.policies import (
+    LeRobotPolicy as LeRobotPolicy,
+)
+from lightning_rl.policies import (
     Memory as Memory,
 )
 from lightning_rl.policies import (
@@ -239,6 +242,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     QActorCritic as QActorCritic,
+)
+from lightning_rl.policies import (
+    ResNet18 as ResNet18,
 )
 from lightning_rl.policies import (
     SlowPolicy as SlowPolicy,

@@ -30,7 +30,8 @@ def _in(package: str, names: str) -> str:
 
 _ENCODERS = (
     "Encoder",
-    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder SpatialSoftmaxCNN",
+    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder ResNet18 "
+    "SpatialSoftmaxCNN",
 )
 _PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
@@ -66,7 +67,8 @@ _TABLE = {
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic NoiseActorCritic NoisePolicy SlowPolicy SquashedActorCritic VLAPolicy",
+        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy SlowPolicy "
+        "SquashedActorCritic VLAPolicy",
     ),
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,

@@ -59,6 +59,8 @@ PATH_KEYS = (
     "adapter",
     "tokenizer",
     "action_statistics",
+    "dataset_stats",
+    "language_model",
     "weights",
     "checkpoint",
     "teacher",
