@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
     check_checkpoint,
+    check_not_compiled,
     check_optimizer_state,
     check_replay_is_used,
+    check_shards,
     check_trainer,
     check_whole_minibatches,
     warn_of_unreached,
@@ -49,6 +51,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
+from lightning_rl.optim.sharded_update import ShardedUpdate
 from lightning_rl.optim.update import (
     Loss,
     Objective,
@@ -71,6 +74,7 @@ from lightning_rl.rollout.contract import (
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.runs import find_checkpoint
@@ -448,6 +452,18 @@ class Algorithm(LightningModule, ABC, Constructed):
         if stage == "fit":
             check_trainer(self.trainer)
 
+    def configure_model(self) -> None:
+        """Shard the policy, if the strategy shards; the update is then not compiled.
+
+        Raises:
+            ConfigurationError: if the policy cannot be sharded, or `compile` is true.
+        """
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2Strategy) and self.policy.sharding is None:
+            check_not_compiled(self.compile_update)
+            self.compile_update = False
+            self.policy.shard(strategy.shards, strategy.acting)
+
     def on_fit_start(self) -> None:
         check_weights_are_numbers(self.policy)
         self._iterations = counter_of_steps(self.trainer)
@@ -470,10 +486,15 @@ class Algorithm(LightningModule, ABC, Constructed):
             left_out = {(id(self), name) for name in LIGHTNINGS_OWN}
             self._graphs = Graphs(self, self.device, choice, left_out, HIDDEN)
         optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
+        sharding = self.policy.sharding
+        if sharding is not None:
+            check_shards(self, self.objectives.values())
         self.updates = {
-            name: Update(objective, optimizer, hooks, self.phase)
-            if self._graphs is None
-            else CompiledUpdate(objective, optimizer, self._graphs, self.phase)
+            name: CompiledUpdate(objective, optimizer, self._graphs, self.phase)
+            if self._graphs is not None
+            else Update(objective, optimizer, hooks, self.phase)
+            if sharding is None
+            else ShardedUpdate(sharding, objective, optimizer, hooks, self.phase)
             for (name, objective), optimizer in optimizers
         }
         self.update = next(iter(self.updates.values()))
@@ -662,9 +683,9 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        # The seeds of a rank may be empty.
-        if seeds:
-            self._episodes += self.play(seeds, self.watch)
+        with self.policy.acts():
+            if seeds:  # those of a rank may be empty
+                self._episodes += self.play(seeds, self.watch)
 
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._episodes)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.sharding import Sharding, calls_together
 from lightning_rl.rollout.contract import (
     FieldSpec,
     final_observations,
@@ -35,10 +36,12 @@ def write_values(
     inputs = ["observation", *(["state"] if policy.remembers else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
     envs, slots = rollout.batch_size
-    values = _values(policy, observations, value_of)
+    parts = _parts(policy, observations)
+    values = _values(policy, parts, value_of)
     rollout["value"].copy_(values.view(slots, envs).t())
     rollout["final_value"].zero_()
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+    calls = len(parts)
     if len(rows):
         finals = {"observation": final_observations(rollout, rows, steps)}
         if policy.remembers:  # the state of the episode that ended: the next slot's is already zero
@@ -46,18 +49,23 @@ def write_values(
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         # Without `value_of`: the number of final observations varies, and graphs need a fixed
         # number.
-        rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
+        ended = _parts(policy, TensorDict(finals, [len(rows)]))
+        rollout["final_value"][rows, steps] = _values(policy, ended)
+        calls += len(ended)
+    calls_together(policy.sharding, calls, lambda: policy.get_value(parts[0]))
+
+
+def _parts(policy: "EvaluatesActions", samples: TensorDict) -> list[TensorDict]:
+    return [part for part, _ in micro_batches(samples, policy.micro_batch_size)]
 
 
 def _values(
     policy: Policy,
-    observations: TensorDict,
+    parts: list[TensorDict],
     value_of: Callable[[TensorDict], Tensor] | None = None,
 ) -> Tensor:
     ask = value_of or (lambda part: policy.get_value(part)["value"])
-    return torch.cat(
-        [ask(part) for part, _ in micro_batches(observations, policy.micro_batch_size)]
-    )
+    return torch.cat([ask(part) for part in parts])
 
 
 class EvaluatesActions(Protocol):
@@ -68,6 +76,9 @@ class EvaluatesActions(Protocol):
 
     @property
     def micro_batch_size(self) -> int | None: ...
+
+    @property
+    def sharding(self) -> Sharding | None: ...
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict: ...
 
@@ -103,10 +114,9 @@ def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
     """Return log-probs [N, T], or [N, T, L] in parts, of the actions of a rollout [N, T+1]."""
     keys = sorted({"observation", "action", *policy.extra_fields})
     transitions = flat_transitions(rollout, keys)
-    log_probs = [
-        policy.evaluate_actions(part)["sample_log_prob"]
-        for part, _ in micro_batches(transitions, policy.micro_batch_size)
-    ]
+    parts = _parts(policy, transitions)
+    log_probs = [policy.evaluate_actions(part)["sample_log_prob"] for part in parts]
+    calls_together(policy.sharding, len(parts), lambda: policy.evaluate_actions(parts[0]))
     envs, slots = rollout.batch_size
     steps: Tensor = torch.cat(log_probs).unflatten(0, (slots - 1, envs))
     return steps.transpose(0, 1)

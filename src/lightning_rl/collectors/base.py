@@ -162,7 +162,8 @@ class SyncCollector(Collector):
         self.ways = self._loop.ways
 
     def collect(self) -> TensorDict:
-        steps, notes = self._loop.run(self._segment)
+        with self.policy.acts():
+            steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
         return self.account_for(first_steps(self._segment.rollout, steps), **notes)

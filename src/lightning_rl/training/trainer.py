@@ -29,6 +29,7 @@ from lightning_rl.system.files import (
     shown,
     write_atomically,
 )
+from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.machine import MachineSettings, put_in_force
 from lightning_rl.system.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.system.runs import (
@@ -111,8 +112,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 """Settings of Lightning's trainer without meaning here: the only allowed value, and the reason."""
 
 
-SPLITTING = ("fsdp", "deepspeed", "xla", "model_parallel")
-"""Name prefixes of strategies that shard a policy over processes."""
+SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
+"""Name prefixes of strategies of Lightning that shard a policy over processes."""
 
 
 class RLTrainer(Trainer, Constructed):
@@ -492,8 +493,10 @@ def _refuse(settings: dict[str, Any]) -> None:
     require(
         not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
         f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
-        "act with. Use --trainer.strategy ddp, or one device.",
+        "act with. Use --trainer.strategy ddp or fsdp, or one device.",
     )
+    if strategy == "fsdp":
+        settings["strategy"] = FSDP2Strategy()
 
 
 def _check_devices(accelerator: Any, devices: Any) -> None:

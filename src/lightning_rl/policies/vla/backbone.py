@@ -36,12 +36,14 @@ class Backbone(nn.Module, ABC, Constructed):
         reads: keys of an observation that `forward` can read. The policy refuses other keys, or
             removes them if they are in `ignore_keys`.
         vocabulary: upper bound (exclusive) of instruction tokens; None if unknown.
+        blocks: see `Policy`; names of modules of the backbone.
     """
 
     slot_size: int
     summary_size: int
     reads: Sequence[str] = ("rgb", "depth", "language", "proprio")
     vocabulary: int | None = None
+    blocks: Sequence[str] = ()
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:
