@@ -18,6 +18,7 @@ from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
     check_checkpoint,
     check_not_compiled,
+    check_not_on_meta,
     check_optimizer_state,
     check_replay_is_used,
     check_shards,
@@ -459,7 +460,9 @@ class Algorithm(LightningModule, ABC, Constructed):
             ConfigurationError: if the policy cannot be sharded, or `compile` is true.
         """
         strategy = self.trainer.strategy
-        if isinstance(strategy, FSDP2Strategy) and self.policy.sharding is None:
+        if not isinstance(strategy, FSDP2Strategy):
+            check_not_on_meta(self.policy)
+        elif self.policy.sharding is None:
             check_not_compiled(self.compile_update)
             self.compile_update = False
             self.policy.shard(strategy.shards, strategy.acting)

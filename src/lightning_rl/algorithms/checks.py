@@ -80,6 +80,15 @@ def check_not_compiled(compile: bool | str) -> None:
     )
 
 
+def check_not_on_meta(policy: Policy) -> None:
+    """Refuse a policy without weights, which only a strategy that shards gives it."""
+    require(
+        not any(p.is_meta for p in policy.parameters()),
+        f"{type(policy).__name__} is on the device meta, without weights: only --trainer.strategy "
+        "fsdp takes those of the first process. Use it, or leave meta out.",
+    )
+
+
 def check_shards(algorithm: LightningModule, objectives: Collection[Objective]) -> None:
     """Refuse an algorithm that trains other parameters than those of one sharded policy."""
     kind = type(algorithm).__name__

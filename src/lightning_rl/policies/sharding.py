@@ -148,14 +148,20 @@ def calls_together(sharding: Sharding | None, calls: int, call: Callable[[], Any
             call()
 
 
+def members_of_lists(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules in a module's `nn.ModuleList`s, such as its layers."""
+    lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
+    return tuple(f"{name}.{i}" for name, members in lists for i in range(len(members)))
+
+
 def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Return the outermost modules whose names match a pattern."""
     kind = type(policy).__name__
     require(
         bool(patterns),
         f"trainer.strategy fsdp shards a policy by its blocks, and {kind} has none: name them in "
-        "its attribute blocks, patterns such as 'model.layers.*' (in the class of a CustomVLA's "
-        "model and of a backbone, too), or use --trainer.strategy ddp.",
+        "its attribute blocks, patterns such as 'model.layers.*', or use --trainer.strategy ddp. "
+        "(A VLA's blocks are the modules in its nn.ModuleLists.)",
     )
     names = [name for name, module in policy.named_modules() if name]
     chosen: list[str] = []

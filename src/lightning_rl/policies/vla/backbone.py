@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import require
 
@@ -36,14 +37,17 @@ class Backbone(nn.Module, ABC, Constructed):
         reads: keys of an observation that `forward` can read. The policy refuses other keys, or
             removes them if they are in `ignore_keys`.
         vocabulary: upper bound (exclusive) of instruction tokens; None if unknown.
-        blocks: see `Policy`; names of modules of the backbone.
     """
 
     slot_size: int
     summary_size: int
     reads: Sequence[str] = ("rgb", "depth", "language", "proprio")
     vocabulary: int | None = None
-    blocks: Sequence[str] = ()
+
+    @property
+    def blocks(self) -> Sequence[str]:
+        """Patterns as in `Policy.blocks`. Default: the modules in `nn.ModuleList`s."""
+        return members_of_lists(self)
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:
