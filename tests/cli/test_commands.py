@@ -773,9 +773,9 @@ WHOLE = [
         "a run: set trainer.logger and trainer.enable_checkpointing to false where none are wanted.",
     ),
     (
-        "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy, to act "
-        "with. Use --trainer.strategy ddp, or one device.",
+        "--trainer.strategy fsdp_cpu_offload",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy, "
+        "to act with. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

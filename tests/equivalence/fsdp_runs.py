@@ -29,12 +29,15 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
     SlowPolicy,
+    TransformersBackbone,
     VLAPolicy,
 )
+from lightning_rl.collectors.weights import changing_weights
 from lightning_rl.policies.vla import Features
 from lightning_rl.system import ranks
 from lightning_rl.system.fsdp import local, whole_state
 from tests.helpers import last
+from tests.numerics.test_vla_loading import CONFIGS
 
 
 class Layers(Backbone):
@@ -171,7 +174,7 @@ def run(
     wrap=None,
     ckpt_path=None,
     trainer=None,
-    backbone=None,
+    backbone=Layers,
     **model,
 ):
     """Train for three iterations, of which each is an epoch."""
@@ -180,7 +183,7 @@ def run(
     settings |= {"total_env_steps": 10**6, "iterations_per_epoch": 1}
     data = RLDataModule(chunked, **settings | (data or {}))
     spaces = data.observation_space, data.action_space
-    made = VLAPolicy(*spaces, backbone=backbone or Layers(), num_bins=5, **(policy or {}))
+    made = VLAPolicy(*spaces, backbone=backbone(), num_bins=5, **(policy or {}))
     made = made if wrap is None else wrap(*spaces, lambda *_: made)
     own = {"group_size": 2, "kl_coef": 0.5} if algorithm is GRPO else {}
     module = algorithm(made, n_epochs=2, batch_size=8, learning_rate=1e-3, **own | model)
@@ -200,7 +203,10 @@ def run(
 def found(module, runner):
     """Return what is compared: weights, optimizer, metrics of the last iteration, evaluation."""
     optimizer = runner.strategy.optimizer_state(runner.optimizers[0])
+    named = dict(module.policy.named_parameters())
+    sent = [name for name in changing_weights(module.policy) if name in named]
     return {
+        "sent": sent,
         "state": {k: v for k, v in whole_state(module).items() if torch.is_tensor(v)},
         "optimizer": optimizer,
         "metrics": {k: v for k, v in module.metrics.items() if not k.startswith("charts")},
@@ -210,17 +216,15 @@ def found(module, runner):
 
 
 def quick(directory, findings):
-    watched = {"trainer": {"callbacks": [Watched()]}}
-    shown = {"limit_val_batches": 1.0}
-    for name, strategy in {
-        "ddp": "ddp",
-        "fsdp": "fsdp",
-        "sharded": FSDP2Strategy(acting="sharded"),
-    }.items():
-        findings[f"PPO {name}"] = found(*run(directory / f"PPO {name}", PPO, strategy, **watched))
-    for name in ("ddp", "fsdp"):
+    sharded = FSDP2Strategy(acting="sharded")
+    for name, strategy in {"ddp": "ddp", "fsdp": sharded}.items():
+        watched = {"callbacks": [Watched()]}
+        findings[f"PPO {name}"] = found(
+            *run(directory / f"PPO {name}", PPO, strategy, trainer=watched)
+        )
+        # Three micro-batches on rank 0, and four on rank 1, whose episodes are longer.
         findings[f"GRPO {name}"] = found(
-            *run(directory / f"GRPO {name}", GRPO, name, trainer=shown)
+            *run(directory / f"GRPO {name}", GRPO, name, policy={"micro_batch_size": 5})
         )
 
 
@@ -241,27 +245,41 @@ def slow(directory, findings):
         findings[name] = found(*run(directory / name, *args, **settings))
 
     note("whole", GRPO, "fsdp")
+    note("acts whole", PPO, "fsdp", trainer={"callbacks": [Watched()]})
+    note("acts sharded", PPO, FSDP2Strategy("sharded"))
     note("resumed", GRPO, "fsdp", ckpt_path=last(directory / "killed"))
     for strategy in ("ddp", "fsdp"):
         note(f"uneven {strategy}", Uneven, strategy)
         note(f"micro {strategy}", Uneven, strategy, policy={"micro_batch_size": 3})
         note(f"warm-up {strategy}", PPO, strategy, critic_warmup_iterations=2)
         note(f"bf16 {strategy}", PPO, strategy, trainer={"precision": "bf16-mixed"})
-        shown = {"limit_val_batches": 1.0}
-        for name, acting in {"": strategy, " sharded": FSDP2Strategy("sharded")}.items():
-            few = {"num_eval_episodes": 1, "eval_deterministic": False}
-            if strategy == "fsdp" or not name:
-                note(f"shown{name} {strategy}", GRPO, acting, data=few, trainer=shown)
+        note(f"shown {strategy}", GRPO, strategy, **SHOWN)
+        note(f"lora {strategy}", GRPO, strategy, **lora(strategy))
+    note("shown sharded", GRPO, FSDP2Strategy("sharded"), **SHOWN)
     for lag in (0, 1):
         data = {"collector": partial(AsyncCollector, max_staleness=lag)}
         note(f"async {lag}", GRPO, "fsdp", data=data)
-    note("meta", GRPO, "fsdp", backbone=Layers(meta=True))
+    note("meta", GRPO, "fsdp", backbone=partial(Layers, meta=True))
     note("wrapped", GRPO, "fsdp", wrap=partial(SlowPolicy, delay_ms=0.0))
     teacher = str(last(directory / "whole"))
     for strategy in ("ddp", "fsdp"):
         note(f"taught {strategy}", BehaviorCloning, strategy, teacher=teacher, trust_code=True)
-    note("warm start", GRPO, "fsdp", trainer={"init_from": teacher, "max_epochs": 1})
-    note("warm start ddp", GRPO, "ddp", trainer={"init_from": teacher, "max_epochs": 1})
+        note(f"warm start {strategy}", GRPO, strategy, trainer={"init_from": teacher})
+
+
+SHOWN = {
+    "data": {"num_eval_episodes": 1, "eval_deterministic": False},
+    "trainer": {"limit_val_batches": 1.0},
+}
+"""Rank 1 has no episode of an evaluation."""
+
+
+def lora(strategy):
+    """A model of transformers with an adapter, in the background; on rank 1 it begins on meta."""
+    settings = {"config": CONFIGS["smolvlm"], "lora": {"r": 2}, "meta": strategy == "fsdp"}
+    backbone = partial(TransformersBackbone, "hf_config", **settings)
+    data = {"collector": partial(AsyncCollector, max_staleness=0), "num_envs": 2}
+    return {"backbone": backbone, "data": data, "policy": {"micro_batch_size": 4}}
 
 
 def four(directory, findings):
@@ -279,7 +297,9 @@ def four(directory, findings):
 
 
 if __name__ == "__main__":
+    from tests.equivalence import fsdp_runs  # checkpoints name its classes, and none of __main__
+
     torch.set_num_threads(1)
-    findings, directory = {}, Path(sys.argv[1])
-    {"quick": quick, "slow": slow, "four": four, "killed": killed}[sys.argv[2]](directory, findings)
-    torch.save(findings, directory / f"{sys.argv[2]}{ranks.rank()}.pt")
+    findings, directory, what = {}, Path(sys.argv[1]), sys.argv[2]
+    getattr(fsdp_runs, what)(directory, findings)
+    torch.save(findings, directory / f"{what}{ranks.rank()}.pt")

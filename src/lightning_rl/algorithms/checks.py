@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -80,12 +80,13 @@ def check_not_compiled(compile: bool | str) -> None:
     )
 
 
-def check_not_on_meta(policy: Policy) -> None:
-    """Refuse a policy without weights, which only a strategy that shards gives it."""
+def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
+    """Refuse parameters without values, unless the strategy takes those of the first process."""
+    takes = isinstance(trainer.strategy, FSDP2Strategy) or module is None
     require(
-        not any(p.is_meta for p in policy.parameters()),
-        f"{type(policy).__name__} is on the device meta, without weights: only --trainer.strategy "
-        "fsdp takes those of the first process. Use it, or leave meta out.",
+        takes or not any(p.is_meta for p in cast(nn.Module, module).parameters()),
+        "The policy is on the device meta, without weights: only --trainer.strategy fsdp gives it "
+        "those of the first process. Use that, or leave meta out.",
     )
 
 
@@ -133,7 +134,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     why = (
         "it stores a state, but its evaluate_actions takes each step by itself (see "
         "Policy.evaluates_sequences)"
-        if policy.remembers
+        if policy.is_recurrent
         else "it remembers nothing: give it one, policy.init_args.memory: {class_path: LSTM}"
     )
     require(
@@ -273,7 +274,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
     current weights; others are ignored.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
-    if policy.remembers:  # older weights may have computed the states
+    if policy.is_recurrent:  # older weights may have computed the states
         fresh = fresh.cummin(1).values
     if not ranks.agree(bool(fresh.any())):
         return False
@@ -344,7 +345,7 @@ def check_checkpoint(
 USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone does)."
 
 
-def weights_to_begin_with(
+def warm_start_weights(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
     """Return a state dict with which a policy acts like a checkpoint's policy, and a note.

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import gymnasium
@@ -104,7 +103,7 @@ class Policy(nn.Module, ABC, Constructed):
         return {}
 
     @property
-    def remembers(self) -> bool:
+    def is_recurrent(self) -> bool:
         """Whether log-probs and values depend on `state`, as in a recurrent policy."""
         # The state of correlated noise only affects the next draw.
         noise = getattr(getattr(self, "distribution", None), "state_size", 0)
@@ -214,16 +213,10 @@ class Policy(nn.Module, ABC, Constructed):
             if isinstance(module, Policy):
                 module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
 
-    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> None:
+    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
         """Shard the parameters over the processes of a mesh, in place; see `Sharding`."""
         self.sharding = Sharding(self, self.blocks, mesh, acting, self.autocast_dtype)
-
-    def acts(self) -> AbstractContextManager[None]:
-        """Return a context in which each rank acts as often as it needs, also with shards.
-
-        All ranks enter and leave it together.
-        """
-        return nullcontext() if self.sharding is None else self.sharding.acts()
+        return self.sharding
 
     def put_in_eval_mode(self) -> None:
         """Call `eval` if any module is in training mode."""
@@ -498,7 +491,7 @@ class UniformActor(RolloutActor):
         for key, value in self._policy.fields_of(steps["action"]).items():
             if key != "state":
                 steps[key].copy_(value)
-        if self._policy.remembers:
+        if self._policy.is_recurrent:
             self._remember(start, stop)
 
     def _remember(self, start: int, stop: int) -> None:

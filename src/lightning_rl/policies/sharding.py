@@ -5,8 +5,8 @@ sharded policy equally often.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from itertools import chain
 from types import MethodType
@@ -60,16 +60,19 @@ class Sharding:
         acting: Acting,
         dtype: torch.dtype | None,
     ) -> None:
-        chosen = _blocks(policy, blocks)
         _check_parameters(policy)
+        chosen = _blocks(policy, blocks)
         self.policy, self.acting = policy, acting
         # FSDP refuses copies: this one has no memory for its tensors.
         self._empty = copy.deepcopy(policy, {id(t): _empty_like(t) for _, t in _tensors(policy)})
         values = dict(_tensors(policy)) if mesh.get_rank() == 0 else {}
         values = {name: tensor.detach() for name, tensor in values.items()}
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        memo: dict[int, tuple[Tensor, Tensor]] = {}
         for block in chosen:
+            _allocate(block, mesh.device_type, memo)
             fully_shard(block, mesh=mesh, mp_policy=precision)
+        _allocate(policy, mesh.device_type, memo)
         # FSDP's default keeps the rest gathered after a pass without gradients.
         fully_shard(policy, mesh=mesh, reshard_after_forward=True)
         for name in ("get_value", "evaluate_actions"):
@@ -81,11 +84,9 @@ class Sharding:
         """Set whether the next backward pass sums gradients over ranks, or only adds its own."""
         cast(FSDPModule, self.policy).set_requires_gradient_sync(synchronize)
 
-    @contextmanager
-    def acts(self) -> Iterator[None]:
-        """Let each rank act with the policy as often as it needs."""
-        with self._whole() if self.acting == "whole" else self._in_step():
-            yield
+    def acting_context(self) -> AbstractContextManager[None]:
+        """Return a context in which each rank acts as often as it needs; all ranks enter it."""
+        return self._whole() if self.acting == "whole" else self._in_step()
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -135,19 +136,6 @@ class Sharding:
         return copy.deepcopy(self._empty, memo)
 
 
-def calls_together(sharding: Sharding | None, calls: int, call: Callable[[], Any]) -> None:
-    """Repeat a call of a sharded policy until this rank has made as many as any other.
-
-    Args:
-        sharding: of the policy; None does nothing.
-        calls: number of calls that this rank has made.
-        call: calls the policy.
-    """
-    if sharding is not None:
-        for _ in range(ranks.max_over_ranks(calls) - calls):
-            call()
-
-
 def members_of_lists(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the modules in a module's `nn.ModuleList`s, such as its layers."""
     lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
@@ -186,7 +174,7 @@ def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 def _check_parameters(policy: Any) -> None:
     kind = type(policy).__name__
     require(
-        not policy.remembers,
+        not policy.is_recurrent,
         f"trainer.strategy fsdp does not support a memory, which {kind} has: use "
         "--trainer.strategy ddp, or leave the memory out.",
     )
@@ -221,6 +209,21 @@ def _register(policy: nn.Module, name: str) -> None:
     setattr(policy, name, lambda td: getattr(policy, own)(td)[0])
 
 
+def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tensor]]) -> None:
+    """Replace the tensors on `meta`; a shared one, which `memo` knows, by one tensor.
+
+    `nn.Module.to_empty` would separate shared tensors.
+    """
+    for part in module.modules():
+        own = (part.named_parameters("", False, False), part.named_buffers("", False, False))
+        for name, tensor in list(chain(*own)):
+            if tensor.is_meta:
+                made = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    made = nn.Parameter(made, tensor.requires_grad)
+                setattr(part, name, memo.setdefault(id(tensor), (tensor, made))[1])
+
+
 def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> None:
     """Copy rank 0's tensors, of which the other ranks have none, to all ranks, one by one."""
     on_meta = [name for name, value in values.items() if value.is_meta]
@@ -229,8 +232,6 @@ def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> Non
         f"{', '.join(on_meta[:3])} of the policy are on the device meta in the first process, "
         "whose weights all others take: create it on meta in the other processes only.",
     )
-    if any(tensor.is_meta for _, tensor in _tensors(policy)):
-        policy.to_empty(device=mesh.device_type)
     with torch.no_grad():
         for name, own in _tensors(policy):
             value = values.pop(name, None)

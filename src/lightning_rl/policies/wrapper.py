@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.fsdp import Acting
 
@@ -42,7 +43,7 @@ class PolicyWrapper(Policy):
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
     evaluates_sequences = _of_inner("evaluates_sequences")
-    remembers = _of_inner("remembers")
+    is_recurrent = _of_inner("is_recurrent")
     joint_ratio = _of_inner("joint_ratio")
     counts_executed = _of_inner("counts_executed")
     ignore_keys = _of_inner("ignore_keys")
@@ -103,8 +104,8 @@ class PolicyWrapper(Policy):
     def compute_in(self, precision: str) -> None:
         self.inner.compute_in(precision)
 
-    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> None:
-        self.inner.shard(mesh, acting)
+    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
+        return self.inner.shard(mesh, acting)
 
     def put_in_eval_mode(self) -> None:
         self.inner.put_in_eval_mode()

@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from lightning_rl.system.lightning_private import use_all_processes_for_data
+
 Acting = Literal["whole", "sharded"]
 """How a sharded policy acts; see `FSDP2Strategy`."""
 
@@ -37,8 +39,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         return self.device_mesh["data_parallel"]
 
     def setup_environment(self) -> None:
-        # Lightning's default is one process of data per node.
-        self._data_parallel_size = self.num_nodes * self.num_processes
+        use_all_processes_for_data(self)
         super().setup_environment()
 
     # Lightning's strategy restores checkpoints in its own format, after `on_fit_start`.

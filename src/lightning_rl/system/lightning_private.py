@@ -7,8 +7,8 @@ import subprocess
 from typing import Any, Protocol
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
 OF_LIGHTNING = {
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": (
@@ -18,8 +18,10 @@ OF_LIGHTNING = {
     "lightning.pytorch.loops.optimization.manual._ManualOptimization": ("optim_step_progress",),
     "lightning.pytorch.core.module.LightningModule": ("_trainer",),
     "lightning.pytorch.strategies.DDPStrategy": ("_start_method",),
+    "lightning.pytorch.strategies.ModelParallelStrategy": ("_data_parallel_size",),
     "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": ("procs",),
     "lightning.pytorch.loggers.TensorBoardLogger": ("_experiment", "_kwargs"),
+    "lightning.pytorch.loggers.WandbLogger": ("_wandb_init",),
     "lightning.pytorch.cli.LightningCLI": ("_parse_ckpt_path",),
 }
 """Attributes of instances, by class."""
@@ -56,6 +58,11 @@ def start_method_of(strategy: Strategy) -> str:
     return str(getattr(strategy, "_start_method", "popen"))
 
 
+def use_all_processes_for_data(strategy: ModelParallelStrategy) -> None:
+    """Shard over all processes; Lightning's default is one process of data per node."""
+    strategy._data_parallel_size = strategy.num_nodes * strategy.num_processes
+
+
 def processes_launched_by(strategy: Strategy) -> list[subprocess.Popen[bytes]]:
     """Return the processes of the other ranks that this process has started."""
     processes: list[subprocess.Popen[bytes]] = getattr(strategy.launcher, "procs", [])
@@ -75,6 +82,12 @@ def forget_writer(logger: TensorBoardLogger) -> None:
 def purge_from(logger: TensorBoardLogger, step: int) -> None:
     """Make TensorBoard discard entries from a step on, once the next event file opens."""
     logger._kwargs["purge_step"] = step
+
+
+def omit_anonymous(logger: Logger) -> None:
+    """Do not pass `anonymous=None` to `wandb.init`, which warns of this former setting (0.31)."""
+    if isinstance(logger, WandbLogger) and logger._wandb_init.get("anonymous") is None:
+        logger._wandb_init.pop("anonymous", None)
 
 
 class CommandLineAlone:

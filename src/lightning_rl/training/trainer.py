@@ -15,9 +15,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_rl.algorithms.checks import check_strategy
+from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.audit.check_env import Finding
-from lightning_rl.audit.checking import Checked, RunCheck
+from lightning_rl.audit.checking import CheckComplete, RunCheck
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Constructed
@@ -30,12 +30,13 @@ from lightning_rl.system.files import (
     write_atomically,
 )
 from lightning_rl.system.fsdp import FSDP2Strategy
+from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
-from lightning_rl.system.process import flush_denormals, keep_freed_memory, last_act
+from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
     CHECKPOINTS,
-    alone_in,
     find_checkpoint,
+    locked_run,
     new_run_dir,
     remove_refused,
     removed_if_refused,
@@ -316,15 +317,16 @@ class RLTrainer(Trainer, Constructed):
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
+        check_not_on_meta(self, model)
         # Lock the directory first: Lightning opens the loggers before it calls any callback.
-        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
-        with alone, last_act(self._tell):
+        alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, before_forced_exit(self._report_error):
             try:
                 super().fit(
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
                 )
             except WriteError as error:
-                raise WriteError(self._what_is_left(error)) from error
+                raise WriteError(self._resume_hint(error)) from error
             except Exception as error:
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
@@ -362,7 +364,7 @@ class RLTrainer(Trainer, Constructed):
         callbacks.append(check)
         try:
             super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        except Checked:
+        except CheckComplete:
             pass
         finally:
             callbacks.remove(check)
@@ -372,7 +374,7 @@ class RLTrainer(Trainer, Constructed):
             write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
         return check.findings
 
-    def _what_is_left(self, error: WriteError) -> str:
+    def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
@@ -381,7 +383,7 @@ class RLTrainer(Trainer, Constructed):
         resume = f"rl-cli fit --ckpt_path {shown(last)}"
         return f"{error} The last checkpoint is whole; go on with: {resume}"
 
-    def _tell(self, error: Exception) -> None:
+    def _report_error(self, error: Exception) -> None:
         """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
         for callback in cast(list[Callback], cast(Any, self).callbacks):
             with suppress(Exception):
@@ -406,6 +408,7 @@ class RLTrainer(Trainer, Constructed):
             one dict, equal on all ranks: the report's numbers as `eval/...` (also in
             `callback_metrics`), and the values that the algorithm logged.
         """
+        check_not_on_meta(self, model)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
                 model, dataloaders, ckpt_path, verbose, datamodule, weights_only
@@ -422,6 +425,7 @@ class RLTrainer(Trainer, Constructed):
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no validation uses, and report; see `validate`."""
+        check_not_on_meta(self, model)
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
@@ -552,6 +556,8 @@ def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> li
     if chosen is None or chosen is True:
         chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
     own = chosen if isinstance(chosen, list) else [chosen]
+    for logger in own:
+        omit_anonymous(logger)
     return [*own, EnvStepCSV(directory / "metrics.csv")]
 
 
