@@ -41,7 +41,7 @@ def launch(directory, what, count=2, statuses=(0, 0)):
     ]
     try:
         for process in begun:
-            process.wait(400)
+            process.wait(900)
         for process, status in zip(begun, statuses, strict=True):
             assert process.returncode == status, process.stdout[-4000:] + process.stderr[-8000:]
     finally:
