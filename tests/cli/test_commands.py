@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -145,7 +144,7 @@ def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
 
     run_dir, found = python_run(lambda n: GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
     capsys.readouterr()
-    start = f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
+    start = f"rl-cli: error: The checkpoint {last(run_dir)} comes from a run in Python with settings that a "
     error = error_of(capsys, "validate", "--ckpt_path", "last", status=1)
     assert error == (
         f"{start}configuration cannot hold: model.optimizer (the function optimizer, which is not "
@@ -171,9 +170,9 @@ def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
     capsys.readouterr()
     error = error_of(capsys, "validate", "--ckpt_path", "last", "--trust_code", "true", status=1)
     assert error == (
-        f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
-        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, "
-        "as --model.policy ..., or a whole configuration as --config."
+        f"rl-cli: error: The checkpoint {last(run_dir)} comes from a run in Python with settings that a "
+        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, as --model.policy "
+        "..., or a whole configuration as --config."
     )
 
 
@@ -554,12 +553,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
 
 
 def test_help_is_answered_at_once_and_without_torch():
-    began = time.perf_counter()
-    outcome = new_process("--help")
-    assert (
-        time.perf_counter() - began < 10
-    )  # a busy machine; the import check below is the real one
-    assert "rl-cli fit --config ppo.yaml" in outcome.stdout
+    assert "rl-cli fit --config ppo.yaml" in new_process("--help").stdout
     check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
     assert (
         subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
@@ -572,9 +566,9 @@ def test_help_is_answered_at_once_and_without_torch():
 
 
 def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
-    outcome = new_process("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
+    outcome = rl_cli("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
     assert outcome.returncode == 0
-    assert outcome.stderr == ""
+    assert outcome.stderr == ""  # nor is there anything of the imports: see test_help.py
     lines = outcome.stdout.splitlines()
     assert len(lines) == 10, outcome.stdout  # two of the start and evaluations, six of summary
     with pytest.raises(SystemExit):
@@ -753,9 +747,9 @@ WHOLE = [
     ),
     (
         "--trainer.accumulate_grad_batches 2",
-        "trainer.accumulate_grad_batches must be 1, got 2: one rollout is a batch to Lightning, "
-        "and the update has minibatches of its own. For larger ones raise model.batch_size; where "
-        "memory does not suffice for one, a policy with micro_batch_size adds gradients up.",
+        "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
+        "its own minibatches. For larger ones raise model.batch_size; if memory runs out, set the policy's "
+        "micro_batch_size, which accumulates gradients.",
     ),
     (
         "--trainer.gradient_clip_val 1",
@@ -769,13 +763,13 @@ WHOLE = [
     ),
     (
         "--trainer.barebones true",
-        "trainer.barebones must be false, got true: it takes away checkpoints and logs, which make "
-        "a run: set trainer.logger and trainer.enable_checkpointing to false where none are wanted.",
+        "trainer.barebones must be false, got true: it disables checkpoints and logs: set trainer.logger and "
+        "trainer.enable_checkpointing to false instead.",
     ),
     (
         "--trainer.strategy fsdp_cpu_offload",
-        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy, "
-        "to act with. Use --trainer.strategy ddp or fsdp, or one device.",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

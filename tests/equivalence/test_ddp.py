@@ -209,8 +209,11 @@ def test_another_number_of_processes_may_go_on(directory, tmp_path):
     checkpoint = last(directory / "whole")
     data = RESUMED["data"] | {"total_env_steps": 2 * 2 * 16 * 6 + 64, "num_eval_episodes": 1}
     with (
-        pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"),
-        pytest.warns(UserWarning, match="begins empty, as the checkpoint has one for each of 2 p"),
+        pytest.warns(UserWarning, match="has the state of 2 processes, but this run has 1"),
+        pytest.warns(
+            UserWarning,
+            match="with an empty replay, because the checkpoint has one for each of 2 p",
+        ),
     ):
         module, _, _ = train(tmp_path, ckpt_path=checkpoint, **RESUMED | {"data": data})
     assert module.env_steps == data["total_env_steps"]

@@ -9,8 +9,7 @@ from lightning.pytorch import Callback
 from lightning_rl import GRPO, PPO
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.functional import ratio
-from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.update import UpdateStatistics
+from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
@@ -62,7 +61,7 @@ def test_a_stale_rollout_is_refused(tmp_path):
             self.policy.version += 1
             super().on_train_batch_start(batch, batch_idx)
 
-    with pytest.raises(RuntimeError, match="collected 1 updates ago, 0 are allowed"):
+    with pytest.raises(RuntimeError, match="collected 1 updates ago, but only 0 are allowed"):
         train(tmp_path, model={"algorithm": Forgetful})
 
 

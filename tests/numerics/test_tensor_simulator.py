@@ -275,7 +275,7 @@ def test_a_memory_and_a_late_reset_do_not_go_together():
 
     env = late(3)
     policy = Remembers(env.single_observation_space, env.single_action_space)
-    with pytest.raises(ConfigurationError, match="the memory of Remembers would take over"):
+    with pytest.raises(ConfigurationError, match="the memory of Remembers would carry"):
         make_collector(SyncCollector, env, policy, 4, seed=1)
 
 

@@ -22,14 +22,13 @@ from lightning_rl.policies.base import RolloutActor, UniformActor
 from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
-    MASK,
     clear_final_observations,
     copy_tree,
     env_steps_in,
     first_steps,
-    refuse_empty_masks,
     time_major,
 )
+from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
@@ -255,9 +254,9 @@ class RolloutLoop:
         env, policy = context.env, context.policy
         require(
             not policy.is_recurrent or "padding" not in env.extra_fields,
-            f"{type(env).__name__} resets what has finished a step late, and in that step the "
-            f"memory of {type(policy).__name__} would take over the last observation of one "
-            "episode into the next: have the simulator reset within the step.",
+            f"{type(env).__name__} resets finished envs one step late; in that step the memory of "
+            f"{type(policy).__name__} would carry the last observation of an episode into the "
+            "next. Configure the simulator to reset within the step.",
         )
         self._env = env
         self._policy = policy

@@ -80,7 +80,7 @@ class PublishedWeights:
             BufferClosed: after `close`.
         """
         if self.closed:
-            raise BufferClosed("The collector was closed: nobody acts any more.")
+            raise BufferClosed("The collector is closed.")
 
     def close(self) -> None:
         """Wake all waiting threads, for good."""

@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.step_results import ObservedChoices, check_info, check_like
+from lightning_rl.envs.infos import check_info
+from lightning_rl.envs.step_results import ObservedChoices, check_like
 from lightning_rl.rollout.contract import (
     FieldSpec,
     FinalObservationWriter,
@@ -167,7 +168,7 @@ class VectorEnv(ABC):
             ConfigurationError: this env has no window.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} has no window to be shown in: film it, --video true."
+            f"{type(self).__name__} cannot open a window: film it, --video true."
         )
 
     def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions

@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from lightning_rl.policies.distributions.base import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.sharding import Sharding
-from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
+from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
@@ -374,7 +375,7 @@ class StepwiseActor(RolloutActor):
         if not isinstance(result, TensorDictBase):
             raise ConfigurationError(
                 f"{self._name}.forward returned {type(result).__name__}, not a TensorDict with "
-                f"{', '.join(self._fields)}: return the one that it was given."
+                f"{', '.join(self._fields)}: return the given TensorDict."
             )
         for key, slot, version in zip(self._fields, slots, before, strict=True):
             value = result.get(key, None)
@@ -416,9 +417,9 @@ class StepwiseActor(RolloutActor):
                 f"{list(value.shape)}; it must be {wanted}"
             )
         origin = {
-            "action": "as the action space says",
-            "sample_log_prob": "one number per env, unless extra_fields says otherwise",
-            "next_state": "as extra_fields says of 'state'",
+            "action": "as the action space declares",
+            "sample_log_prob": "one number per env, unless extra_fields declares another shape",
+            "next_state": "as extra_fields declares for 'state'",
         }.get(key, "as extra_fields says")
         raise ConfigurationError(f"{told}, {origin}: td.set('{key}', ...), and return td.")
 

@@ -12,7 +12,7 @@ from lightning_rl.policies.distributions.base import Categorical
 from lightning_rl.policies.networks.perceptron import Normalization
 from lightning_rl.policies.networks.q_networks import QEnsemble, refuse_batch
 from lightning_rl.policies.q_actor_critic import QActorCritic
-from lightning_rl.rollout.contract import MASK
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.system.errors import require
 
 
@@ -45,11 +45,11 @@ class DiscreteActorCritic(QActorCritic):
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),
-            f"DiscreteActorCritic chooses one of several actions, a Discrete space; the action "
-            f"space is {action_space}. Learn a Box with SAC and a SquashedActorCritic, several "
-            "choices at once with PPO.",
+            "DiscreteActorCritic chooses one of several actions, a Discrete space; the action "
+            f"space is {action_space}. For a Box, use SAC and a SquashedActorCritic; for several "
+            "choices, use PPO.",
         )
-        refuse_batch(critic_normalization, "critics that value all actions at once")
+        refuse_batch(critic_normalization, "critics with one output per action")
         super().__init__(
             observation_space,
             action_space,

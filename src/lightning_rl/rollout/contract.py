@@ -52,7 +52,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.rollout.structured_actions import categories_of, choices_of
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
 
@@ -133,62 +132,6 @@ def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
         "MultiBinary, or a Dict of "
         "them for observations (gymnasium.wrappers.FlattenObservation turns most others into a "
         "Box)."
-    )
-
-
-MASK = "action_mask"
-"""Key of the observation that marks the allowed categories of the action with 1 or true."""
-
-
-def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
-    """Return whether observations have an action mask, and check that it fits the actions.
-
-    Raises:
-        ConfigurationError: if the mask's shape differs from the choices, or there are no choices.
-    """
-    if not isinstance(observation_space, gymnasium.spaces.Dict):
-        return False
-    if MASK not in observation_space.spaces:
-        return False
-    space, sizes = observation_space[MASK], choices_of(action_space)
-    drop = "Leave it out of the observation, or give it another name."
-    if not sizes:
-        raise ConfigurationError(
-            f"The observation has '{MASK}', which says what is allowed of several choices, and the "
-            f"action space {action_space} has none: it is continuous. {drop}"
-        )
-    binary = isinstance(space, gymnasium.spaces.MultiBinary | gymnasium.spaces.Box) and (
-        space.dtype is not None and space.dtype.kind in "biu"
-    )
-    if not binary or space.shape != (sum(sizes),):
-        raise ConfigurationError(
-            f"The observation's '{MASK}' is {space}, and the action space {action_space} has "
-            f"choices of {' + '.join(map(str, sizes))} categories: the mask must be a MultiBinary, "
-            f"or a Box of bool or integers 0 and 1, of shape ({sum(sizes)},), in their order."
-        )
-    return True
-
-
-def refuse_empty_masks(
-    name: str, mask: Tensor, action_space: gymnasium.Space[Any], step: int = 0
-) -> None:
-    """Raise if a mask [T, N, C] allows nothing in a choice; on a device, this waits for it.
-
-    `name` is the env's class, `step` the number of the first step.
-
-    Raises:
-        ConfigurationError: naming the first env and step, and the choice.
-    """
-    sizes = choices_of(action_space)
-    left = torch.stack([choice.any(-1) for choice in (mask != 0).split(sizes, -1)], -1)
-    if left.all():
-        return
-    at, row, choice = (~left).nonzero()[0].tolist()
-    which = f" in choice {choice} of {len(sizes)}" if len(sizes) > 1 else ""
-    raise ConfigurationError(
-        f"{name} allows nothing{which}: the '{MASK}' of env {row} at step {step + at} is 0 for all "
-        f"of {sizes[choice]} categories. Allow at least one, such as to do nothing, or end the "
-        "episode before."
     )
 
 
@@ -337,7 +280,7 @@ class FinalObservations:
             if needed > capacity:
                 raise RuntimeError(
                     f"More than {self._most} episodes have ended in a rollout of as many steps: "
-                    "call clear_final_observations(rollout) when a rollout is begun anew."
+                    "call clear_final_observations(rollout) before refilling a rollout."
                 )
 
         def grown(leaf: Tensor) -> Tensor:
@@ -502,8 +445,8 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         at = int(missing.nonzero()[0])
         raise ValueError(
             f"The rollout has no final observation of env {int(rows[at])} at step "
-            f"{int(steps[at])}, where its episode was truncated: its return goes on with the value "
-            "of that observation. Write it by FinalObservationWriter(rollout), and then finish()."
+            f"{int(steps[at])}, where its episode was truncated: its return needs the value of "
+            "that observation. Write it with FinalObservationWriter(rollout), then call finish()."
         )
 
     def chosen(leaf: Tensor) -> Tensor:
@@ -601,35 +544,6 @@ def validate(rollout: TensorDict) -> None:
             )
 
 
-def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> None:
-    """Raise if an action of a rollout [N, T+1] is forbidden by its mask, before it is trained on.
-
-    A policy never samples such an action; a demonstration may contain one. All ranks raise
-    together.
-
-    Raises:
-        ConfigurationError: naming the first env and step.
-    """
-    steps = rollout.select("observation", "action", "padding", strict=False)[:, :-1]
-    sizes = choices_of(action_space)
-    first = torch.tensor([0, *sizes[:-1]]).cumsum(0).to(rollout["action"].device)
-    taken = first + categories_of(action_space, steps["action"])
-    forbidden = (steps["observation"][MASK].gather(-1, taken) == 0).any(-1)
-    if "padding" in rollout.keys():
-        forbidden &= ~steps["padding"]
-    fault = None
-    if forbidden.any():
-        row, step = forbidden.nonzero()[0].tolist()
-        fault = (
-            f"The action of env {row} at step {step} of the rollout, "
-            f"{steps['action'][row, step].tolist()}, is not allowed by the '{MASK}' of its "
-            "observation, and has no probability. Where these are demonstrations, record them with "
-            "the masks of the env in which the policy is to act."
-        )
-    if ranks.agree(fault is not None):
-        raise ConfigurationError(next(filter(None, ranks.gather_over_ranks(fault))))
-
-
 def check_finite(rollout: TensorDict) -> None:
     """Raise if the env returned non-finite values, before they spoil any statistics.
 
@@ -657,8 +571,8 @@ def _first_fault(rollout: TensorDict) -> str | None:
         where = f", entry {entry}" if entry else ""
         return (
             f"The env returned a {name} that is not finite: {found[tuple(place)].item()} in env "
-            f"{row}, at step {step} of the rollout{where}. Training cannot go on from it; mend the "
-            "env, or bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+            f"{row}, at step {step} of the rollout{where}. Training stops. Correct the env, or "
+            "clip its values in a wrapper. last.ckpt holds the end of the last epoch."
         )
     return None
 

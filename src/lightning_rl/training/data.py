@@ -15,11 +15,9 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
 from lightning_rl.buffers import (
-    Buffer,
     ReadInterrupted,
     Replay,
     ReplayFactory,
-    RolloutBuffer,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
@@ -30,6 +28,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import validate
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.phases import phases_of
@@ -48,7 +47,7 @@ class CollectorFactory(Protocol):
         """Make the collector."""
 
 
-class Learner(Protocol):
+class ActingAlgorithm(Protocol):
     """The part of the algorithm that the data module uses."""
 
     policy: Policy
@@ -74,9 +73,8 @@ class RolloutDataset(IterableDataset[TensorDict]):
             iteration ends.
     """
 
-    def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
+    def __init__(self, collector: Collector, iterations_per_epoch: int) -> None:
         self.collector = collector
-        self.buffer = buffer
         self.iterations_per_epoch = iterations_per_epoch
         self.collect_seconds = 0.0
         self.on_interrupt: Callable[[], None] = lambda: None
@@ -88,12 +86,11 @@ class RolloutDataset(IterableDataset[TensorDict]):
         for _ in range(len(self)):
             start = time.perf_counter()
             try:
-                while not self.buffer.ready():
-                    self.buffer.extend(self.collector.collect())
+                rollout = self.collector.collect()
             except ReadInterrupted:
                 self.on_interrupt()
                 return
-            rollout = self.buffer.get()
+            validate(rollout)
             self.collect_seconds = time.perf_counter() - start
             yield rollout
 
@@ -342,7 +339,7 @@ class RLDataModule(LightningDataModule):
                 require(
                     ours == theirs,
                     f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
-                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                    f"{ours}, the space of data.env. Evaluate on an env with the same spaces.",
                 )
         return self._eval_env
 
@@ -359,7 +356,7 @@ class RLDataModule(LightningDataModule):
 
     def train_dataloader(self) -> RolloutDataset:
         assert self.trainer is not None
-        learner = cast(Learner, self.trainer.lightning_module)
+        learner = cast(ActingAlgorithm, self.trainer.lightning_module)
         if self._env is None:
             self._env = self.new_env()
         self.collector = self._make_collector(
@@ -385,14 +382,13 @@ class RLDataModule(LightningDataModule):
             )
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(
-                    "trainer.save_replay is false: checkpoints hold no replay. A run that is "
-                    "resumed will begin with an empty one, and what was learnt from it may be lost "
-                    "before it is filled again."
+                    "trainer.save_replay is false: checkpoints hold no replay. A resumed run "
+                    "starts with an empty replay, and performance may drop until it is filled."
                 )
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
-        self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
+        self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
         return self.dataset
 
     def _restore(self) -> None:
@@ -417,8 +413,8 @@ class RLDataModule(LightningDataModule):
                 self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
-            f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
-            "lost before it is filled again, and the run will differ from an uninterrupted one."
+            f"The resumed run starts with an empty replay, because {why}: performance may drop "
+            "until it is filled, and the run will differ from an uninterrupted one."
         )
 
     def val_dataloader(self) -> EpisodeSeeds:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from lightning_rl.envs.step_results import report_intervention
+from lightning_rl.envs.infos import report_intervention
 from lightning_rl.system.errors import ConfigurationError, check_range
 
 Event = Literal["success", "failure", "rerecord"]
@@ -309,7 +309,7 @@ class Intervention(gymnasium.Wrapper):
         if given.shape == space.shape and space.contains(given.astype(space.dtype)):
             return given.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
         raise ConfigurationError(
-            f"{type(self.source).__name__} gave the action {action!r}, which is none of {space}: "
+            f"{type(self.source).__name__} gave the action {action!r}, which is not in {space}: "
             "give one of the env's, or None to leave the step to the policy."
         )
 

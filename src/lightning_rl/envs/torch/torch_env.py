@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.step_results import check_info, check_outcome
+from lightning_rl.envs.infos import check_info
+from lightning_rl.envs.step_results import check_outcome
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
@@ -21,9 +22,11 @@ from lightning_rl.system.errors import require
 class ResetMode(Enum):
     """How `step` begins the next episode of finished envs."""
 
-    ROWS = "of those envs alone, which are looked up: where looking costs nothing"
-    WHERE = "a start for every env, taken where it is needed: where looking would wait for a device"
-    LATER = "not at all: whoever steps does it, by `starts_of`"
+    ROWS = (
+        "reset only the finished envs: fast if their indices are known without waiting for a device"
+    )
+    WHERE = "compute a start for every env, and select the finished envs: no wait for a device"
+    LATER = "do not reset: the caller resets with `starts_of`"
 
 
 class TorchEnv(VectorEnv):
