@@ -186,7 +186,7 @@ def run(
     made = VLAPolicy(*spaces, backbone=backbone(), num_bins=5, **(policy or {}))
     made = made if wrap is None else wrap(*spaces, lambda *_: made)
     own = {"group_size": 2, "kl_coef": 0.5} if algorithm is GRPO else {}
-    module = algorithm(made, n_epochs=2, batch_size=8, learning_rate=1e-3, **own | model)
+    module = algorithm(made, n_epochs=1, batch_size=8, learning_rate=1e-3, **own | model)
     settings = {"max_epochs": 3, "limit_val_batches": 0, "logger": False}
     runner = RLTrainer(
         run_dir=str(run_dir),

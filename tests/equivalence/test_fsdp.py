@@ -119,9 +119,9 @@ def test_a_checkpoint_of_two_ranks_is_one_file_of_whole_tensors(directory, ranks
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one(directory, ranks, tmp_path, one_rank):
     path = last(directory / "GRPO fsdp")
-    with pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"):
+    with pytest.warns(UserWarning, match="the state of 2 processes, but this run has 1"):
         one = run(tmp_path / "one", GRPO, "auto", devices=1, ckpt_path=path, trainer=FOUR)
-    with pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"):
+    with pytest.warns(UserWarning, match="the state of 2 processes, but this run has 1"):
         shards = run(tmp_path / "shards", GRPO, "fsdp", devices=1, ckpt_path=path, trainer=FOUR)
     assert_close(one[0].state_dict(), whole_state(shards[0]))
     assert shards[0].iterations_done == 4

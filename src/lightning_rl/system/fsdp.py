@@ -1,6 +1,7 @@
 """Shard a module's parameters over processes (FSDP2): the strategy, and whole tensors of shards."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Literal, cast
 
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
@@ -26,11 +27,22 @@ class FSDP2Strategy(ModelParallelStrategy):
         acting: `whole` gathers the policy once per rollout and per batch of evaluation episodes, so
             that a process acts by itself, with the memory of a whole policy. `sharded` gathers each
             block at each step, which all processes take together.
-        kwargs: `process_group_backend` and `timeout`, see Lightning's `ModelParallelStrategy`.
+        process_group_backend: `nccl` or `gloo`. Default: by the device.
+        timeout: of an exchange between processes.
     """
 
-    def __init__(self, acting: Acting = "whole", **kwargs: Any) -> None:
-        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
+    def __init__(
+        self,
+        acting: Acting = "whole",
+        process_group_backend: str | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
         self.acting: Acting = acting
 
     @property
