@@ -1005,7 +1005,7 @@ MUTATIONS = (
     Mutation(
         "collectors/weights.py",
         "the thread is told of new weights, and acts with the old ones",
-        "            copy_all(self._tensors, self._changing(policy))\n            self.version",
+        "            copy_all(self._tensors, newest)\n            self.version",
         "            self.version",
         "equivalence/test_async.py",
     ),

@@ -279,6 +279,9 @@ from lightning_rl.policies.steering import (
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,
 )
+from lightning_rl.system.fsdp import (
+    FSDP2Strategy as FSDP2Strategy,
+)
 from lightning_rl.training.data import (
     RLDataModule as RLDataModule,
 )

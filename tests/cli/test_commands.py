@@ -785,9 +785,9 @@ WHOLE = [
         "trainer.enable_checkpointing to false instead.",
     ),
     (
-        "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy for acting. Use "
-        "--trainer.strategy ddp, or one device.",
+        "--trainer.strategy fsdp_cpu_offload",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 
