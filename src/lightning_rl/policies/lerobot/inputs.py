@@ -69,12 +69,7 @@ class Inputs(nn.Module):
         )
         assert isinstance(space, gymnasium.spaces.Dict)
         steps, any_size = network.obs_steps, network.any_size
-        for name in keys:
-            require(
-                name in directory.inputs,
-                f"keys names '{name}', and the policy in {directory.path} reads "
-                f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
-            )
+        _check_keys(directory, keys)
         raw = {new: old for old, new in processors.rename.items()}
         cameras = [name for name in directory.cameras if keys.get(name, "") is not None]
         require(
@@ -159,6 +154,15 @@ def space_of(
         length, last = (processors.tokenization.max_length,), network.vocabulary - 1
         spaces[LANGUAGE] = gymnasium.spaces.Box(0, last, length, np.int64)
     return gymnasium.spaces.Dict(spaces)
+
+
+def _check_keys(directory: PolicyDirectory, keys: Mapping[str, str | None]) -> None:
+    for name in keys:
+        require(
+            name in directory.inputs,
+            f"keys names '{name}', and the policy in {directory.path} reads "
+            f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
+        )
 
 
 def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
