@@ -619,7 +619,7 @@ MUTATIONS = (
         "compiled/choice.py",
         "a resumed run chooses anew whether to compile",
         'self.compiled, self.why = before["compiled"], "as in the checkpoint"',
-        'self.compiled, self.why = (minibatches or 0) >= PAYS_FROM, "as in the checkpoint"',
+        'self.compiled, self.why = (count or 0) >= self.pays_from, "as in the checkpoint"',
         "equivalence/test_compile_auto.py",
     ),
     # --- policies ---
@@ -693,6 +693,35 @@ MUTATIONS = (
         "        pass",
         "numerics/test_policy_wrapper.py",
     ),
+    # --- policies/lerobot ---
+    Mutation(
+        "policies/lerobot/processors.py",
+        "a normaliser divides by the standard deviation alone in one direction, and not in both",
+        "return value * self.span + self.first",
+        "return value * (self.span + 0.001) + self.first",
+        "numerics/test_lerobot_policies.py",
+    ),
+    Mutation(
+        "policies/lerobot/smolvla.py",
+        "actions see later actions",
+        "(own <= own[:, None])",
+        "(own < 10**6 + own[:, None])",
+        "numerics/test_lerobot_policies.py",
+    ),
+    Mutation(
+        "policies/lerobot/diffusion.py",
+        "clean actions are not clipped",
+        "self.clean_factor * clean.clamp(-self.limit, self.limit)",
+        "self.clean_factor * clean",
+        "numerics/test_lerobot_policies.py",
+    ),
+    Mutation(
+        "policies/lerobot/directory.py",
+        "an additional weight is read over",
+        "fitting(own, weights, str(directory.path), strict=True)",
+        "fitting(own, {k: weights.get(k, own[k]) for k in own}, str(directory.path), strict=True)",
+        "numerics/test_lerobot_policies.py",
+    ),
     # --- policies/vla ---
     Mutation(
         "policies/vla/heads.py",
@@ -707,6 +736,41 @@ MUTATIONS = (
         "self.value_head(summary.detach() if self.detach_value else summary)",
         "self.value_head(summary)",
         "numerics/test_vla.py",
+    ),
+    Mutation(
+        "policies/vla/flow.py",
+        "the last step of a chain is never stochastic",
+        "step = (noise[:, -1] * self.steps).long().clamp(max=self.steps - 1)",
+        "step = (noise[:, -1] * (self.steps - 1)).long()",
+        "numerics/test_flows.py",
+    ),
+    Mutation(
+        "policies/vla/flow.py",
+        "padded numbers of a flow count in the log-prob and in the loss",
+        "own: Tensor = numbers[..., : self.action_size].flatten(1)",
+        "own: Tensor = numbers.flatten(1)[:, : self.num_slots]",
+        "numerics/test_flows.py",
+    ),
+    Mutation(
+        "functional/flows.py",
+        "the drift of a stochastic step is that of the ODE",
+        "    drift = t - step_size - sigma_squared * step_size / (2.0 * t)",
+        "    drift = t - step_size",
+        "numerics/test_flows.py",
+    ),
+    Mutation(
+        "policies/steering.py",
+        "the log-prob of the noise leaves out the actions that were not executed",
+        'chosen = td.exclude("executed")',
+        "chosen = td.copy()",
+        "numerics/test_flows.py",
+    ),
+    Mutation(
+        "policies/steering.py",
+        "the base policy is trained with the noise",
+        "base.eval().requires_grad_(False)",
+        "base.eval()",
+        "numerics/test_flows.py",
     ),
     Mutation(
         "policies/vla/transformers_backbone.py",
@@ -941,7 +1005,7 @@ MUTATIONS = (
     Mutation(
         "collectors/weights.py",
         "the thread is told of new weights, and acts with the old ones",
-        "            copy_all(self._tensors, self._changing(policy))\n            self.version",
+        "            copy_all(self._tensors, newest)\n            self.version",
         "            self.version",
         "equivalence/test_async.py",
     ),

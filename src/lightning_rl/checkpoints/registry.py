@@ -30,9 +30,10 @@ def _in(package: str, names: str) -> str:
 
 _ENCODERS = (
     "Encoder",
-    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder SpatialSoftmaxCNN",
+    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder ResNet18 "
+    "SpatialSoftmaxCNN",
 )
-_PROBES = "ActionProbe TimeLimitProbe ValueProbe"
+_PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
@@ -66,9 +67,10 @@ _TABLE = {
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic SlowPolicy SquashedActorCritic VLAPolicy",
+        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy SlowPolicy "
+        "SquashedActorCritic VLAPolicy",
     ),
-    "backbone": ("Backbone", "TinyVLA TransformersBackbone"),
+    "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,
     "critic_encoder": _ENCODERS,
     "memory": ("Memory", "GRU LSTM"),

@@ -35,7 +35,7 @@ CURE_IN_PYTHON = (
 
 TRAINER_TEXTS = {
     "accelerator": "auto|cpu|gpu|cuda|mps",
-    "strategy": "auto|ddp(_find_unused_parameters_(true|false))?",
+    "strategy": "auto|fsdp|ddp(_find_unused_parameters_(true|false))?",
     "devices": r"auto|-1|[\d, ]+",
     "precision": "(16|32|64|bf16)(-true|-mixed)?",
     "gradient_clip_algorithm": "norm|value",
@@ -59,6 +59,8 @@ PATH_KEYS = (
     "adapter",
     "tokenizer",
     "action_statistics",
+    "dataset_stats",
+    "language_model",
     "weights",
     "checkpoint",
     "teacher",

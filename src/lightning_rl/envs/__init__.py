@@ -15,6 +15,7 @@ from lightning_rl.envs.people.intervention import InterventionSource as Interven
 from lightning_rl.envs.people.intervention import Script as Script
 from lightning_rl.envs.probes import ActionProbe as ActionProbe
 from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
+from lightning_rl.envs.probes import TwoDoors as TwoDoors
 from lightning_rl.envs.probes import ValueProbe as ValueProbe
 from lightning_rl.envs.tasks import CartPole as CartPole
 from lightning_rl.envs.tasks import PointMass as PointMass

@@ -388,7 +388,7 @@ class RLDataModule(LightningDataModule):
         if self._make_replay is not None:
             self.replay = self._make_replay(
                 self.observation_space,
-                self.action_space,
+                learner.policy.replayed_space,
                 self.num_envs,
                 learner.policy.version.device,
                 self.seed_for("replay"),
