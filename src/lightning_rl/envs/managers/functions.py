@@ -26,7 +26,7 @@ def is_terminated(env: EnvView) -> Tensor:
 
 def one(env: EnvView) -> Tensor:
     """Return 1 for every step, [M]."""
-    return torch.ones(env.num_envs, device=env.device)
+    return torch.ones_like(env.episode, dtype=torch.float32)
 
 
 def action_size(env: EnvView) -> Tensor:
@@ -35,8 +35,21 @@ def action_size(env: EnvView) -> Tensor:
 
 
 def entry(env: EnvView, name: str) -> Tensor:
-    """Return an entry of the state, [M, ...]."""
-    return _entry(env, name)
+    """Return an entry of the state, [M, ...].
+
+    Raises:
+        ConfigurationError: the state has no such entry.
+    """
+    try:
+        value: Tensor = env.state[name]
+    except KeyError:
+        names = [key for key in names_of(env.state) if "/" not in key]
+        names += list(env.env.parameters())
+        raise ConfigurationError(
+            f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
+            f"{closest(name, names)}."
+        ) from None
+    return value
 
 
 def measured(env: EnvView, name: str) -> Tensor:
@@ -64,7 +77,7 @@ def out_of_range(
     env: EnvView, name: str, low: float = -torch.inf, high: float = torch.inf
 ) -> Tensor:
     """Return whether a number of an entry of the state lies outside [low, high], [M] bool."""
-    value = _entry(env, name).reshape(env.num_envs, -1)
+    value = entry(env, name).reshape(env.num_envs, -1)
     return ((value < low) | (value > high)).any(1)
 
 
@@ -88,7 +101,7 @@ def randomize(
     """
     nominal = env.env.parameters().get(name)
     # Of the nominal value of a parameter, if there is one: repeated events do not add up.
-    value = _entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
+    value = entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
     flat = value.reshape(env.num_envs, -1)
     least, most = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
     drawn = least + env.uniform(1 if shared else flat.shape[1]) * (most - least)
@@ -114,19 +127,6 @@ def by_success(
 def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
     """Raise the level [M] from 0 to `most` within a number of steps; return the next one, [M]."""
     return (level + env.elapsed * (most / steps)).clamp(max=most)
-
-
-def _entry(env: EnvView, name: str) -> Tensor:
-    try:
-        value: Tensor = env.state[name]
-    except KeyError:
-        names = [key for key in names_of(env.state) if "/" not in key]
-        names += list(env.env.parameters())
-        raise ConfigurationError(
-            f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
-            f"{closest(name, names)}."
-        ) from None
-    return value
 
 
 SHIPPED = tuple(

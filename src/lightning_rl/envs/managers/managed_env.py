@@ -131,6 +131,7 @@ class ManagedEnv(TorchEnv):
         ]
         self._with_memory = [term for term in bound if term.has_memory]
         self.events = Events(self._event_terms, name)
+        self._measures = type(self).measure is not ManagedEnv.measure
         # Most runs need no entries of terms in the state, and skip what makes them.
         self._adds_entries = bool(
             self._levels or self.events or self._with_memory or self.observations
@@ -198,7 +199,8 @@ class ManagedEnv(TorchEnv):
         before = env.state
         after = self.simulate(env)
         env.before, env.state = before, after
-        env.measured |= self.measure(env)
+        if self._measures:
+            env.measured |= self.measure(env)
         info = self.terminations.judge(env)
         reward, info["rewards"] = self.rewards.total(env)
         info["metrics"] = self.metrics.values(env)
@@ -220,7 +222,7 @@ class ManagedEnv(TorchEnv):
         return super().load_state_dict(state)
 
     def observed(self, state: TensorDict) -> Observed:
-        if self.observations:
+        if self.observations.groups:
             observation: Observed = self.observations.of(state)
             return observation
         return super().observed(state)

@@ -52,11 +52,11 @@ class Rewards:
     def total(self, env: EnvView) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the reward [N], and the weighted value of each term, {name: [N]}."""
         values: dict[str, Tensor] = {}
-        total = None
+        total, shape = None, env.rows_shape
         for name, weight, level, term in self.terms:
             env.stream = term.stream
             value = term.call(env)
-            if value.__class__ is not Tensor or value.shape != env.rows_shape:
+            if value.__class__ is not Tensor or value.shape != shape:
                 checked(term, value, env)
             value = value * weight
             if level is not None:
@@ -97,15 +97,20 @@ class Terminations:
     def judge(self, env: EnvView) -> dict[str, Any]:
         """Set the outcome of a step in the view, and return what `TorchEnv` reads of it."""
         found: dict[str, Tensor] = {}
+        shape = env.rows_shape
         for outcomes, term in self.terms.values():
             env.stream = term.stream
-            flags = checked(term, term.call(env), env, torch.bool)
+            flags = term.call(env)
+            if flags.__class__ is not Tensor or flags.shape != shape or flags.dtype != torch.bool:
+                checked(term, flags, env, torch.bool)
             for key in outcomes:
                 found[key] = found[key] | flags if key in found else flags
         if "success" in found and "fail" in found:
             found["success"] = found["success"] & ~found["fail"]
         env.outcome = found
-        return {key: flags for key, flags in found.items() if key != "terminated"}
+        info: dict[str, Any] = found.copy()
+        info.pop("terminated", None)
+        return info
 
 
 class Metrics:

@@ -70,6 +70,8 @@ class EnvView:
             rewards and metrics may read.
     """
 
+    stream = 0  # of the term that is called
+
     def __init__(
         self,
         env: Any,
@@ -86,7 +88,6 @@ class EnvView:
             self.action = action
         self.measured: dict[str, Tensor] = {}
         self.outcome: dict[str, Tensor] = {}
-        self.stream = 0  # of the term that is called
         self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
         self._key = key
 
@@ -132,7 +133,8 @@ class EnvView:
     @property
     def success(self) -> Tensor:
         """Whether the step is a success, [M] bool."""
-        return self._flags("success")
+        flags = self.outcome.get("success")
+        return self._flags("success") if flags is None else flags
 
     @property
     def fail(self) -> Tensor:
@@ -142,7 +144,8 @@ class EnvView:
     @property
     def terminated(self) -> Tensor:
         """Whether the episode ends without a value after it, [M] bool."""
-        return self._flags("terminated")
+        flags = self.outcome.get("terminated")
+        return self._flags("terminated") if flags is None else flags
 
     @property
     def truncated(self) -> Tensor:

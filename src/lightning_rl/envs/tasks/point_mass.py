@@ -136,6 +136,7 @@ class PointMass(Task):
         force = self._force(before, state["velocity"], self.action.target(action, before, env))
         velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
         position = (before + velocity * TIMESTEP).clamp(-1.0, 1.0)
+        env.measured["distance"] = norm(position - state["goal"])
         depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])
         inside = (depth > 0).float()
         moved = {
@@ -146,10 +147,7 @@ class PointMass(Task):
             "collision_count": state["collision_count"] + inside[:, 0] + inside[:, 1],
         }
         kept = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
-        return TensorDict(moved | kept, [env.num_envs])
-
-    def measure(self, env: EnvView) -> dict[str, Tensor]:
-        return {"distance": norm(env.state["position"] - env.state["goal"])}
+        return TensorDict(moved | kept, env.rows_shape)
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         canvas = Canvas(

@@ -139,21 +139,19 @@ class PushCube(Task):
         friction = state.get("friction", FRICTION)
         move = move.clamp(-MAX_MOVE, MAX_MOVE)
         pusher, cube = push(before, state["cube"], move, friction)
-        return _state(pusher, cube, state["goal"], action)
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {"friction": torch.tensor(FRICTION, device=self.device)}
-
-    def measure(self, env: EnvView) -> dict[str, Tensor]:
-        before, after, goal = env.before, env.state, env.state["goal"]
-        distance_before, reach_before = _distances(before["pusher"], before["cube"], goal)
-        distance, reach = _distances(after["pusher"], after["cube"], goal)
-        return {
+        goal = state["goal"]
+        distance_before, reach_before = _distances(before, state["cube"], goal)
+        distance, reach = _distances(pusher, cube, goal)
+        env.measured |= {
             "distance": distance,
             "reach": reach,
             "distance_before": distance_before,
             "reach_before": reach_before,
         }
+        return _state(pusher, cube, goal, action)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {"friction": torch.tensor(FRICTION, device=self.device)}
 
     def expert(self, state: TensorDict) -> Tensor:
         """Return an expert's action [M, 2] in [-1, 1] for a state [M].
