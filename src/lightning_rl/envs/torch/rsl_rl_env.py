@@ -19,7 +19,8 @@ class RslRlVecEnv:
     dict of groups or a TensorDict; with further groups in `extras["observations"]`, such as
     `critic`, they become a dict with the key `policy`. Other `extras` are the info.
 
-    Source: interface of rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`). Tested on a stand-in.
+    Source: interface of rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`). Run on the
+    wrapper of mjlab 1.6 (rsl_rl 5.4), and on a stand-in.
 
     Args:
         env: has `num_envs`, `num_actions`, `device`, `get_observations` or `reset`, and `step`.
