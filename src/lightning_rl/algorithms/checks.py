@@ -124,6 +124,27 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
     )
 
 
+def check_entropy(policy: Policy, ent_coef: float) -> None:
+    """Refuse a weight of the entropy bonus out of range, or for a policy of unknown entropy."""
+    check_range("ent_coef", ent_coef, least=0)
+    require(
+        policy.has_entropy or ent_coef == 0,
+        f"ent_coef={ent_coef:g} weighs the entropy, and that of {type(policy).__name__} is unknown "
+        "(a flow with noise: sde): set ent_coef: 0; a flow with noise: learnt has an entropy.",
+    )
+
+
+def check_random_actions(policy: Policy, random_env_steps: int) -> None:
+    """Refuse random actions below 0, or for critics that judge something else than actions."""
+    check_range("random_env_steps", random_env_steps, least=0)
+    require(
+        random_env_steps == 0 or policy.replayed_space == policy.action_space,
+        f"random_env_steps={random_env_steps} draws actions, and the critics of "
+        f"{type(policy).__name__} judge the noise of a flow, which is random at first: set "
+        "random_env_steps: 0, and learning_starts for the env steps before the first update.",
+    )
+
+
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
     """Refuse sequence settings (in steps) that are out of range, or a policy without a memory."""
     check_range("burn_in", burn_in, least=0)

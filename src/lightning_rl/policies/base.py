@@ -46,6 +46,7 @@ class Policy(nn.Module, ABC, Constructed):
         observation_space, action_space: of one env; several parts as flat `StructuredActions`.
         version: int64 buffer, number of updates of these weights; only the learner writes it.
         has_critic: whether `value` is meaningful. Algorithms with a critic require it.
+        has_entropy: whether `entropy` is meaningful. Algorithms refuse an entropy bonus without it.
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
         joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
@@ -68,6 +69,7 @@ class Policy(nn.Module, ABC, Constructed):
     action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
+    has_entropy: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
     counts_executed: bool = False
@@ -168,6 +170,30 @@ class Policy(nn.Module, ABC, Constructed):
                 `evaluates_sequences`, `sequences` replaces `state`.
         """
 
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw noise [*batch, Z] for `clone_loss`; Z = 0 by default.
+
+        Args:
+            batch: B, the samples of a minibatch.
+            generator: default: torch's global one.
+        """
+        return torch.empty(*batch, 0, device=self.version.device)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        """Return `clone_loss` and `entropy`, [B] or [B, L], of imitating actions, with gradients.
+
+        By default the loss is the negative log-prob.
+
+        Args:
+            td: [B], with `observation`, `action`, what `evaluate_actions` reads, and, if Z > 0,
+                `clone_noise` [B, Z] from `draw_clone_noise`.
+        """
+        result = self.evaluate_actions(td)
+        fields = {"clone_loss": -result["sample_log_prob"], "entropy": result["entropy"]}
+        return TensorDict(fields, td.batch_size)
+
     @torch.no_grad()
     def get_action(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
@@ -208,6 +234,15 @@ class Policy(nn.Module, ABC, Constructed):
             "derives them from one."
         )
 
+    @property
+    def replayed_space(self) -> gymnasium.Space[Any]:
+        """Space of the actions that critics judge: `action` in the replay, see `replayed`."""
+        return self.action_space
+
+    def replayed(self, rollout: TensorDict) -> TensorDict:
+        """Return a rollout [N, T+1] with the actions that critics judge; unchanged by default."""
+        return rollout
+
     def compute_in(self, precision: str) -> None:
         """Apply `trainer.precision` to acting, also in policies inside this one."""
         for module in self.modules():
@@ -216,7 +251,11 @@ class Policy(nn.Module, ABC, Constructed):
 
     def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
         """Shard the parameters over the processes of a mesh, in place; see `Sharding`."""
-        self.sharding = Sharding(self, self.blocks, mesh, acting, self.autocast_dtype)
+        methods = ["get_value", "evaluate_actions"]
+        if type(self).clone_loss is not Policy.clone_loss:  # that calls `evaluate_actions`
+            methods.append("clone_loss")
+        dtype = self.autocast_dtype
+        self.sharding = Sharding(self, self.blocks, methods, mesh, acting, dtype)
         return self.sharding
 
     def put_in_eval_mode(self) -> None:

@@ -20,7 +20,7 @@ LISTED_ENTRIES = 64
 """Larger buffers are described by a checksum."""
 
 NOT_OF_THE_FUNCTION = (
-    *("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size"),
+    *("training", "inplace", "has_critic", "has_entropy", "joint_ratio", "micro_batch_size"),
     *("critic_keys", "critic_reads_apart", "ignore_keys"),
     *("noise_correlation", "state_size", "state_sizes"),
 )

@@ -110,12 +110,12 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a sharded tensor [...], gathered from all ranks; others unchanged."""
+    """Return a sharded tensor [...] whole, gathered from all ranks; any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor [...]; others unchanged."""
+    """Return this rank's shard [...] of a tensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
