@@ -1031,13 +1031,6 @@ MUTATIONS = (
         "equivalence/test_fsdp.py",
     ),
     Mutation(
-        "policies/sharding.py",
-        "FSDP keeps all blocks gathered after acting",
-        "module.set_reshard_after_forward(True, recurse=False)",
-        "module.set_reshard_after_forward(False, recurse=False)",
-        "equivalence/test_fsdp.py",
-    ),
-    Mutation(
         "system/fsdp.py",
         "a sharded run goes on without the optimizer's state",
         "    @property\n    def lightning_restore_optimizer(self) -> bool:\n        return True",
