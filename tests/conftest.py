@@ -28,6 +28,7 @@ MOST_WORKERS = 8
 
 TOGETHER = {
     "tests/equivalence/test_ddp.py": "one launch of two ranks for all, half a minute",
+    "tests/equivalence/test_fsdp.py": "the same",
     "tests/numerics/test_reward_classifier.py": "one dataset and one classifier for all",
     "tests/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
 }
@@ -103,6 +104,10 @@ def pytest_sessionstart(session):
     if not xdist.is_xdist_controller(session):  # the controller runs no test, and needs no imports
         import torch
 
+        from lightning_rl.training.callbacks import manifest
+
+        # Each run asks git for the commit: a sixth of a short run.
+        manifest._git_commit = cache(manifest._git_commit)
         # Two threads that wait for each other on a busy machine of two cores are slower than one.
         torch.set_num_threads(1)
 

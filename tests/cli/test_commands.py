@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,10 @@ from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.datasets.demonstrations import expert_episodes
 from tests.commands import Command, rl_cli
+from tests.golden.make_lerobot import fill
 from tests.helpers import assert_same_run, last, load, scalars, train
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 SMALL = [
     *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -293,6 +295,13 @@ OFF_POLICY = [
 ]
 
 
+TWO_ITERATIONS = [
+    *("--trainer.max_steps", "2"),
+    *("--data.num_eval_episodes", "1"),
+    *("--data.max_eval_episode_steps", "32"),
+]
+
+
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
     if name == "hil_pick_cube.yaml":
@@ -301,7 +310,7 @@ def test_every_shipped_off_policy_config_trains(name):
         )
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
-        sparse = {term: float(term == "success") for term in PushCube.reward_weights}
+        sparse = {term: float(term == "success") for term in PushCube.default_rewards}
         env = PushCube(2, rewards=sparse)
         spaces = env.single_observation_space, env.single_action_space
         writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)
@@ -320,10 +329,7 @@ def test_every_shipped_off_policy_config_trains(name):
             "--config",
             name,
             *small,
-            "--trainer.max_steps",
-            "2",
-            "--data.num_eval_episodes",
-            "1",
+            *TWO_ITERATIONS,
         ]
     )
     state = load(last(newest()))["lightning_rl"]
@@ -358,11 +364,16 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         return original(self, minibatch)
 
     monkeypatch.setattr(algorithm, "loss", watching)
-    options = ["--trainer.max_steps", "2", "--data.num_eval_episodes", "1"]
+    options = [*TWO_ITERATIONS]
     if name == "vla_grpo.yaml":
         options += ["--model.filter_groups", "false"]  # untaught, it never succeeds
     if "smolvlm" in name:
         pytest.importorskip("transformers")
+    if name == "smolvla_ppo.yaml":
+        pytest.importorskip("peft")
+        shutil.copytree(GOLDEN / "tiny_smolvlm", "tiny_smolvlm")
+        fill(GOLDEN / "smolvla", Path("smolvla"))
+        options += ["--model.policy.path", "smolvla", "--data.num_envs", "16"]
     # The shipped numbers fit each other. Those of rows, of which all else is each, are less here, as are passes over them;
     # of one that is compiled for its many minibatches they are as shipped.
     settings, data = config["model"]["init_args"], config["data"]
@@ -560,12 +571,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
 
 
 def test_help_is_answered_at_once_and_without_torch():
-    began = time.perf_counter()
-    outcome = new_process("--help")
-    assert (
-        time.perf_counter() - began < 10
-    )  # a busy machine; the import check below is the real one
-    assert "rl-cli fit --config ppo.yaml" in outcome.stdout
+    assert "rl-cli fit --config ppo.yaml" in new_process("--help").stdout
     check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
     assert (
         subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
@@ -578,9 +584,9 @@ def test_help_is_answered_at_once_and_without_torch():
 
 
 def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
-    outcome = new_process("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
+    outcome = rl_cli("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
     assert outcome.returncode == 0
-    assert outcome.stderr == ""
+    assert outcome.stderr == ""  # nor is there anything of the imports: see test_help.py
     lines = outcome.stdout.splitlines()
     assert len(lines) == 10, outcome.stdout  # two of the start and evaluations, six of summary
     with pytest.raises(SystemExit):
@@ -779,9 +785,9 @@ WHOLE = [
         "trainer.enable_checkpointing to false instead.",
     ),
     (
-        "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy for acting. Use "
-        "--trainer.strategy ddp, or one device.",
+        "--trainer.strategy fsdp_cpu_offload",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

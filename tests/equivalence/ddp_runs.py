@@ -8,7 +8,6 @@ does the same outside of the suite.
 import os
 import signal
 import sys
-import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -50,6 +49,7 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_terms import RUN as TERMS
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
@@ -530,24 +530,6 @@ def no_compiler(*args, **kwargs):
     raise RuntimeError("no compiler")
 
 
-@contextmanager
-def one_after_the_other(directory):
-    """Have rank 1 compile each graph after rank 0: it finds it in Inductor's cache, for a third of the time."""
-    compile, numbers = graphs.standalone_compile, count()
-
-    def compiled(*args, **kwargs):
-        done = directory / f"graph {next(numbers)}"
-        while ranks.rank() == 1 and not done.exists():
-            time.sleep(0.05)
-        made = compile(*args, **kwargs)
-        done.touch()
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "standalone_compile", compiled)
-        yield
-
-
 def main(directory):
     findings = {}
     run = Run(directory, findings)
@@ -597,6 +579,8 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
+    terms = {"data": TERMS["data"] | TEN | {"total_env_steps": 256}}
+    run("terms", **TERMS | terms)
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")
@@ -610,7 +594,7 @@ def main(directory):
         findings[f"helped {name}"]["taken"] = helped.taken
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
-    with one_after_the_other(directory):
+    with uncompiled_traces():
         run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(
         "uneven",

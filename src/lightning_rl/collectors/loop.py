@@ -22,14 +22,13 @@ from lightning_rl.policies.base import RolloutActor, UniformActor
 from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
-    MASK,
     clear_final_observations,
     copy_tree,
     env_steps_in,
     first_steps,
-    refuse_empty_masks,
     time_major,
 )
+from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
@@ -258,6 +257,12 @@ class RolloutLoop:
             f"{type(env).__name__} resets finished envs one step late; in that step the memory of "
             f"{type(policy).__name__} would carry the last observation of an episode into the "
             "next. Configure the simulator to reset within the step.",
+        )
+        require(
+            not env.keeps or not context.episode_settings.reset_every_rollout,
+            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), and every rollout "
+            "would begin it again, because the algorithm resets the envs with seeds: set "
+            "reset_every_rollout: false, or leave out the curriculum.",
         )
         self._env = env
         self._policy = policy

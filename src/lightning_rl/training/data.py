@@ -15,11 +15,9 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
 from lightning_rl.buffers import (
-    Buffer,
     ReadInterrupted,
     Replay,
     ReplayFactory,
-    RolloutBuffer,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
@@ -28,8 +26,10 @@ from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
+from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import validate
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.phases import phases_of
@@ -48,7 +48,7 @@ class CollectorFactory(Protocol):
         """Make the collector."""
 
 
-class Learner(Protocol):
+class ActingAlgorithm(Protocol):
     """The part of the algorithm that the data module uses."""
 
     policy: Policy
@@ -74,9 +74,8 @@ class RolloutDataset(IterableDataset[TensorDict]):
             iteration ends.
     """
 
-    def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
+    def __init__(self, collector: Collector, iterations_per_epoch: int) -> None:
         self.collector = collector
-        self.buffer = buffer
         self.iterations_per_epoch = iterations_per_epoch
         self.collect_seconds = 0.0
         self.on_interrupt: Callable[[], None] = lambda: None
@@ -88,17 +87,19 @@ class RolloutDataset(IterableDataset[TensorDict]):
         for _ in range(len(self)):
             start = time.perf_counter()
             try:
-                while not self.buffer.ready():
-                    self.buffer.extend(self.collector.collect())
+                rollout = self.collector.collect()
             except ReadInterrupted:
                 self.on_interrupt()
                 return
-            rollout = self.buffer.get()
+            validate(rollout)
             self.collect_seconds = time.perf_counter() - start
             yield rollout
 
 
-def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int | None) -> None:
+def _check_ranges(
+    num_envs: int, env_timeout_s: float | None, seed: int | None, eval_seed: int | None
+) -> None:
+    check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
     check_range("data.env_timeout_s", env_timeout_s, above=0)
     check_range("data.seed", seed, least=0)
     check_range("data.eval_seed", eval_seed, least=0)
@@ -153,11 +154,19 @@ class RLDataModule(LightningDataModule):
         env_timeout_s: seconds that creation, a reset or a step of the N envs may take before the
             env counts as hung and the run ends with its stack trace (see `EnvWatch`); null for no
             limit, if a person takes part. Also applies to the evaluation envs.
+        events: changes of the training envs' state by name, such as pushes or other physical
+            parameters; see `Event`. Envs of terms take them, such as a `Task`.
+        eval_events: the same for the evaluation envs. Default: none.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
 
     Raises:
         ConfigurationError: if a number is out of range, or if the env rejects its settings.
     """
+
+    collector: Collector | None = None
+    dataset: RolloutDataset | None = None
+    replay: Replay | None = None
+    _eval_env: VectorEnv | None = None
 
     def __init__(
         self,
@@ -176,6 +185,8 @@ class RLDataModule(LightningDataModule):
         max_eval_episode_steps: int | None = None,
         env_timeout_s: float | None = 300.0,
         seed: int | None = None,
+        events: dict[str, Event | None] | None = None,
+        eval_events: dict[str, Event | None] | None = None,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -188,8 +199,7 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": max_eval_episode_steps,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
-        check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
-        _check_ranges(env_timeout_s, seed, eval_seed)
+        _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps = total_env_steps
         self._iterations_per_epoch = iterations_per_epoch
@@ -199,15 +209,12 @@ class RLDataModule(LightningDataModule):
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self.collector: Collector | None = None
-        self.dataset: RolloutDataset | None = None
         self._make_env = env_factory(env, "data.env")
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
+        self._events, self._eval_events = events, eval_events
         self._make_collector, self._make_replay = collector, replay
-        self.replay: Replay | None = None
-        self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # next to the resumed checkpoint
         self._replays_saved: Path | None = None  # next to the checkpoint being saved
@@ -226,7 +233,8 @@ class RLDataModule(LightningDataModule):
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
         return (calls or self.calls).make(
-            lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
+            lambda count: make_env(self._make_env, count, "data.env", self._events),
+            self.num_envs,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -248,6 +256,8 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": self._max_eval_episode_steps,
             "env_timeout_s": self.calls.timeout_s,
             "seed": self.seed,
+            "events": self._events,
+            "eval_events": self._eval_events,
         }
 
     @classmethod
@@ -333,7 +343,8 @@ class RLDataModule(LightningDataModule):
             share = -(-self.num_eval_episodes // ranks.world_size())
             count = min(self.num_eval_envs, share)
             self._eval_env = self.eval_calls.make(
-                lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
+                lambda n: make_env(self._make_eval_env, n, "data.eval_env", self._eval_events),
+                count,
             )
             self._eval_env.stop_interventions()  # evaluate the policy, not the person
             for kind in ("observation", "action"):
@@ -359,7 +370,7 @@ class RLDataModule(LightningDataModule):
 
     def train_dataloader(self) -> RolloutDataset:
         assert self.trainer is not None
-        learner = cast(Learner, self.trainer.lightning_module)
+        learner = cast(ActingAlgorithm, self.trainer.lightning_module)
         if self._env is None:
             self._env = self.new_env()
         self.collector = self._make_collector(
@@ -369,7 +380,7 @@ class RLDataModule(LightningDataModule):
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
                 # No lambda: a remote collector pickles it.
-                make_env=partial(make_env, self._make_env, self.num_envs, "data.env"),
+                make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
             )
@@ -391,7 +402,7 @@ class RLDataModule(LightningDataModule):
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
-        self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
+        self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
         return self.dataset
 
     def _restore(self) -> None:
