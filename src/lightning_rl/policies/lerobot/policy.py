@@ -207,8 +207,9 @@ class LeRobotPolicy(ChunkPolicy):
 
         Args:
             batch: see `prepare`.
-            noise: initial noise [B, ...] of a SmolVLA or a Diffusion. Default: the fixed noise of
-                deterministic acting.
+            noise: initial noise of a SmolVLA, [B, n_action_steps, max_action_dim], or a Diffusion,
+                [B, horizon, A]; [B, 1 + M, horizon, A] with that of M steps of DDPM. Default: the
+                fixed noise of deterministic acting.
 
         Raises:
             ConfigurationError: for a missing input, or noise for a policy without.
