@@ -136,6 +136,9 @@ from lightning_rl.envs import (
     Keyboard as Keyboard,
 )
 from lightning_rl.envs import (
+    ManagedEnv as ManagedEnv,
+)
+from lightning_rl.envs import (
     PointMass as PointMass,
 )
 from lightning_rl.envs import (
@@ -167,6 +170,9 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     VLAObservation as VLAObservation,
+)
+from lightning_rl.envs import (
+    WithTerms as WithTerms,
 )
 from lightning_rl.policies import (
     GRU as GRU,
@@ -272,6 +278,9 @@ from lightning_rl.policies.steering import (
 )
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,
+)
+from lightning_rl.system.fsdp import (
+    FSDP2Strategy as FSDP2Strategy,
 )
 from lightning_rl.training.data import (
     RLDataModule as RLDataModule,

@@ -295,6 +295,13 @@ OFF_POLICY = [
 ]
 
 
+TWO_ITERATIONS = [
+    *("--trainer.max_steps", "2"),
+    *("--data.num_eval_episodes", "1"),
+    *("--data.max_eval_episode_steps", "32"),
+]
+
+
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
     if name == "hil_pick_cube.yaml":
@@ -303,7 +310,7 @@ def test_every_shipped_off_policy_config_trains(name):
         )
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
-        sparse = {term: float(term == "success") for term in PushCube.reward_weights}
+        sparse = {term: float(term == "success") for term in PushCube.default_rewards}
         env = PushCube(2, rewards=sparse)
         spaces = env.single_observation_space, env.single_action_space
         writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)
@@ -322,10 +329,7 @@ def test_every_shipped_off_policy_config_trains(name):
             "--config",
             name,
             *small,
-            "--trainer.max_steps",
-            "2",
-            "--data.num_eval_episodes",
-            "1",
+            *TWO_ITERATIONS,
         ]
     )
     state = load(last(newest()))["lightning_rl"]
@@ -360,7 +364,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         return original(self, minibatch)
 
     monkeypatch.setattr(algorithm, "loss", watching)
-    options = ["--trainer.max_steps", "2", "--data.num_eval_episodes", "1"]
+    options = [*TWO_ITERATIONS]
     if name == "vla_grpo.yaml":
         options += ["--model.filter_groups", "false"]  # untaught, it never succeeds
     if "smolvlm" in name:
@@ -781,9 +785,9 @@ WHOLE = [
         "trainer.enable_checkpointing to false instead.",
     ),
     (
-        "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy for acting. Use "
-        "--trainer.strategy ddp, or one device.",
+        "--trainer.strategy fsdp_cpu_offload",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

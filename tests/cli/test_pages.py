@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
+from torch.distributed.run import parse_args
 
 import lightning_rl
 from lightning_rl import CustomVLA
@@ -353,8 +354,9 @@ def test_what_is_configured_could_be(block, capsys):
 # --- commands with a test of their own ---
 
 
-def test_the_command_for_two_machines_trains_on_two(tmp_path):
-    """Both are this one, with a process each on the CPU in place of eight on GPUs."""
+@pytest.mark.parametrize("by", ["forks", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_the_command_for_two_machines_trains_on_two(by):
+    """Both are this one, with a process each on the CPU in place of eight on GPUs; torchrun itself takes 15 CPU seconds."""
     (command,) = [c for c in COMMANDS if c.startswith("torchrun")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -375,7 +377,12 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
     try:
         for rank in ("0", "1"):
             words[words.index("--node_rank") + 1] = rank
-            nodes.append(Command(*words, *small, program="torch.distributed.run"))
+            if by == "torchrun":
+                nodes.append(Command(*words, *small, program="torch.distributed.run"))
+            else:
+                asked = parse_args(words)
+                assert asked.training_script.endswith("/rl-cli")
+                nodes.append(Command(*asked.training_script_args, *small, env=of_node(asked)))
         for node in nodes:
             assert node.wait().returncode == 0, node.stderr
     finally:
@@ -383,6 +390,15 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
             node.kill()
     (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
     assert len(torch.load(checkpoint, weights_only=True)["lightning_rl"]["ranks"]) == 2
+
+
+def of_node(asked):
+    """Return what torchrun sets for the only process of a node."""
+    numbers = {"RANK": asked.node_rank, "GROUP_RANK": asked.node_rank, "LOCAL_RANK": 0}
+    sizes = {"WORLD_SIZE": asked.nnodes, "LOCAL_WORLD_SIZE": asked.nproc_per_node}
+    place = {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    given = numbers | sizes | place | {"TORCHELASTIC_RUN_ID": "suite", "OMP_NUM_THREADS": 1}
+    return {name: str(value) for name, value in given.items()}
 
 
 def test_the_script_that_probes_a_vla_probes_one(capsys):

@@ -274,6 +274,13 @@ def test_an_algorithm_and_a_policy_of_ones_own_keep_ranks_equal(ranks):
     assert column(ranks, "own", "env_steps")[0] == column(ranks, "own", "env_steps")[1]
 
 
+def test_a_users_terms_and_events_keep_ranks_equal_and_draw_for_each_rank_its_own(ranks, directory):
+    assert_same(*both(ranks, "terms", "state"))
+    collectors = load(last(directory / "terms"))["RLDataModule"]["collectors"]
+    frictions = [one["loop"]["env"]["state"]["friction"] for one in collectors]
+    assert torch.cat(frictions).unique().numel() == 4
+
+
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):
     for error in both(ranks, "refused", "error"):
         assert "OwnPolicy gives its own actions other log-probs" in error

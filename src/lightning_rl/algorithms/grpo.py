@@ -133,6 +133,11 @@ class GRPO(OnPolicyAlgorithm):
             f"{self.group_size * max(1, round(num_envs / self.group_size))}.",
         )
 
+    def configure_model(self) -> None:
+        super().configure_model()
+        if self.reference is not None and self.policy.sharding is not None:
+            self.reference.copy()
+
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         with self.phase("advantage"):
             mask = self.add_advantages(rollout)

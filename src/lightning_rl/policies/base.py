@@ -9,14 +9,17 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.distributions.base import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
 from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.fsdp import Acting, local
 from lightning_rl.system.torch_private import version_of
 
 NOISE = "action_noise"
@@ -57,6 +60,9 @@ class Policy(nn.Module, ABC, Constructed):
             None chooses a fast size.
         critic_modules: modules that only `value` uses. `trainer.init_from` may skip them.
         training_settings: attributes that only affect training, and may differ from a checkpoint.
+        blocks: patterns of the names of the modules that `trainer.strategy: fsdp` shards, such as
+            `backbone.layers.*`; the outermost matches count.
+        sharding: the shards over processes, after `shard`; else None.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -72,6 +78,8 @@ class Policy(nn.Module, ABC, Constructed):
     micro_batch_size: int | None = None
     critic_modules: tuple[str, ...] = ("critic", "value_head")
     training_settings: tuple[str, ...] = ()
+    blocks: Sequence[str] = ()
+    sharding: Sharding | None = None
 
     def __init__(
         self,
@@ -241,6 +249,11 @@ class Policy(nn.Module, ABC, Constructed):
             if isinstance(module, Policy):
                 module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
 
+    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
+        """Shard the parameters over the processes of a mesh, in place; see `Sharding`."""
+        self.sharding = Sharding(self, self.blocks, mesh, acting, self.autocast_dtype)
+        return self.sharding
+
     def put_in_eval_mode(self) -> None:
         """Call `eval` if any module is in training mode."""
         # `eval` alone visits every module each time.
@@ -315,7 +328,8 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
         ConfigurationError: with the names of the tensors.
     """
     # Such a policy would still act: a NaN becomes a bound of the action space, or the first choice.
-    broken = [name for name, p in policy.named_parameters() if not _all(p.isfinite())]
+    parameters = policy.named_parameters()
+    broken = [name for name, p in parameters if not _all(local(p).isfinite())]
     # A buffer may be infinite on purpose, such as a mask.
     broken += [name for name, buffer in policy.named_buffers() if not _all(~buffer.isnan())]
     if broken:

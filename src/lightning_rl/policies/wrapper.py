@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.fsdp import Acting
 
 
 def _of_inner(name: str) -> Any:
@@ -47,6 +50,8 @@ class PolicyWrapper(Policy):
     ignore_keys = _of_inner("ignore_keys")
     masks_actions = _of_inner("masks_actions")
     autocast_dtype = _of_inner("autocast_dtype")
+    blocks = _of_inner("blocks")
+    sharding = _of_inner("sharding")
     micro_batch_size = _of_inner("micro_batch_size")
     observation_space = _of_inner("observation_space")
     action_space = _of_inner("action_space")
@@ -111,6 +116,9 @@ class PolicyWrapper(Policy):
 
     def compute_in(self, precision: str) -> None:
         self.inner.compute_in(precision)
+
+    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
+        return self.inner.shard(mesh, acting)
 
     def put_in_eval_mode(self) -> None:
         self.inner.put_in_eval_mode()

@@ -8,6 +8,7 @@ import gymnasium
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import require
 
@@ -48,6 +49,11 @@ class Backbone(nn.Module, ABC, Constructed):
     reads: Sequence[str] = ("rgb", "depth", "language", "proprio")
     vocabulary: int | None = None
     needs_pictures: bool = True
+
+    @property
+    def blocks(self) -> Sequence[str]:
+        """Patterns as in `Policy.blocks`. Default: the modules in `nn.ModuleList`s."""
+        return members_of_lists(self)
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:

@@ -73,6 +73,10 @@ class ChunkPolicy(Policy):
         self.micro_batch_size = micro_batch_size
 
     @property
+    def blocks(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
+        return tuple(f"backbone.{pattern}" for pattern in self.backbone.blocks)
+
+    @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         parts = ((self.head.num_parts,), torch.float32)
         return {"sample_log_prob": parts, **self.head.fields}

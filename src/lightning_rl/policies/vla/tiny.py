@@ -36,6 +36,7 @@ class TinyVLA(Backbone):
     """
 
     reads = (*Backbone.reads, "condition")
+    blocks = ("convolution", "trunk", "to_slots")
     vocabulary: int
 
     def __init__(
