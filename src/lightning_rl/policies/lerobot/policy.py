@@ -71,6 +71,11 @@ class LeRobotBackbone(Backbone):
         self.reads, self.summary_size, self.slot_size = inputs.reads, network.summary_size, 1
         self.vocabulary = network.vocabulary
 
+    @property
+    def blocks(self) -> Sequence[str]:
+        # FSDP gathers a block when it is called; the layers of a SmolVLA are called in parts.
+        return () if isinstance(self.network, SmolVLANetwork) else super().blocks
+
     def build(self, observation: TensorDict, num_slots: int) -> None:
         self.num_slots = num_slots
 
