@@ -301,7 +301,7 @@ def test_every_shipped_off_policy_config_trains(name):
         )
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
-        sparse = {term: float(term == "success") for term in PushCube.reward_weights}
+        sparse = {term: float(term == "success") for term in PushCube.default_rewards}
         env = PushCube(2, rewards=sparse)
         spaces = env.single_observation_space, env.single_action_space
         writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)

@@ -1,0 +1,133 @@
+"""Show a step of a batched env to the terms of its task."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.torch.counter_random import hash32, uniforms
+
+
+def names_of(state: TensorDict) -> list[str]:
+    """Return the names of the entries of a state."""
+    return [str(key) for key in state.keys()]
+
+
+def entries_of(state: TensorDict) -> dict[str, Tensor]:
+    """Return the entries of a state by name."""
+    return {name: state[name] for name in names_of(state)}
+
+
+class EnvView:
+    """What a term sees of M rows of an env: all N in a step, and the reset rows at a reset.
+
+    A subclass adds named views of a simulator's state. Terms write nothing: all that changes from
+    step to step is in the state.
+
+    Attributes:
+        env: the env; terms read its constants.
+        num_envs: M.
+        device: device of the tensors.
+        step_dt: seconds per env step.
+        max_episode_steps: time limit, in steps.
+        state: [M], the state after the step, or the start of the episode. Interval events and
+            `simulate` see the state before the step.
+        at_reset: whether the rows begin an episode; otherwise they have taken a step.
+        before: [M], the state before the step; at a reset the first state.
+        action: [M, A], the policy's action; zeros at a reset.
+        episode: [M] int64, index of the episode.
+        elapsed: [M] int64, steps of the episode, including this one; 0 at a reset.
+        measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
+            `simulate` may add what it computes anyway.
+        terminated, success, fail, cut: [M] bool, from the termination terms, before the time limit;
+            rewards and metrics may read them.
+    """
+
+    terminated: Tensor
+    success: Tensor
+    fail: Tensor
+    cut: Tensor | None = None
+
+    def __init__(
+        self,
+        env: Any,
+        state: TensorDict,
+        key: Tensor,
+        episode: Tensor,
+        elapsed: Tensor,
+        action: Tensor | None = None,
+    ) -> None:
+        self.env, self.state, self.before = env, state, state
+        self.at_reset = action is None
+        self.num_envs, self.device = len(elapsed), elapsed.device
+        self.step_dt: float = env.step_dt
+        self.max_episode_steps: int = env.max_episode_steps
+        self.episode, self.elapsed = episode, elapsed
+        self.action = self._no_action() if action is None else action
+        self.measured: dict[str, Tensor] = {}
+        self.stream = 0  # of the term that is called
+        self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
+        self._key = key
+
+    @property
+    def last_step(self) -> Tensor:
+        """Whether the step is the last one within the time limit, [M] bool."""
+        return self.elapsed >= self.max_episode_steps
+
+    @property
+    def truncated(self) -> Tensor:
+        """Whether the step is cut, by the time limit or by a term, [M] bool."""
+        return self.last_step if self.cut is None else self.last_step | self.cut
+
+    def level(self, name: str) -> Tensor:
+        """Return the level [M] float32 of a curriculum term."""
+        level: Tensor = self.before[f"curriculum/{name}"]
+        return level
+
+    def uniform(self, count: int, part: int = 0) -> Tensor:
+        """Draw numbers in [0, 1): [M, count].
+
+        They depend on the env's seed, the episode, the step, the name of the term and `part` only:
+        a second call returns the same numbers.
+
+        Args:
+            count: numbers per row.
+            part: index of the draw within the term, from 0.
+        """
+        key = hash32(self._key ^ self.stream)
+        key = hash32(key ^ part) if part else key
+        return uniforms(key, self.episode, self.elapsed, count)
+
+    def normal(self, count: int, part: int = 0) -> Tensor:
+        """Draw numbers of the standard normal distribution: [M, count]; see `uniform`.
+
+        Box and Muller 1958, "A note on the generation of random normal deviates".
+        """
+        radius, angle = self.uniform(2 * count, part).split(count, 1)
+        # 1 - u lies in (0, 1], so that the logarithm is finite.
+        return (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
+
+    def remembers(self, prefix: str) -> dict[str, Tensor]:
+        """Return the memory of a term from before the step, by its keys."""
+        state = self.before
+        found = [key for key in names_of(state) if key.startswith(prefix)]
+        return {key.removeprefix(prefix): state[key] for key in found}
+
+    def _no_action(self) -> Tensor:
+        shape = self.env.single_action_space.shape or ()
+        return torch.zeros((self.num_envs, *shape), device=self.device)
+
+    def for_startup(self) -> "EnvView":
+        """Return a view of the same start that draws the same numbers in every episode."""
+        view = copy.copy(self)
+        view.episode = torch.zeros_like(self.episode)
+        return view
+
+    def for_episode(self) -> "EnvView":
+        """Return this view, drawing the same numbers at every step of an episode."""
+        view = copy.copy(self)
+        view.elapsed = torch.zeros_like(self.elapsed)
+        return view
