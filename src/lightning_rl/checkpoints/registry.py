@@ -35,8 +35,8 @@ _ENCODERS = (
 _PROBES = "ActionProbe TimeLimitProbe ValueProbe"
 _ENVS = (
     "VectorEnv",
-    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
-    f"PushBlocks PushCube TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
+    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames MujocoEnv "
+    f"PointMass PushBlocks PushCube Quadruped Reach TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
 _OPTIMIZERS = (

@@ -10,8 +10,8 @@ def rotate(quaternion: Tensor, vector: Tensor) -> Tensor:
     v' = v + w t + u x t with t = 2 u x v, for the quaternion (w, u) (Euler and Rodrigues).
     """
     w, u = quaternion[..., :1], quaternion[..., 1:]
-    t = 2.0 * torch.linalg.cross(u.expand_as(vector), vector)
-    return vector + w * t + torch.linalg.cross(u.expand_as(t), t)
+    t = 2.0 * torch.linalg.cross(u, vector)
+    return vector + w * t + torch.linalg.cross(u, t)
 
 
 def inverse(quaternion: Tensor) -> Tensor:

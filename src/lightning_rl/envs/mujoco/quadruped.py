@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.managers import (
-    ActionTerm,
     EnvView,
     Event,
     Metric,
@@ -234,6 +233,7 @@ class Quadruped(MujocoEnv):
         model: see `ant`.
         action_scale: rad per unit of action.
         max_episode_steps: time limit; a step lasts 0.05 s.
+        camera: see `MujocoEnv`.
         kwargs: see `MujocoEnv`.
     """
 
@@ -286,13 +286,17 @@ class Quadruped(MujocoEnv):
         model: Callable[[], Any] | str = ant,
         action_scale: float = 0.5,
         max_episode_steps: int = 200,
-        actions: dict[str, ActionTerm] | None = None,
+        camera: str | None = "track",
         **kwargs: Any,
     ) -> None:
-        actions = actions or {"legs": Position(action_scale, clip=1.0)}
-        kwargs = {"entries": {"command": [0.0, 0.0, 0.0]}, "camera": "track"} | kwargs
         super().__init__(
-            num_envs, model, actions=actions, max_episode_steps=max_episode_steps, **kwargs
+            num_envs,
+            model,
+            actions={"legs": Position(action_scale, clip=1.0)},
+            entries={"command": [0.0, 0.0, 0.0]},
+            max_episode_steps=max_episode_steps,
+            camera=camera,
+            **kwargs,
         )
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
