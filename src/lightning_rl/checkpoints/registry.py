@@ -39,6 +39,12 @@ _ENVS = (
     f"PointMass PushBlocks PushCube Quadruped Reach TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
+_MANAGERS = f"{OURS}.envs.managers"
+_ACTIONS = "DeltaPosition Force Position Velocity"
+_TERMS = (
+    "action_size by_success entry is_failure is_success is_terminated measured one out_of_range "
+    "over_steps own randomize"
+)
 _OPTIMIZERS = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
     "SparseAdam"
@@ -68,7 +74,8 @@ _TABLE = {
     "memory": ("Memory", "GRU LSTM"),
     "env": _ENVS,
     "eval_env": _ENVS,
-    "action": ("ActionTerm", _in(f"{OURS}.envs.tasks", "DeltaPosition Force Position Velocity")),
+    "action": ("ActionTerm", f"{_in(f'{OURS}.envs.tasks', _ACTIONS)} {_in(_MANAGERS, _ACTIONS)}"),
+    "term": ("term", _in(f"{_MANAGERS}.functions", _TERMS)),
     "collector": ("Collector", "AsyncCollector Demonstrations RayCollector SyncCollector"),
     "replay": _REPLAYS,
     "online": _REPLAYS,

@@ -176,6 +176,17 @@ class VectorEnv(ABC):
         Call before the first `reset`. Interventions that the env cannot prevent are still reported.
         """
 
+    def add_events(self, events: Mapping[str, Any]) -> None:
+        """Add events by name (`Event`), such as those of the training, before the first `reset`.
+
+        Raises:
+            ConfigurationError: this env takes no events, or not these.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} takes no events ({', '.join(events)}): an env of terms does, "
+            "such as a Task, a MujocoEnv or a ManagedEnv of your own, and a TensorSimulator."
+        )
+
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
         """Free processes and windows. May be called more than once."""
 
@@ -226,6 +237,9 @@ class VectorEnvWrapper(VectorEnv):
 
     def stop_interventions(self) -> None:
         self.env.stop_interventions()
+
+    def add_events(self, events: Mapping[str, Any]) -> None:
+        self.env.add_events(events)
 
     def close(self) -> None:
         self.env.close()

@@ -28,6 +28,7 @@ from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
+from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.system import ranks
@@ -153,6 +154,9 @@ class RLDataModule(LightningDataModule):
         env_timeout_s: seconds that creation, a reset or a step of the N envs may take before the
             env counts as hung and the run ends with its stack trace (see `EnvWatch`); null for no
             limit, if a person takes part. Also applies to the evaluation envs.
+        events: changes of the training envs' state by name, such as pushes or other physical
+            parameters; see `Event`. Envs of terms take them, such as a `Task`.
+        eval_events: the same for the evaluation envs. Default: none.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
 
     Raises:
@@ -176,6 +180,8 @@ class RLDataModule(LightningDataModule):
         max_eval_episode_steps: int | None = None,
         env_timeout_s: float | None = 300.0,
         seed: int | None = None,
+        events: dict[str, Event | None] | None = None,
+        eval_events: dict[str, Event | None] | None = None,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -205,6 +211,7 @@ class RLDataModule(LightningDataModule):
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
+        self._events, self._eval_events = events, eval_events
         self._make_collector, self._make_replay = collector, replay
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
@@ -226,7 +233,8 @@ class RLDataModule(LightningDataModule):
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
         return (calls or self.calls).make(
-            lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
+            lambda count: make_env(self._make_env, count, "data.env", self._events),
+            self.num_envs,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -248,6 +256,8 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": self._max_eval_episode_steps,
             "env_timeout_s": self.calls.timeout_s,
             "seed": self.seed,
+            "events": self._events,
+            "eval_events": self._eval_events,
         }
 
     @classmethod
@@ -333,7 +343,8 @@ class RLDataModule(LightningDataModule):
             share = -(-self.num_eval_episodes // ranks.world_size())
             count = min(self.num_eval_envs, share)
             self._eval_env = self.eval_calls.make(
-                lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
+                lambda n: make_env(self._make_eval_env, n, "data.eval_env", self._eval_events),
+                count,
             )
             self._eval_env.stop_interventions()  # evaluate the policy, not the person
             for kind in ("observation", "action"):
@@ -369,7 +380,7 @@ class RLDataModule(LightningDataModule):
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
                 # No lambda: a remote collector pickles it.
-                make_env=partial(make_env, self._make_env, self.num_envs, "data.env"),
+                make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
             )

@@ -157,11 +157,6 @@ class ManagedEnv(TorchEnv):
         return state
 
     def add_events(self, events: Mapping[str, Event | None]) -> None:
-        """Add events, such as those of the training; call this before the first `reset`.
-
-        Raises:
-            ConfigurationError: an unknown event or parameter.
-        """
         name = type(self).__name__
         self._event_terms = merged(Event, self._event_terms, events, name)
         self.events = Events(self._event_terms, name)

@@ -7,9 +7,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.managers.term import BoundTerm, Metric, Reward, Termination
+from lightning_rl.envs.managers.term import BoundTerm, Ends, Metric, Reward, Termination
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.system.errors import EnvFaultError, require
+
+
+OUTCOMES: dict[Ends, tuple[str, ...]] = {
+    "terminated": ("terminated",),
+    "success": ("success", "terminated"),
+    "fail": ("fail", "terminated"),
+    "truncated": ("truncated",),
+    "nothing": ("success",),
+}
+"""The flags of a step that a termination term sets."""
 
 
 class Rewards:
@@ -68,12 +78,12 @@ class Terminations:
 
     def __init__(self, terms: Mapping[str, Termination], owner: str) -> None:
         self.terms = {
-            name: (term.ends or "terminated", BoundTerm(term, "terminations", name, owner))
+            name: (
+                OUTCOMES[term.ends or "terminated"],
+                BoundTerm(term, "terminations", name, owner),
+            )
             for name, term in terms.items()
         }
-        ends = {end for end, _ in self.terms.values()}
-        self._succeeds = bool(ends & {"success", "nothing"})
-        self._fails, self._cuts = "fail" in ends, "truncated" in ends
 
     def parameter(self, name: str, parameter: str, otherwise: float) -> float:
         """Return a number that a term has as a parameter, such as the radius of a goal."""
@@ -84,29 +94,14 @@ class Terminations:
     def judge(self, env: EnvView) -> dict[str, Any]:
         """Set the outcome of a step in the view, and return what `TorchEnv` reads of it."""
         found: dict[str, Tensor] = {}
-        ended = None
-        for ends, term in self.terms.values():
+        for outcomes, term in self.terms.values():
             flags = checked(term, term(env), env, torch.bool)
-            kind = "success" if ends == "nothing" else ends
-            found[kind] = found[kind] | flags if kind in found else flags
-            if ends in ("success", "fail", "terminated"):
-                ended = flags if ended is None else ended | flags
-        if ended is None or not self._succeeds or not self._fails:
-            none = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
-            env.terminated = env.fail = env.success = none
-        env.terminated = env.terminated if ended is None else ended
-        env.fail, env.success = found.get("fail", env.fail), found.get("success", env.success)
-        if self._fails and self._succeeds:
-            env.success = env.success & ~env.fail
-        env.cut = found.get("truncated")
-        info: dict[str, Any] = {}
-        if self._succeeds:
-            info["success"] = env.success
-        if self._fails:
-            info["fail"] = env.fail
-        if self._cuts:
-            info["truncated"] = env.cut
-        return info
+            for key in outcomes:
+                found[key] = found[key] | flags if key in found else flags
+        if "success" in found and "fail" in found:
+            found["success"] = found["success"] & ~found["fail"]
+        env.outcome = found
+        return {key: flags for key, flags in found.items() if key != "terminated"}
 
 
 class Metrics:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_rl.envs.managers import functions
 from lightning_rl.envs.managers.view import EnvView
+from lightning_rl.system.construction import IMPORT_PATH
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 Function = str | Callable[..., Any]
@@ -31,7 +32,7 @@ class Term:
         params: parameters by name; those of the task's own term keep their defaults.
     """
 
-    term: Function | None = None
+    term: Function | None = field(default=None, metadata={IMPORT_PATH: True})
     params: dict[str, Any] = field(default_factory=dict)
 
 

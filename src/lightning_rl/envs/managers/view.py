@@ -42,14 +42,9 @@ class EnvView:
         elapsed: [M] int64, steps of the episode, including this one; 0 at a reset.
         measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
             `simulate` may add what it computes anyway.
-        terminated, success, fail, cut: [M] bool, from the termination terms, before the time limit;
-            rewards and metrics may read them.
+        outcome: flags [M] bool of the termination terms, by name; see `success` and others, which
+            rewards and metrics may read.
     """
-
-    terminated: Tensor
-    success: Tensor
-    fail: Tensor
-    cut: Tensor | None = None
 
     def __init__(
         self,
@@ -68,6 +63,7 @@ class EnvView:
         self.episode, self.elapsed = episode, elapsed
         self.action = self._no_action() if action is None else action
         self.measured: dict[str, Tensor] = {}
+        self.outcome: dict[str, Tensor] = {}
         self.stream = 0  # of the term that is called
         self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
         self._key = key
@@ -78,9 +74,24 @@ class EnvView:
         return self.elapsed >= self.max_episode_steps
 
     @property
+    def success(self) -> Tensor:
+        """Whether the step is a success, [M] bool."""
+        return self._flags("success")
+
+    @property
+    def fail(self) -> Tensor:
+        """Whether the step is a failure, [M] bool."""
+        return self._flags("fail")
+
+    @property
+    def terminated(self) -> Tensor:
+        """Whether the episode ends without a value after it, [M] bool."""
+        return self._flags("terminated")
+
+    @property
     def truncated(self) -> Tensor:
         """Whether the step is cut, by the time limit or by a term, [M] bool."""
-        return self.last_step if self.cut is None else self.last_step | self.cut
+        return self.last_step | self._flags("truncated")
 
     def level(self, name: str) -> Tensor:
         """Return the level [M] float32 of a curriculum term."""
@@ -116,9 +127,15 @@ class EnvView:
         found = [key for key in names_of(state) if key.startswith(prefix)]
         return {key.removeprefix(prefix): state[key] for key in found}
 
+    def _flags(self, name: str) -> Tensor:
+        if name not in self.outcome:
+            self.outcome[name] = torch.zeros_like(self.elapsed, dtype=torch.bool)
+        return self.outcome[name]
+
     def _no_action(self) -> Tensor:
         shape = self.env.single_action_space.shape or ()
-        return torch.zeros((self.num_envs, *shape), device=self.device)
+        action: Tensor = torch.zeros((self.num_envs, *shape), device=self.device)
+        return action
 
     def for_startup(self) -> "EnvView":
         """Return a view of the same start that draws the same numbers in every episode."""

@@ -136,8 +136,13 @@ class PushCube(Task):
         before = state["pusher"]
         target = self.action.target(action, before)
         move = target * PERIOD if self.action.kind == "velocity" else target - before
-        pusher, cube = push(before, state["cube"], move.clamp(-MAX_MOVE, MAX_MOVE))
+        friction = state.get("friction", FRICTION)
+        move = move.clamp(-MAX_MOVE, MAX_MOVE)
+        pusher, cube = push(before, state["cube"], move, friction)
         return _state(pusher, cube, state["goal"], action)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {"friction": torch.tensor(FRICTION, device=self.device)}
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
         before, after, goal = env.before, env.state, env.state["goal"]
@@ -187,13 +192,16 @@ class PushCube(Task):
         return canvas.pixels()
 
 
-def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+def push(
+    pusher: Tensor, cube: Tensor, move: Tensor, friction: Tensor | float = FRICTION
+) -> tuple[Tensor, Tensor]:
     """Move the pusher and an overlapping cube; return both centres [N, 2], in m.
 
     Args:
         pusher: [N, 2], its centre.
         cube: [N, 2], its centre.
         move: [N, 2], at most 0.03 along each axis.
+        friction: coefficient between pusher and cube, [N] or for all.
     """
     part = move / SUBSTEPS
     for _ in range(SUBSTEPS):
@@ -206,7 +214,7 @@ def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
         overlap = (PUSHER_RADIUS - distance).clamp_min(0.0)
         tangent = torch.stack((-normal[:, 1], normal[:, 0]), 1)
         along = step * tangent
-        most = overlap * FRICTION
+        most = overlap * friction
         drag = torch.minimum(torch.maximum(along[:, 0] + along[:, 1], -most), most)
         cube = cube - normal * overlap[:, None] + tangent * drag[:, None]
     return pusher, cube
