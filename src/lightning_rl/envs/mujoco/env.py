@@ -14,6 +14,7 @@ from lightning_rl.envs.managers import (
     Actions,
     ActionTerm,
     Curriculum,
+    DeltaPosition,
     EnvView,
     Event,
     ManagedEnv,
@@ -239,7 +240,9 @@ class MujocoEnv(ManagedEnv):
             name: torch.where(bad[:, None], state[name], value) for name, value in moved.items()
         }
         values |= {"ctrl": ctrl, "action": action, "diverged": bad}
-        kept = {name: state[name] for name in state.keys() if name not in values and "/" not in name}
+        kept = {
+            name: state[name] for name in state.keys() if name not in values and "/" not in name
+        }
         return TensorDict(kept | values, [self.num_envs])
 
     def control(self, env: EnvView) -> Tensor:
@@ -317,6 +320,13 @@ class MujocoEnv(ManagedEnv):
                     f"The action '{name}' is {type(term).__name__}, a {term.kind} target, and the "
                     f"actuator '{self.layout.drives[column]}' takes a {kinds[column]}.",
                 )
+                joint = model.actuator_trnid[column, 0]
+                moves = model.actuator_trntype[column] == 0 and model.jnt_type[joint] >= 2
+                require(
+                    not isinstance(term, DeltaPosition) or bool(moves),
+                    f"The action '{name}' counts from a joint's position, and the actuator "
+                    f"'{self.layout.drives[column]}' moves no joint of one number.",
+                )
             if type(term) is Position:
                 offset[columns] = self._rest[columns]
         self._joints = torch.as_tensor(
@@ -340,9 +350,9 @@ class MujocoEnv(ManagedEnv):
         said: dict[str, Any] = {
             "render_fps": self.render_fps,
             "control_period": self.step_dt,
-            "joint_names": list(self.layout.drives),
-            "joint_stiffness": (-model.actuator_biasprm[:, 1]).tolist(),
-            "joint_damping": (-model.actuator_biasprm[:, 2]).tolist(),
+            "joint_names": list(self.layout.joints),
+            "joint_stiffness": (0.0 - model.actuator_biasprm[:, 1]).tolist(),
+            "joint_damping": (0.0 - model.actuator_biasprm[:, 2]).tolist(),
             "default_joint_pos": self._first["ctrl"].tolist(),
         }
         if self.actions is not None:

@@ -88,6 +88,7 @@ class Layout:
     Attributes:
         model: the compiled `mujoco.MjModel`.
         drives: names of the actuators; an actuator without a name has that of its joint.
+        joints: names of the joints that the actuators move; of others, the actuators' names.
         kinds: what each actuator takes: `position`, `velocity` or `force`.
         num_sensordata: numbers of the model's own sensors.
 
@@ -134,10 +135,12 @@ class Layout:
                 name: slice(int(at), int(at) + size[i])
                 for (name, size), at in zip(joints, address, strict=True)
             }
-        self.drives = [
-            model.actuator(i).name or model.joint(model.actuator_trnid[i, 0]).name
+        of_joints = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+        self.joints = [
+            model.joint(model.actuator_trnid[i, 0]).name if of_joints[i] else model.actuator(i).name
             for i in range(model.nu)
         ]
+        self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
         self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
         self._columns: dict[tuple[str, tuple[str, ...]], Tensor] = {}
 
@@ -157,7 +160,11 @@ class Layout:
                     f"{closest(name, slices)}.",
                 )
             self._columns[key] = torch.tensor(
-                [column for name in names for column in range(slices[name].start, slices[name].stop)]
+                [
+                    column
+                    for name in names
+                    for column in range(slices[name].start, slices[name].stop)
+                ]
             )
         return self._columns[key]
 

@@ -148,7 +148,9 @@ def random_pose(env: MujocoView, joint_noise: float = 0.1) -> dict[str, Tensor]:
     return {"qpos": qpos}
 
 
-def random_command(env: EnvView, ranges: list[tuple[float, float]] | None = None) -> dict[str, Tensor]:
+def random_command(
+    env: EnvView, ranges: list[tuple[float, float]] | None = None
+) -> dict[str, Tensor]:
     """Draw commands, uniform in `ranges` (default: `COMMANDS`)."""
     low, high = torch.tensor(ranges or COMMANDS, device=env.device).unbind(1)
     return {"command": low + env.uniform(3) * (high - low)}
@@ -233,7 +235,6 @@ class Quadruped(MujocoEnv):
         model: see `ant`.
         action_scale: rad per unit of action.
         max_episode_steps: time limit; a step lasts 0.05 s.
-        camera: see `MujocoEnv`.
         kwargs: see `MujocoEnv`.
     """
 
@@ -272,7 +273,13 @@ class Quadruped(MujocoEnv):
         "pose": Event(random_pose, mode="reset"),
         "friction": Event(
             "randomize",
-            {"name": "geom_friction", "low": 0.4, "high": 1.2, "operation": "scale", "shared": True},
+            {
+                "name": "geom_friction",
+                "low": 0.4,
+                "high": 1.2,
+                "operation": "scale",
+                "shared": True,
+            },
             mode="reset",
         ),
         "load": Event(random_load, mode="reset"),
@@ -286,7 +293,6 @@ class Quadruped(MujocoEnv):
         model: Callable[[], Any] | str = ant,
         action_scale: float = 0.5,
         max_episode_steps: int = 200,
-        camera: str | None = "track",
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -295,7 +301,6 @@ class Quadruped(MujocoEnv):
             actions={"legs": Position(action_scale, clip=1.0)},
             entries={"command": [0.0, 0.0, 0.0]},
             max_episode_steps=max_episode_steps,
-            camera=camera,
             **kwargs,
         )
 

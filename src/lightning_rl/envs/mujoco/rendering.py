@@ -45,6 +45,8 @@ class Camera:
             f"{closest(name or '', names)}.",
         )
         self._mujoco, self._model, self._name = import_mujoco(), model, name
+        geom = self._mujoco.mjtGeom
+        self._flat = (geom.mjGEOM_PLANE, geom.mjGEOM_HFIELD)
         self._data: Any = None
         self._renderer: Any = None
 
@@ -91,9 +93,19 @@ class Camera:
     def _following(self) -> Any:
         camera = self._mujoco.MjvCamera()
         camera.azimuth, camera.elevation = AZIMUTH, ELEVATION
-        camera.distance = 2.0 * self._model.stat.extent
-        camera.lookat[:] = self._data.xpos[min(1, self._model.nbody - 1)]
+        middle, reach = self._around()
+        camera.distance, camera.lookat[:] = 4.0 * reach, middle
         return camera
+
+    def _around(self) -> tuple[np.ndarray, float]:
+        """Return the first moving body's position, and the m from it to the model's farthest part.
+
+        Planes and height fields do not count: they have no radius here.
+        """
+        model, middle = self._model, self._data.xpos[min(1, self._model.nbody - 1)].copy()
+        away = np.linalg.norm(self._data.geom_xpos - middle, axis=1) + model.geom_rbound
+        solid = [model.geom_type[i] not in self._flat for i in range(model.ngeom)]
+        return middle, max(float(away[solid].max(initial=0.0)), 0.1)
 
     def _drawn(self, markers: Sequence[Marker]) -> np.ndarray:
         """Draw balls and sticks in parallel projection, the farthest first."""
@@ -102,15 +114,11 @@ class Camera:
         right = np.array([sin(a), -cos(a), 0.0])
         forward = np.array([cos(a) * cos(e), sin(a) * cos(e), sin(e)])
         plane = np.stack([right, np.cross(right, forward)])
-        middle = plane @ data.xpos[min(1, model.nbody - 1)]
-        extent = 2.0 * model.stat.extent
-        canvas = Canvas(1, *SIZE, extent=(extent, extent), background=PAPER)
-        parts = [
-            (marker.position, np.zeros(3), marker.radius, marker.colour) for marker in markers
-        ]
-        flat = (self._mujoco.mjtGeom.mjGEOM_PLANE, self._mujoco.mjtGeom.mjGEOM_HFIELD)
+        middle, reach = self._around()
+        canvas = Canvas(1, *SIZE, extent=(2.5 * reach, 2.5 * reach), background=PAPER)
+        parts = [(marker.position, np.zeros(3), marker.radius, marker.colour) for marker in markers]
         for i in range(model.ngeom):
-            if model.geom_type[i] in flat:
+            if model.geom_type[i] in self._flat:
                 continue
             # The local axis along which the geom is longest; planes have no size.
             half = model.geom_aabb[i, 3:]
@@ -120,6 +128,9 @@ class Camera:
             colour = BLUE if model.body_weldid[model.geom_bodyid[i]] else GREY
             parts.append((data.geom_xpos[i], along, radius, colour))
         for position, along, radius, colour in sorted(parts, key=lambda part: -forward @ part[0]):
-            ends = [torch.tensor(plane @ (position + side * along) - middle)[None].float() for side in (-1, 1)]
-            canvas.segment(*ends, radius, colour)
+            begin, end = (
+                torch.tensor(plane @ (position + side * along - middle))[None].float()
+                for side in (-1.0, 1.0)
+            )
+            canvas.segment(begin, end, radius, colour)
         return canvas.pixels()[0].numpy()

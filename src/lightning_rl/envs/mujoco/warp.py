@@ -123,7 +123,7 @@ class WarpPhysics(Physics):
         """Give every world fields of its own."""
         recomputed = any(name in RECOMPUTED for name in fields)
         names = (*fields, *(DERIVED if recomputed else ()))
-        sizes = {name: self._data.nworld for name in names}
+        sizes = dict.fromkeys(names, self._data.nworld)
         self._model = self._engine.put_model(self._host, batch_sizes=sizes)
         # An overflow is an error here, so it needs no line of output per world and step.
         self._model.opt.warn_overflow = 0
