@@ -92,7 +92,11 @@ def main():
     given = parser.parse_args()
     print("| model | largest difference after 20 env steps | c, env steps/s | warp, env steps/s |")
     print("|---|---|---|---|")
-    for name, make in {"rod and ball": of(CONTACTS), "Reach": Reach, "Quadruped": Quadruped}.items():
+    for name, make in {
+        "rod and ball": of(CONTACTS),
+        "Reach": Reach,
+        "Quadruped": Quadruped,
+    }.items():
         apart = difference(make, 20, device=given.device)
         c = speed(make, given.envs, "c", "cpu")
         warp = speed(make, given.envs, "warp", given.device)

@@ -20,34 +20,21 @@ FIRST_SEED = 1_000_000
 """Seed of the first env; training and evaluation draw theirs from below."""
 
 
-def measure(policy, seeds, steps=200, **settings):
-    """Return mean errors, the return, and the falls per episode of `seeds` episodes."""
-    env = Quadruped(seeds, max_episode_steps=steps + 1, **settings)
+def measure(policy, seeds, steps=200):
+    """Return mean errors, the return, and the falls per episode of one episode per seed."""
+    env = Quadruped(seeds, max_episode_steps=steps + 1)
     observation, _ = env.reset(seed=[FIRST_SEED + i for i in range(seeds)])
-    memory = None
     sums = {"velocity": 0.0, "yaw": 0.0, "return": 0.0, "falls": 0.0}
     for _ in range(steps):
-        if policy is None:
-            action = torch.zeros(seeds, 8)
-        else:
-            action, memory = policy(observation, memory)
+        action = torch.zeros(seeds, 8) if policy is None else policy.act(observation.to_dict())
         observation, reward, terminated, _, info = env.step(action)
+        if policy is not None:
+            policy.reset(terminated)
         sums["velocity"] += info["metrics"]["velocity_error"].mean().item() / steps
         sums["yaw"] += info["metrics"]["yaw_error"].mean().item() / steps
         sums["return"] += reward.mean().item()
         sums["falls"] += terminated.float().mean().item()
     return sums
-
-
-def acting(path):
-    """Return a function of observation and memory that acts by a checkpoint's most likely action."""
-    policy = load_policy(path)
-
-    def act(observation, memory):
-        with torch.no_grad():
-            return policy.act(observation, deterministic=True), memory
-
-    return act
 
 
 def main():
@@ -58,8 +45,7 @@ def main():
     print("| policy | velocity error, m/s | yaw error, rad/s | return | falls per episode |")
     print("|---|---|---|---|---|")
     for name in ("standing", *given.checkpoints):
-        policy = None if name == "standing" else acting(name)
-        found = measure(policy, given.seeds)
+        found = measure(None if name == "standing" else load_policy(name), given.seeds)
         print(
             f"| {name} | {found['velocity']:.3f} | {found['yaw']:.3f} | {found['return']:.1f} | "
             f"{found['falls']:.2f} |"

@@ -27,6 +27,7 @@ INTERNAL = (
     "envs/wrappers/chunk_wrapper.py",
     "envs/torch/counter_random.py",
     "envs/watch.py",
+    *(f"envs/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
     *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
     "compiled/[!cs]*",

@@ -124,7 +124,9 @@ class Plain:
             array[:] = array.astype(np.float32)
 
 
-@pytest.mark.parametrize("fields", [(), ("body_mass", "geom_friction")], ids=["one model", "fields"])
+@pytest.mark.parametrize(
+    "fields", [(), ("body_mass", "geom_friction")], ids=["one model", "fields"]
+)
 def test_each_world_is_stepped_as_by_mj_step(fields):
     env = world(events=RANDOM if fields else {"angle": RANDOM["angle"]}, max_episode_steps=99)
     env.reset(seed=1)
@@ -187,7 +189,7 @@ def test_a_world_that_diverges_is_cut_and_the_others_go_on():
     alone.reset(seed=0)
     env.state["qvel"][1, 0] = 1e12
     with pytest.warns(RuntimeWarning, match="unstable"):
-        observation, reward, terminated, truncated, info = env.step(torch.zeros(3, 1))
+        observation, _, terminated, truncated, info = env.step(torch.zeros(3, 1))
     expected = alone.step(torch.zeros(3, 1))
     assert truncated.tolist() == [False, True, False]
     assert not terminated.any()
@@ -267,7 +269,9 @@ def test_collected_in_the_background_without_lag_it_is_as_in_the_foreground(tmp_
         train(tmp_path / name, **RUN | {"data": RUN["data"] | {"collector": collector}})
     a, b = load(last(tmp_path / "here")), load(last(tmp_path / "there"))
     assert_same(a["state_dict"], b["state_dict"])
-    assert_same(scalars(tmp_path / "here")["rewards/angle"], scalars(tmp_path / "there")["rewards/angle"])
+    assert_same(
+        scalars(tmp_path / "here")["rewards/angle"], scalars(tmp_path / "there")["rewards/angle"]
+    )
 
 
 def test_remote_collectors_get_its_factory():
@@ -324,7 +328,9 @@ def test_goals_of_the_arm_can_be_reached_and_reaching_one_is_success():
     pose = env.state["goal"].clone()
     assert pose[:, :3].std(0).min() > 0.05
     # The arm at the goal's own joint positions, which the event drew first.
-    view = env.view_class(env, env.state, env.stream_key, env.episode, torch.zeros_like(env.elapsed))
+    view = env.view_class(
+        env, env.state, env.stream_key, env.episode, torch.zeros_like(env.elapsed)
+    )
     view.stream = BoundTerm(env.default_events["goal"], "events", "goal", "Reach").stream
     low, high = torch.tensor(env.layout.model.jnt_range, dtype=torch.float32).unbind(1)
     joints = (low + high) / 2 + (view.uniform(6) - 0.5) * (high - low) * 0.5

@@ -41,7 +41,7 @@ class WarpPhysics(Physics):
         max_constraints: int | None = None,
     ) -> None:
         missing = "backend: warp needs MuJoCo Warp: pip install 'lightning-rl[warp]'."
-        self._warp = warp = import_extra("warp", missing)
+        self._warp = import_extra("warp", missing)
         self._engine = engine = import_extra("mujoco_warp", missing)
         self._device = torch.device(device)
         self._substeps = substeps
