@@ -11,7 +11,8 @@ def rotate(quaternion: Tensor, vector: Tensor) -> Tensor:
     """
     w, u = quaternion[..., :1], quaternion[..., 1:]
     t = 2.0 * torch.linalg.cross(u, vector)
-    return vector + w * t + torch.linalg.cross(u, t)
+    rotated: Tensor = vector + w * t + torch.linalg.cross(u, t)
+    return rotated
 
 
 def inverse(quaternion: Tensor) -> Tensor:
@@ -20,7 +21,7 @@ def inverse(quaternion: Tensor) -> Tensor:
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
-    """Return the quaternions [..., 4] that rotate by `second`, and then by `first`."""
+    """Return the quaternions [..., 4] that rotate by `second`, and then by `first`, both [..., 4]."""
     w1, u1 = first[..., :1], first[..., 1:]
     w2, u2 = second[..., :1], second[..., 1:]
     w = w1 * w2 - (u1 * u2).sum(-1, keepdim=True)

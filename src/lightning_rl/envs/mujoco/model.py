@@ -202,5 +202,5 @@ class Physics(ABC):
     def sense(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return `sensordata` [M, ...] of a state [M], M <= N, without moving it."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # a backend without threads holds nothing
         """Free threads. May be called more than once."""

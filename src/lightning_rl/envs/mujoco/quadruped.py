@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -25,7 +25,6 @@ from lightning_rl.envs.mujoco.model import import_mujoco
 from lightning_rl.envs.mujoco.rendering import Marker
 from lightning_rl.envs.tasks.drawing import GREEN
 from lightning_rl.functional.rotations import heading, inverse, rotate
-from lightning_rl.system.errors import require
 
 JOINTS = tuple(f"{part}_{leg}" for leg in (1, 2, 3, 4) for part in ("hip", "ankle"))
 """Driven joints of Ant."""
@@ -59,10 +58,7 @@ def ant(stiffness: float = 40.0, damping: float = 2.0, max_torque: float = 60.0)
         ConfigurationError: MuJoCo is not installed.
     """
     mujoco = import_mujoco()
-    found = find_spec("gymnasium.envs.mujoco")
-    require(found is not None and found.origin is not None, "Gymnasium has no MuJoCo envs.")
-    assert found is not None and found.origin is not None
-    path = Path(found.origin).parent / "assets" / "ant.xml"
+    path = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
     spec = mujoco.MjSpec.from_file(str(path))
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for texture in spec.textures:  # every world has a copy
