@@ -226,8 +226,8 @@ def publications(width: int, count: int, times: int) -> list[float]:
     # Slow steps, because this measures the weights only.
     with collecting(partial(make_waiting, 4, 5.0), policy, count, num_steps=2000) as collector:
         collector._start()
-        while sum(one.doing == "collecting" for one in collector._remotes.remotes) < count:
-            collector._remotes.look(0.1)
+        while sum(one.status == "collecting" for one in collector._remotes.remotes) < count:
+            collector._remotes.poll(0.1)
         seconds = [collector._publish_seconds]
         for _ in range(times):
             time.sleep(0.05)

@@ -253,7 +253,7 @@ MUTATIONS = (
     ),
     # --- recurrent policies ---
     Mutation(
-        "algorithms/sequence_cut.py",
+        "algorithms/sequence_sampler.py",
         "a state is reset one step after an episode has begun",
         "starts[:, 1:] = done[:, :-1]",
         "starts[:, 2:] = done[:, :-2]",
@@ -267,14 +267,14 @@ MUTATIONS = (
         "numerics/test_recurrence.py",
     ),
     Mutation(
-        "algorithms/sequence_cut.py",
+        "algorithms/sequence_sampler.py",
         "padding counts in the losses",
         "self._counted &= mask",
         "mask",
         "numerics/test_recurrence.py",
     ),
     Mutation(
-        "algorithms/sequence_cut.py",
+        "algorithms/sequence_sampler.py",
         "what two sequences have in common counts twice",
         "counted = steps[:, self._burn_in :] >= begins",
         "counted = steps[:, self._burn_in :] >= 0",
@@ -283,8 +283,8 @@ MUTATIONS = (
     Mutation(
         "policies/networks/memory.py",
         "the burn-in goes on where the rollout has not begun",
-        "state = torch.where(is_real[:, None], following, state)",
-        "state = following",
+        "state = torch.where(is_real[:, None], next_state, state)",
+        "state = next_state",
         "numerics/test_recurrence.py",
     ),
     Mutation(
@@ -509,8 +509,8 @@ MUTATIONS = (
     Mutation(
         "envs/torch/tensor_simulator.py",
         "success is that of the episode after",
-        "said = _from_before_the_reset(info, final, done)",
-        "said = info",
+        "report = _from_before_the_reset(info, final, done)",
+        "report = info",
         "numerics/test_tensor_simulator.py",
     ),
     Mutation(
@@ -639,7 +639,7 @@ MUTATIONS = (
     Mutation(
         "compiled/steps.py",
         "looking whether steps can be compiled changes what a policy remembers",
-        "            held.put_back()\n",
+        "            held.restore()\n",
         "            pass\n",
         "equivalence/test_compiled_steps.py",
     ),
@@ -803,7 +803,7 @@ MUTATIONS = (
     Mutation(
         "envs/people/intervention.py",
         "a resumed run asks the source again for what was done before",
-        'return Said(self._restoring["actions"].get(self._steps))',
+        'return InterventionDecision(self._restoring["actions"].get(self._steps))',
         "return self.source.poll(self._observation)",
         "numerics/test_taking_over.py",
     ),
@@ -954,7 +954,7 @@ MUTATIONS = (
     Mutation(
         "collectors/base.py",
         "episodes that GRPO does not train on are counted",
-        "counted = first_episode_mask(done) if self.context.plan.first_episode_only else None",
+        "counted = first_episode_mask(done) if first_only else None",
         "counted = None",
         "numerics/test_grpo.py numerics/test_collection.py",
     ),
@@ -983,8 +983,8 @@ MUTATIONS = (
     Mutation(
         "datasets/label.py",
         "an episode is judged by a value that has seen its return",
-        "taught = [i for i in order if i not in judged] or judged",
-        "taught = order",
+        "trained_on = [i for i in order if i not in held_out] or held_out",
+        "trained_on = order",
         "numerics/test_labels.py",
     ),
     Mutation(
@@ -1311,8 +1311,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/off_policy.py",
         "off-policy: targets are the critics themselves",
-        "next_said = self.target_critic.outputs(",
-        "next_said = critic.outputs(",
+        "next_outputs = self.target_critic.outputs(",
+        "next_outputs = critic.outputs(",
         "numerics/test_sac.py",
     ),
     Mutation(
@@ -1339,7 +1339,7 @@ MUTATIONS = (
     Mutation(
         "algorithms/off_policy.py",
         "critics: targets without target networks have gradients",
-        "        next_said = next_said.detach()\n",
+        "        next_outputs = next_outputs.detach()\n",
         "",
         "numerics/test_critics.py",
     ),

@@ -125,7 +125,7 @@ def train(
     return module, datamodule, runner
 
 
-def take_in(statistics, *steps, **more):
+def collect_into(statistics, *steps, **more):
     """Give steps [N, T] to statistics of episodes, and add the finished episodes."""
     statistics.add(statistics.follow(*steps, **more))
 
@@ -134,11 +134,11 @@ def take_in(statistics, *steps, **more):
 def uncompiled_traces():
     """Run traces eagerly: Inductor takes six seconds per graph; test_gradients.py tests it."""
 
-    def run_as_it_is(traced, inputs, **kwargs):
+    def run_unchanged(traced, inputs, **kwargs):
         return lambda *tensors: traced(*tensors)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "standalone_compile", run_as_it_is)
+        patch.setattr(graphs, "standalone_compile", run_unchanged)
         yield
 
 

@@ -58,7 +58,7 @@ class Threads:
     def publish(self, process, version):
         process.actor.publish(pickle.loads(self.weights), self.number)
 
-    def answered(self, requests, timeout_s):
+    def wait_for_answers(self, requests, timeout_s):
         if not requests:
             time.sleep(min(timeout_s, 0.01))
             return []

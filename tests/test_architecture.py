@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv, async_vector_env
 from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lightning_rl.envs.gymnasium.workers import OF_GYMNASIUM
@@ -23,6 +24,7 @@ from lightning_rl.system.jsonargparse_private import parsing_settings_kept
 from lightning_rl.system.lightning_private import (
     OF_LIGHTNING,
     counter_of_steps,
+    omit_anonymous,
     skip_signal_exchange,
 )
 from tests.helpers import train
@@ -387,6 +389,13 @@ def test_lightning_counts_by_the_object_that_is_told_of_an_iteration():
     counter_of_steps(trainer).increment_ready()
     counter_of_steps(trainer).increment_completed()
     assert trainer.global_step == 1
+
+
+def test_wandb_gets_no_setting_that_it_warns_of():
+    logger = object.__new__(WandbLogger)  # its constructor needs wandb
+    logger._wandb_init = {"anonymous": None, "project": "arms"}
+    omit_anonymous(logger)
+    assert logger._wandb_init == {"project": "arms"}
 
 
 def test_lightning_asks_for_a_signal_by_the_method_that_is_put_off():

@@ -76,7 +76,7 @@ class Replayed(Collector):
         ]
 
     def collect(self) -> TensorDict:
-        return self.account_for(self.rollouts.pop(0).clone(), begins_anew=False, reports={})
+        return self.count_rollout(self.rollouts.pop(0).clone(), envs_were_reset=False, reports={})
 
 
 def _runs(findings: Findings, world: int, trainer: dict[str, Any]) -> dict[str, Watch]:

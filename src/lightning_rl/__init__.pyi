@@ -127,6 +127,9 @@ from lightning_rl.envs import (
     Intervention as Intervention,
 )
 from lightning_rl.envs import (
+    InterventionDecision as InterventionDecision,
+)
+from lightning_rl.envs import (
     InterventionSource as InterventionSource,
 )
 from lightning_rl.envs import (
@@ -155,9 +158,6 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     RslRlVecEnv as RslRlVecEnv,
-)
-from lightning_rl.envs import (
-    Said as Said,
 )
 from lightning_rl.envs import (
     Script as Script,

@@ -15,12 +15,18 @@ import torch
 import yaml
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl import ConfigurationError, GymnasiumEnv, InterventionSource, PushCube, Said
+from lightning_rl import (
+    ConfigurationError,
+    GymnasiumEnv,
+    InterventionDecision,
+    InterventionSource,
+    PushCube,
+)
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
-from lightning_rl.datasets.record import neutral_action, script_chooser
+from lightning_rl.datasets.record import neutral_action, script_action_function
 from tests.commands import Command
 from tests.helpers import last, make_data, make_ppo, train
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, ByItself, Schedule, Shows
@@ -42,7 +48,7 @@ def recorded(tmp_path, env, episodes, source=None, script=straight, **kwargs):
     script = script or (lambda observation: None)
     writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, 10, "show")
     results = list(
-        recorder.record(writer, episodes, lambda _: script_chooser(script, space), **kwargs)
+        recorder.record(writer, episodes, lambda _: script_action_function(script, space), **kwargs)
     )
     writer.finalise()
     env.close()
@@ -101,7 +107,7 @@ class Again(InterventionSource):
 
     def poll(self, observation):
         over = observation[0] == 2 and self.episode in (1, 3)
-        return Said([MARK, self.episode / 8], "rerecord" if over else None)
+        return InterventionDecision([MARK, self.episode / 8], "rerecord" if over else None)
 
 
 def test_what_is_to_be_recorded_again_is_in_no_dataset_and_does_not_count(tmp_path):
@@ -163,7 +169,7 @@ def test_who_is_in_charge_acts_all_the_time(tmp_path):
             self.in_charge = True
 
         def poll(self, observation):
-            return Said([MARK, 0.0] if self.in_charge else None)
+            return InterventionDecision([MARK, 0.0] if self.in_charge else None)
 
     _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, Holds(), script=None)
     assert episodes[0].intervened.all()
@@ -396,7 +402,7 @@ def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same():
     "at",
     [
         "cli.record.make_env",
-        "datasets.writer.is_begun",
+        "datasets.writer.has_no_episodes",
         "datasets.writer.write_atomically",
         "datasets.writer.lock_dataset",
         "datasets.directory.lock_file",
@@ -477,7 +483,7 @@ def test_two_cameras_are_recorded_at_their_pace_in_memory_that_does_not_grow(
     env = GymnasiumEnv(1, "TwoCameras-v0")
     recorder, space = Recorder(env), env.single_action_space
     writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, fps)
-    chooser = script_chooser(lambda observation: None, space)
+    chooser = script_action_function(lambda observation: None, space)
     sizes, missed = [], 0
     for result in recorder.record(
         writer, episodes, lambda _: chooser, fps=fps if episodes > 4 else None
@@ -548,7 +554,7 @@ def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_writ
 
     env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(until=gone_on)
     played = Recorder(env).record(
-        writer, 1, lambda _: script_chooser(script, env.single_action_space)
+        writer, 1, lambda _: script_action_function(script, env.single_action_space)
     )
     assert [result.steps for result in played] == [LENGTH]
     assert writer.finished == [LENGTH]
@@ -560,7 +566,7 @@ def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_writ
 
 def test_what_the_writer_refuses_ends_the_recording():
     env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(refuses=3)
-    chooser = script_chooser(straight, env.single_action_space)
+    chooser = script_action_function(straight, env.single_action_space)
     with pytest.raises(ConfigurationError, match="the disk is full"):
         list(Recorder(env).record(writer, 2, lambda _: chooser))
     assert writer.finished == []

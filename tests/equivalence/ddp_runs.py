@@ -182,7 +182,7 @@ class Replayed(Collector):
         self.reports_success = True
 
     def collect(self):
-        return self.account_for(self.rollouts.pop(0).clone(), begins_anew=False, reports={})
+        return self.count_rollout(self.rollouts.pop(0).clone(), envs_were_reset=False, reports={})
 
 
 def record_rollouts(path, count=4):

@@ -15,7 +15,7 @@ WARM_UP = 2
 """Iterations in which the actor stands still."""
 
 
-class SaysLittle(gymnasium.Wrapper):
+class MinimalInfo(gymnasium.Wrapper):
     """Say success only where there is one, and a metric at every other step."""
 
     def reset(self, **kwargs):
@@ -33,7 +33,7 @@ class SaysLittle(gymnasium.Wrapper):
 
 
 def make_env(num_envs):
-    inner = partial(GymnasiumEnv, id="CartPole-v1", wrappers=[SaysLittle])
+    inner = partial(GymnasiumEnv, id="CartPole-v1", wrappers=[MinimalInfo])
     return ActionChunk(num_envs, inner, chunk_size=2)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tests.allowed_envs  # noqa: F401  # registers envs
+import tests.masked_envs  # noqa: F401  # registers envs
 from lightning_rl import (
     GRPO,
     SAC,
@@ -27,7 +27,7 @@ from tests.probes import MaskProbe, StructureProbe
 
 
 def masked(num_envs, vectorization="sync"):
-    env_id, wrappers = "tests/SaysWhatIsAllowed-v0", [ActionMask]
+    env_id, wrappers = "tests/ReportsActionMask-v0", [ActionMask]
     return GymnasiumEnv(num_envs, env_id, vectorization=vectorization, wrappers=wrappers)
 
 
@@ -41,7 +41,7 @@ RUNS = {
     },
     "parts of a torch env, squashed": {"env": StructureProbe, "policy": {"squash": True}},
     "parts, noise": {
-        "env": "tests/TakesParts-v0",
+        "env": "tests/StructuredActionEnv-v0",
         "policy": {"noise_correlation": 0.9, "normalize_observation": True},
     },
     "noise": {"env": "Pendulum-v1", "policy": {"noise_correlation": 0.9}},
@@ -138,7 +138,7 @@ def test_cloning_holds_to_the_masks_of_the_demonstrations(forbidden, tmp_path):
 
 
 def test_a_run_begins_with_a_policy_that_explored_in_another_way(tmp_path):
-    settings = {"env": "tests/TakesParts-v0", "data": {"total_env_steps": 64}}
+    settings = {"env": "tests/StructuredActionEnv-v0", "data": {"total_env_steps": 64}}
     before, *_ = train(tmp_path / "plain", **settings)
     trainer = {"init_from": str(last(tmp_path / "plain"))}
     policy = {"noise_correlation": 0.9}

@@ -15,7 +15,7 @@ from lightning_rl import (
     SyncCollector,
     TorchEnv,
 )
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tasks.base import Pictures
@@ -32,11 +32,13 @@ def choice(compiled):
     return StepsChoice(compiled, None)
 
 
-def collector_of(make_env, compiled, steps, make_policy=None, plan=None, cls=SyncCollector, **more):
+def collector_of(
+    make_env, compiled, steps, make_policy=None, episode_settings=None, cls=SyncCollector, **more
+):
     env = make_env()
     torch.manual_seed(1)
     policy = (make_policy or perceptron)(env)
-    settings = {"plan": plan} if plan else {}
+    settings = {"episode_settings": episode_settings} if episode_settings else {}
     settings |= {"compilation": choice(compiled)}
     return make_collector(cls, env, policy, steps, 1, **settings, **more)
 
@@ -47,7 +49,7 @@ def perceptron(env):
 
 
 def is_compiled(collector):
-    return collector.ways == {"acting": "CompiledActor", "stepping": "CompiledStepper"}
+    return collector.code_paths == {"acting": "CompiledActor", "stepping": "CompiledStepper"}
 
 
 def assert_alike(ours, theirs, tolerance=1e-5):
@@ -78,10 +80,11 @@ def assert_alike(ours, theirs, tolerance=1e-5):
 
 
 def assert_follows(
-    make_env, steps, rollouts, make_policy=None, plan=None, ends=True, tolerance=1e-5
+    make_env, steps, rollouts, make_policy=None, episode_settings=None, ends=True, tolerance=1e-5
 ):
     ours, theirs = (
-        collector_of(make_env, compiled, steps, make_policy, plan) for compiled in (True, False)
+        collector_of(make_env, compiled, steps, make_policy, episode_settings)
+        for compiled in (True, False)
     )
     assert is_compiled(ours), ours.context.compilation.why
     ended = 0
@@ -160,18 +163,24 @@ def test_starts_of_many_numbers_are_made_of_the_rows_that_need_one(name, traced_
     make_env, make_policy = PAIRS[name]
     collector = collector_of(make_env, True, 16, make_policy)
     steps = collector._loop._writers[0].actor._writer.steps
-    assert (steps.restarts.name == "LATER") == (name in {"PointMass", "pictures", "PushBlocks"})
+    assert (steps.reset_mode.name == "LATER") == (name in {"PointMass", "pictures", "PushBlocks"})
 
 
 def test_groups_that_end_early_are_stepped_as_eagerly(traced_only):
-    plan = EpisodePlan(group_size=4, reset_every_rollout=True, first_episode_only=True)
+    episode_settings = EpisodeSettings(
+        group_size=4, reset_every_rollout=True, first_episode_only=True
+    )
     env = lambda: PushCube(8, max_episode_steps=5)  # noqa: E731
-    assert_follows(env, 12, 3, plan=plan)
+    assert_follows(env, 12, 3, episode_settings=episode_settings)
 
 
 def test_what_ends_early_is_not_stepped_beyond(traced_only):
-    plan = EpisodePlan(group_size=4, reset_every_rollout=True, first_episode_only=True)
-    collector = collector_of(lambda: PushCube(8, max_episode_steps=5), True, 12, plan=plan)
+    episode_settings = EpisodeSettings(
+        group_size=4, reset_every_rollout=True, first_episode_only=True
+    )
+    collector = collector_of(
+        lambda: PushCube(8, max_episode_steps=5), True, 12, episode_settings=episode_settings
+    )
     assert collector.collect().shape == (8, 6)
     assert collector._loop._writers[0].actor._writer.steps.ahead == 1
 
@@ -224,9 +233,21 @@ def test_a_compiled_run_that_is_resumed_equals_the_uninterrupted_one_to_the_bit(
 
 
 def test_sac_warms_up_plainly_and_goes_on_compiled(tmp_path, traced_only):
-    plan = EpisodePlan(random_env_steps=200)
-    ours = collector_of(lambda: PushCube(6, max_episode_steps=9), True, 16, squashed, plan=plan)
-    theirs = collector_of(lambda: PushCube(6, max_episode_steps=9), False, 16, squashed, plan=plan)
+    episode_settings = EpisodeSettings(random_env_steps=200)
+    ours = collector_of(
+        lambda: PushCube(6, max_episode_steps=9),
+        True,
+        16,
+        squashed,
+        episode_settings=episode_settings,
+    )
+    theirs = collector_of(
+        lambda: PushCube(6, max_episode_steps=9),
+        False,
+        16,
+        squashed,
+        episode_settings=episode_settings,
+    )
     for _ in range(5):
         assert_alike(ours.collect(), theirs.collect())
 

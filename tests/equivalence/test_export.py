@@ -389,7 +389,7 @@ def test_exported_weights_are_data(arm_run, tmp_path):
     run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
     beside = Path(f"{path}.json")
     said = json.loads(beside.read_text())
-    said["making"]["config"]["model"]["init_args"]["policy"]["class_path"] = "os.system"
+    said["construction"]["config"]["model"]["init_args"]["policy"]["class_path"] = "os.system"
     beside.write_text(json.dumps(said))
     with pytest.raises(ConfigurationError, match=r"names 'os.system' as model.init_args.policy"):
         load_policy(path)

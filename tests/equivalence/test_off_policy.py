@@ -26,7 +26,7 @@ from lightning_rl import (
 )
 from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
-from tests.equivalence.features import SaysLittle
+from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.probes import MaskProbe
@@ -79,7 +79,7 @@ RUNS = {
     "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
     "a policy of one's own, told little": {
         "algorithm": Modest,
-        "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[SaysLittle]),
+        "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[MinimalInfo]),
     },
     "SAC that remembers": {
         "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5, "network": "residual"},

@@ -192,7 +192,7 @@ def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
         sent[number] = {name: tensor.clone() for name, tensor in changing_weights(learner).items()}
     for number, acts in ((1, 1), (3, 3), (2, 3)):
         actor.publish(ray._to_message(sent[number]), number)
-        assert actor._take_up_weights(lambda: None) == (acts == number)
+        assert actor._load_weights(lambda: None) == (acts == number)
         assert (actor._policy.actor[0].weight == acts).all()
         assert actor._newest is None, "the store could not have its memory back"
 

@@ -11,7 +11,6 @@ import yaml
 from lightning_rl import (
     AsyncCollector,
     ConfigurationError,
-    RayCollector,
     SyncCollector,
     load_policy,
 )
@@ -21,6 +20,7 @@ from lightning_rl.envs import ActionChunk, PushCube
 from lightning_rl.envs.managers import Curriculum, Event, Noise, Observation, Reward, Termination
 from tests import own_terms
 from tests.equivalence.test_compiled_steps import assert_follows
+from tests.equivalence.test_ray import StopAt, remote
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.remote import Threads
 
@@ -69,7 +69,7 @@ def test_collected_elsewhere_without_lag_they_do_what_they_do_in_the_foreground(
     monkeypatch.setattr(Threads, "made", [])
     elsewhere = {
         "in the background": partial(AsyncCollector, max_staleness=0, timeout_s=30),
-        "by a remote collector": partial(RayCollector, num_collectors=1, timeout_s=60),
+        "by a remote collector": remote(),
     }[kind]
     for name, collector in {"here": SyncCollector, "there": elsewhere}.items():
         train(tmp_path / name, **RUN | {"data": RUN["data"] | {"collector": collector}})
@@ -82,8 +82,7 @@ def test_collected_elsewhere_without_lag_they_do_what_they_do_in_the_foreground(
 
 def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path):
     train(tmp_path / "whole", **RUN)
-    half = RUN["data"] | {"total_env_steps": 4 * 16 * 3}
-    train(tmp_path / "parts", **RUN | {"data": half})
+    train(tmp_path / "parts", **RUN, trainer={"callbacks": [StopAt(3)]})
     saved = load(last(tmp_path / "parts"))["RLDataModule"]["collectors"][0]["loop"]
     names = saved["env"]["state"]
     assert {

@@ -373,7 +373,7 @@ def test_a_fault_of_the_check_itself_is_not_blamed_on_the_env(monkeypatch):
     def fails(*args):
         raise KeyError("ours")
 
-    monkeypatch.setattr(check.EnvCheck, "_look_at_starts", fails)
+    monkeypatch.setattr(check.EnvCheck, "_check_starts", fails)
     with pytest.raises(KeyError, match="ours"):
         check_env("CartPole-v1")
 

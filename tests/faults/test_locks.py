@@ -32,7 +32,7 @@ from lightning_rl.checkpoints.registry import (
     NAMES,
     REFUSED,
     imported,
-    makers_of,
+    packages_of,
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
@@ -476,7 +476,7 @@ INNER = {
     "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
-    "lightning_rl.envs.people.intervention.FromQueue",  # takes a queue, which no configuration holds
+    "lightning_rl.envs.people.intervention.QueueSource",  # takes a queue, which no configuration holds
 }
 """Classes that the package makes itself, and no configuration names."""
 
@@ -543,10 +543,10 @@ def test_the_envs_of_gymnasium_and_ours_may_be_named():
     for name, spec in gymnasium.registry.items():
         home = str(spec.entry_point)
         if home.startswith(("gymnasium.", "lightning_rl.")):
-            assert makers_of(name) <= set(ENV_PACKAGES), name
-    assert makers_of("CartPole") == {"gymnasium"}
-    assert makers_of("lightning_rl/PushCube-v0") == {"lightning_rl"}
-    assert makers_of("NobodyKnows-v0") == set()
+            assert packages_of(name) <= set(ENV_PACKAGES), name
+    assert packages_of("CartPole") == {"gymnasium"}
+    assert packages_of("lightning_rl/PushCube-v0") == {"lightning_rl"}
+    assert packages_of("NobodyKnows-v0") == set()
 
 
 @pytest.mark.parametrize("value", ["trust_code", "allow_download", "trust_remote_code", "auto_map"])

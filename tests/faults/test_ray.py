@@ -40,6 +40,11 @@ QUIET = (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_variable_of_an_earlier_start(monkeypatch):
+    monkeypatch.delenv(ray_cluster.CLUSTERS, raising=False)
+
+
 def processes_of(parent):
     """The processes that descend from one, with their command lines."""
     found, waiting = {}, [parent]
@@ -120,6 +125,37 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     run = Command("fit", "--ckpt_path", "last", *more, "--trainer.enable_progress_bar", "false")
     assert run.wait(200).returncode == 0, run.stderr
     assert load(last_of(tmp_path))["lightning_rl"]["env_steps"] == steps + 4096
+
+
+@needs_ray
+@pytest.mark.slow
+def test_ray_for_this_machine_alone_listens_on_loopback_and_its_token_is_private(tmp_path):
+    code = (
+        "import os, subprocess; from lightning_rl.collectors.ray_cluster import Connection\n"
+        "connection = Connection(None); connection.join({'num_cpus': 1})\n"
+        "print(oct(os.stat(os.path.expanduser('~/.ray/auth_token')).st_mode)[-3:])\n"
+        "print(subprocess.run(['ss', '-ltnpH'], capture_output=True, text=True).stdout)\n"
+        "connection.leave()"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    mode, *sockets = printed.split("\n")
+    assert mode == "600"
+    ports = [line.split()[3] for line in sockets if re.search(r"raylet|gcs_server|ray::", line)]
+    assert len(ports) >= 3
+    assert all("127.0.0.1" in port for port in ports), ports
+
+
+def test_ray_on_loopback_joins_no_cluster(monkeypatch):
+    monkeypatch.setenv(ray_cluster.CLUSTERS, "0")
+    monkeypatch.setattr(ray_cluster, "check_answers", lambda address: None)
+    with pytest.raises(ConfigurationError, match=r"cannot join .* node0:6379: .* Start a new"):
+        ray_cluster.Connection("node0:6379")._join({})
 
 
 @needs_ray
@@ -253,8 +289,8 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
 
 
 def test_who_ends_without_a_word_has_a_witness_and_who_closes_it_has_none(capfd):
-    for ended_by in (lambda one: one._process.stdin.close(), ray_cluster.Witness.close):
-        witness = ray_cluster.Witness()
+    for ended_by in (lambda one: one._process.stdin.close(), ray_cluster.KillReporter.close):
+        witness = ray_cluster.KillReporter()
         ended_by(witness)
         witness._process.wait(30)
     assert capfd.readouterr().err == ENDED

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
-from lightning_rl.collectors.remote import MOST_TOLD, Answer, RemoteCollectors, Rules
+from lightning_rl.collectors.remote import MOST_TOLD, Answer, RemoteCollectors, RemoteSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
 
@@ -55,7 +55,7 @@ class StandIn:
         assert handle in self.live
         self.published[version] += 1
 
-    def answered(self, requests, timeout_s):
+    def wait_for_answers(self, requests, timeout_s):
         soonest = min((self.due[one][0] for one in requests), default=float("inf"))
         self.now = max(self.now, min(soonest, self.now + timeout_s))
         came = [one for one in requests if self.due[one][0] <= self.now]
@@ -68,7 +68,7 @@ class StandIn:
 def remote(
     cluster, count, max_staleness, overflow="block", min_healthy=0, timeout_s=60.0, version=0
 ):
-    rules = Rules(max_staleness, overflow, min_healthy, timeout_s, 1.0)
+    rules = RemoteSettings(max_staleness, overflow, min_healthy, timeout_s, 1.0)
     return RemoteCollectors(
         cluster,
         count,
@@ -80,7 +80,7 @@ def remote(
 
 
 def under_way(collectors):
-    return sum(one.doing in ("collecting", "done") for one in collectors.remotes)
+    return sum(one.status in ("collecting", "done") for one in collectors.remotes)
 
 
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
@@ -92,7 +92,7 @@ def test_a_thousand_schedules_never_exceed_the_bound_and_account_for_every_rollo
         count, bound, version = draw.randint(1, 6), draw.randint(0, 5), draw.randint(0, 9)
         collectors = remote(cluster, count, bound, overflow, timeout_s=10_000.0, version=version)
         # A hang is noticed after the time in which a rollout may come.
-        collectors.rules.timeout_s = 60.0 if failing else 10_000.0
+        collectors.settings.timeout_s = 60.0 if failing else 10_000.0
         trained, dropped = [], 0
         for _ in range(draw.randint(5, 40)):
             try:
@@ -149,13 +149,13 @@ def test_weights_reach_those_who_collect():
     cluster = StandIn(random.Random(0), longest=1.0)
     collectors = remote(cluster, 3, 3)
     collectors.take()
-    collecting = sum(one.doing == "collecting" for one in collectors.remotes)
+    collecting = sum(one.status == "collecting" for one in collectors.remotes)
     collectors.publish(1)
     assert cluster.published[1] == collecting > 0
 
 
 def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
-    told = Counter()
+    last_sent = Counter()
 
     class Busy(StandIn):
         def collect(self, handle, version):
@@ -165,16 +165,16 @@ def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
 
         def publish(self, handle, version):
             super().publish(handle, version)
-            told[handle] += 1
+            last_sent[handle] += 1
 
     cluster = Busy(random.Random(0), longest=1.0)
     collectors = remote(cluster, 20, 20, timeout_s=1000.0)
     while under_way(collectors) < 20:
-        collectors.look(1.0)
+        collectors.poll(1.0)
     for _ in range(3):
         collectors.publish(0)
     assert cluster.published[0] == 3 * MOST_TOLD == 24
-    assert len(told) == 20, "each of them within three publications"
+    assert len(last_sent) == 20, "each of them within three publications"
 
 
 def test_a_slow_rollout_is_waited_for_before_it_would_be_too_old():
@@ -296,8 +296,8 @@ def test_where_nothing_comes_it_says_what_they_are_doing():
 def test_who_is_interrupted_gets_what_is_there_and_then_waits_no_more():
     cluster = StandIn(random.Random(0), longest=1.0)
     collectors = remote(cluster, 1, 1)
-    collectors.look(5.0)
-    collectors.look(5.0)
+    collectors.poll(5.0)
+    collectors.poll(5.0)
     collectors.interrupted = True
     assert collectors.take().value == 0
     with pytest.raises(ReadInterrupted):
@@ -317,5 +317,5 @@ def test_a_saved_state_is_what_the_rollout_under_way_began_with_and_goes_to_the_
     resumed = StandIn(random.Random(0))
     others = remote(resumed, 2, 2, version=8)
     others.load_state_dict(saved)
-    others.look(0.0)
+    others.poll(0.0)
     assert resumed.starts == [(0, 0, latest[0]), (1, 1000, latest[1])]

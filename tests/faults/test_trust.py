@@ -10,7 +10,7 @@ import yaml
 
 from lightning_rl import Algorithm, load_policy
 from lightning_rl.checkpoints.format import CONFIG_KEY
-from lightning_rl.checkpoints.trust import Checked, checked_config
+from lightning_rl.checkpoints.trust import CheckedConfig, checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import load
@@ -267,7 +267,7 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     """What should slip past the first look meets a parser that imports nothing else."""
     name = checkpoint()
     checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
-    blind = Checked(load(Path("policy.ckpt"))[CONFIG_KEY], {}, {})
+    blind = CheckedConfig(load(Path("policy.ckpt"))[CONFIG_KEY], {}, {})
     monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(SystemExit):
@@ -279,7 +279,7 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
 def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
     name = checkpoint()
     monkeypatch.setattr(
-        "lightning_rl.checkpoints.building.checked_config", lambda *args: Checked("", {}, {})
+        "lightning_rl.checkpoints.building.checked_config", lambda *args: CheckedConfig("", {}, {})
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for key in ("model.class_path", "model.init_args.policy.class_path"):
@@ -303,7 +303,7 @@ def test_a_function_in_the_place_of_a_class_is_not_called_where_it_is_trusted(tr
     config = yaml.safe_load(trained[CONFIG_KEY])
     config["model"]["init_args"]["policy"] = GADGET
     torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
-    for making in (load_policy, Algorithm.load_from_checkpoint):
+    for construction in (load_policy, Algorithm.load_from_checkpoint):
         with pytest.raises(ConfigurationError, match="It was not called"):
-            making("policy.ckpt", trust_code=True)
+            construction("policy.ckpt", trust_code=True)
     assert not os.path.exists("pwned")

@@ -59,17 +59,17 @@ def test_an_observation_normaliser_is_not_left_out_nor_made_up(normalizes, tmp_p
 
 
 def test_the_cure_shows_the_settings_of_the_checkpoints_configuration(tmp_path):
-    from lightning_rl.algorithms.checks import weights_to_begin_with
+    from lightning_rl.algorithms.checks import warm_start_weights
 
     train(tmp_path / "a", data=SHORT, policy={"normalize_observation": True})
     config = "model: {init_args: {policy: {class_path: ActorCritic, init_args: {squash: false}}}}"
     content = load(last(tmp_path / "a")) | {"rl_config": config}
     fresh = ActorCritic(Box(-1.0, 1.0, (4,)), make_data().action_space, (16,))
     with pytest.raises(ConfigurationError, match=r"with, policy: \{class_path: ActorCritic, init"):
-        weights_to_begin_with(fresh, content)
+        warm_start_weights(fresh, content)
     for broken in ("model: [", "model: PPO", "a", ""):
         with pytest.raises(ConfigurationError, match="will act alike"):
-            weights_to_begin_with(fresh, content | {"rl_config": broken})
+            warm_start_weights(fresh, content | {"rl_config": broken})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ class Undeclared(Named):
 
 @pytest.mark.parametrize("cls", [Named, Undeclared])
 def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
-    from lightning_rl.algorithms.checks import weights_to_begin_with
+    from lightning_rl.algorithms.checks import warm_start_weights
 
     spaces = (Box(-1.0, 1.0, (4,)), make_data().action_space)
     with_critic, without = cls(*spaces), cls(*spaces, critic=False)
@@ -210,14 +210,14 @@ def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
         "lightning_rl": {},
     }
     if cls is Named:
-        weights, note = weights_to_begin_with(without, content)
+        weights, note = warm_start_weights(without, content)
         assert weights.keys() == without.state_dict().keys()
         assert note == "The critic of the checkpoint is left out: v_net.bias, v_net.weight."
     else:
         with pytest.raises(
             ConfigurationError, match=r"v_net.weight too many.*name the critic's mod"
         ):
-            weights_to_begin_with(without, content)
+            warm_start_weights(without, content)
 
 
 def test_a_checkpoint_of_before_actions_were_rescaled_names_the_cure(tmp_path):

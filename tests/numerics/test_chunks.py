@@ -18,7 +18,7 @@ from lightning_rl.envs.wrappers.chunk_wrapper import repeated
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout.contract import discount_of, env_steps
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import make_collector, take_in
+from tests.helpers import collect_into, make_collector
 
 K, GAMMA = 4, 0.9
 
@@ -166,7 +166,7 @@ def test_episode_statistics_count_env_steps_and_rewards_of_the_plain_env():
     statistics = EpisodeStatistics(16)
     done = chunked["terminated"] | chunked["truncated"]
     for part in (slice(0, 4), slice(4, 9)):  # an episode goes on from one rollout to the next
-        take_in(
+        collect_into(
             statistics,
             chunked["reward"][:, part],
             done[:, part],

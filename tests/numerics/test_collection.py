@@ -25,7 +25,7 @@ from lightning_rl.rollout.contract import (
     validate,
 )
 from lightning_rl.training.data import EpisodeSeeds, RolloutDataset
-from tests.helpers import assert_same, make_collector, take_in
+from tests.helpers import assert_same, collect_into, make_collector
 
 
 class Timed(gymnasium.Env):
@@ -353,7 +353,7 @@ def feed(statistics, reward, done, lengths):
     start = 0
     for length in lengths:
         part = slice(start, start + length)
-        take_in(
+        collect_into(
             statistics, torch.from_numpy(reward[:, part]).float(), torch.from_numpy(done[:, part])
         )
         start += length
@@ -382,7 +382,7 @@ def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
 
 def test_there_are_no_averages_before_the_first_episode_ends():
     statistics = EpisodeStatistics(3)
-    take_in(statistics, torch.ones(3, 10), torch.zeros(3, 10, dtype=torch.bool))
+    collect_into(statistics, torch.ones(3, 10), torch.zeros(3, 10, dtype=torch.bool))
     assert statistics.averages() == {}
     assert statistics.episodes == 0
 
@@ -390,10 +390,10 @@ def test_there_are_no_averages_before_the_first_episode_ends():
 def test_an_episode_over_many_rollouts_is_whole():
     statistics = EpisodeStatistics(1)
     for _ in range(9):
-        take_in(statistics, torch.full((1, 100), 0.5), torch.zeros(1, 100, dtype=torch.bool))
+        collect_into(statistics, torch.full((1, 100), 0.5), torch.zeros(1, 100, dtype=torch.bool))
     done = torch.zeros(1, 100, dtype=torch.bool)
     done[0, 49] = True
-    take_in(statistics, torch.full((1, 100), 0.5), done)
+    collect_into(statistics, torch.full((1, 100), 0.5), done)
     assert list(statistics.returns) == [475.0]
     assert list(statistics.lengths) == [950]
 
@@ -411,9 +411,9 @@ def test_statistics_survive_a_checkpoint(tmp_path):
 
 def test_restarted_episodes_count_from_zero():
     statistics = EpisodeStatistics(2)
-    take_in(statistics, torch.ones(2, 30), torch.zeros(2, 30, dtype=torch.bool))
+    collect_into(statistics, torch.ones(2, 30), torch.zeros(2, 30, dtype=torch.bool))
     statistics.restart_episodes()
-    take_in(statistics, torch.ones(2, 4), torch.tensor([[False, False, True, False]] * 2))
+    collect_into(statistics, torch.ones(2, 4), torch.tensor([[False, False, True, False]] * 2))
     assert list(statistics.returns) == [3.0, 3.0]
     assert list(statistics.lengths) == [3, 3]
 
@@ -423,8 +423,8 @@ def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
     done[:, 2::3] = True
     reward[0, 4] = float("nan")
     statistics = EpisodeStatistics(2)
-    take_in(statistics, reward[:, :8], done[:, :8])
-    take_in(statistics, reward[:, 8:], done[:, 8:])
+    collect_into(statistics, reward[:, :8], done[:, :8])
+    collect_into(statistics, reward[:, 8:], done[:, 8:])
     assert [str(value) for value in statistics.returns] == ["3.0", "3.0", "nan", "3.0"] + [
         "3.0"
     ] * 4
@@ -736,7 +736,7 @@ def test_the_last_hundred_episodes_are_averaged():
     statistics = EpisodeStatistics(1)
     recent = deque(maxlen=100)
     for i in range(250):
-        take_in(statistics, torch.tensor([[float(i)]]), torch.tensor([[True]]))
+        collect_into(statistics, torch.tensor([[float(i)]]), torch.tensor([[True]]))
         recent.append(float(i))
     assert statistics.averages()["charts/episode_reward_avg_100"] == np.mean(recent)
     assert statistics.episodes == 250

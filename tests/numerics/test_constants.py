@@ -84,7 +84,7 @@ def graphs_of(module, read):
     made = Graphs(module, torch.device("cpu"))
 
     def multiply():
-        made.look_again()
+        made.recheck()
         make = lambda: (lambda x: [x * read(module)], {})  # noqa: E731
         return made.call(("product",), make, [torch.ones(1)], slice(0))[0]
 

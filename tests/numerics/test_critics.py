@@ -26,8 +26,8 @@ from lightning_rl.functional import (
     categorical_loss,
     categorical_target,
     expected_soft_value,
-    least_of_subset,
-    outputs_of_least,
+    min_of_subset,
+    outputs_of_min,
 )
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.networks.q_networks import QEnsemble
@@ -95,15 +95,15 @@ def test_each_sample_has_the_distribution_of_its_least_critic():
     outputs = torch.arange(18.0).reshape(3, 3, 2)
     subset = torch.tensor([[0, 1], [0, 2], [2, 0]])
     assert torch.equal(
-        outputs_of_least(outputs, q), outputs[torch.tensor([2, 1, 1]), torch.arange(3)]
+        outputs_of_min(outputs, q), outputs[torch.tensor([2, 1, 1]), torch.arange(3)]
     )
     assert torch.equal(
-        outputs_of_least(outputs, q, subset), outputs[torch.tensor([0, 0, 2]), torch.arange(3)]
+        outputs_of_min(outputs, q, subset), outputs[torch.tensor([0, 0, 2]), torch.arange(3)]
     )
     # And of several actions, each by itself.
     several = torch.stack([q, q.flip(0)], -1)
-    assert torch.equal(least_of_subset(several, subset)[:, 0], least_of_subset(q, subset))
-    assert torch.equal(least_of_subset(several)[:, 1], q.amin(0))
+    assert torch.equal(min_of_subset(several, subset)[:, 0], min_of_subset(q, subset))
+    assert torch.equal(min_of_subset(several)[:, 1], q.amin(0))
 
 
 @pytest.mark.parametrize("subset", [False, True])
@@ -227,7 +227,7 @@ def test_batch_statistics_are_of_both_passes_and_running_ones_of_all(network):
     critic = QEnsemble(3, (4, 4), 2, "relu", "batch", network)
     sets = [(torch.randn(8, 2), torch.randn(8, 1), torch.randn(8, 2) + 3, torch.randn(8, 1)) for _ in range(3)]  # fmt: skip
     for one in sets:
-        now, following = critic.together(*one)
+        now, following = critic.joint_outputs(*one)
     joined = torch.cat([torch.cat(sets[-1][:2], -1), torch.cat(sets[-1][2:], -1)])
     places = [name for name, _ in critic.named_buffers() if name.startswith("mean_")]
     assert len(places) == 3
@@ -246,7 +246,7 @@ def test_batch_statistics_are_of_both_passes_and_running_ones_of_all(network):
     before = {name: value.clone() for name, value in critic.named_buffers()}
     alone = critic(sets[0][0][:1], sets[0][1][:1])  # by the running ones: one sample has no spread
     torch.testing.assert_close(alone[:, 0], critic(*sets[0][:2])[:, 0])
-    critic.together(*(torch.full_like(one, torch.nan) for one in sets[0]))
+    critic.joint_outputs(*(torch.full_like(one, torch.nan) for one in sets[0]))
     for name, value in critic.named_buffers():
         assert name == "seen" or torch.equal(value, before[name])
 
@@ -257,16 +257,16 @@ def test_after_many_minibatches_values_go_by_running_statistics_and_gradients_by
     pair = [torch.randn(8, n, dtype=torch.float64, requires_grad=True) for n in (2, 1, 2, 1)]
     with torch.no_grad():
         critic.biases[0].fill_(2.0)  # so that each unit is at work
-        critic.together(*pair)
+        critic.joint_outputs(*pair)
         for name, value in critic.named_buffers():
             value.copy_(torch.tensor(99_999.0) if name == "seen" else value * 1.5 + 0.01)
     x = torch.cat([torch.cat(pair[:2], -1), torch.cat(pair[2:], -1)])
     kept = {name: value.clone() for name, value in critic.named_buffers()}
-    plain = torch.cat([one[0] for one in critic.together(*pair)])  # minibatch 100,000
+    plain = torch.cat([one[0] for one in critic.joint_outputs(*pair)])  # minibatch 100,000
     critic.load_state_dict(critic.state_dict() | kept | {"seen": torch.tensor(100_000.0)})
     assert (plain - critic(x[:, :2], x[:, 2:]).T).abs().max() > 0.01
 
-    found = torch.cat([one[0] for one in critic.together(*pair)])
+    found = torch.cat([one[0] for one in critic.joint_outputs(*pair)])
     for i, (weight, bias) in enumerate(zip(critic.weights, critic.biases, strict=True)):
         unit = nn.functional.batch_norm(x, None, None, training=True)
         running = (kept[f"{name}_{i}"].flatten() for name in ("mean", "var"))
@@ -291,7 +291,7 @@ def test_without_targets_no_copy_is_kept():
     crossq = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
     plain = DeterministicActorCritic(OBSERVATION_SPACE, SPACE, (8,))
     for module in (SAC(crossq, tau=None), TD3(plain, tau=None)):
-        assert module.slow_copies() == []
+        assert module.target_networks() == []
         assert not [name for name in module.state_dict() if name.startswith("target")]
 
 
@@ -306,7 +306,7 @@ def test_targets_of_the_critics_themselves_have_no_gradient():
     with torch.no_grad():
         following, _ = policy.draw_unit(there, minibatch["next_noise"])
         pairs = observations[0], policy.unit(fields["action"]), observations[1], following
-        q, next_q = (policy.critic.mean(said) for said in policy.critic.together(*pairs))
+        q, next_q = (policy.critic.mean(said) for said in policy.critic.joint_outputs(*pairs))
     loss, _ = module.critic_loss(minibatch)
     (gradient,) = torch.autograd.grad(loss, policy.critic.biases[-1])
     wanted = (q - fields["reward"] - next_q.amin(0)).mean(-1)

@@ -47,7 +47,7 @@ from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_
 from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError
 from tests.arms import Arm
-from tests.equivalence.features import SaysLittle
+from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_async import assert_same_training
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, load, scalars, train
@@ -547,7 +547,7 @@ def test_targets_are_read_by_slow_copies_of_the_encoders(cls, algorithm, share):
         encoder.layers[0].bias.add_(1.0)
     if algorithm is TD3 or not share:
         assert torch.equal(target(), before)
-    module.move_all_targets()
+    module.update_targets()
     torch.testing.assert_close(module.target_encoder.layers[0].bias, old + 0.25)
     assert not torch.equal(target(), before)
 
@@ -747,7 +747,7 @@ class Cautious(PPO):
 
 
 def pictured(num_envs):
-    inner = partial(GymnasiumEnv, id="tests/Pictured-v0", wrappers=[SaysLittle])
+    inner = partial(GymnasiumEnv, id="tests/Pictured-v0", wrappers=[MinimalInfo])
     return ActionChunk(num_envs, inner, chunk_size=2)
 
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lightning_rl import ActionChunk, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers import WriterError
-from lightning_rl.collectors import AsyncCollector, EpisodePlan
+from lightning_rl.collectors import AsyncCollector, EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import TorchEnv, VectorEnv
@@ -23,7 +23,7 @@ from lightning_rl.rollout.contract import (
     successors,
 )
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same, make_collector, take_in
+from tests.helpers import assert_same, collect_into, make_collector
 from tests.numerics.test_collection import episodes_by_hand
 
 LENGTH = 4
@@ -346,7 +346,7 @@ def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
     torch.manual_seed(0)
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
     collector = make_collector(
-        SyncCollector, env, policy, 15, 1, plan=EpisodePlan(2, reset, first_only)
+        SyncCollector, env, policy, 15, 1, episode_settings=EpisodeSettings(2, reset, first_only)
     )
     merged = 0
     for _ in range(8):
@@ -374,7 +374,7 @@ def test_ends_that_are_not_counted_still_part_episodes(seed):
     for part in (slice(0, 7), slice(7, 40), slice(40, 60)):
         arrays = (torch.from_numpy(array[:, part]) for array in (reward, done, counted))
         rewards, ends, counts = arrays
-        take_in(statistics, rewards, ends, success=ends, counted=counts)
+        collect_into(statistics, rewards, ends, success=ends, counted=counts)
     every = episodes_by_hand(reward, done)
     kept = [bool(counted[n, t]) for t in range(60) for n in range(5) if done[n, t]]
     expected = [episode for episode, counts in zip(every, kept, strict=True) if counts]
@@ -407,7 +407,7 @@ def test_failures_before_the_first_success_count_where_only_successes_are_said()
 class Sums:
     """Values an observation by the sum of its numbers."""
 
-    remembers = False
+    is_recurrent = False
     micro_batch_size = None
 
     def get_value(self, td):

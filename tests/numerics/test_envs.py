@@ -22,7 +22,7 @@ from lightning_rl.envs import (
     VectorEnvWrapper,
 )
 from lightning_rl.envs.gymnasium import adapter
-from lightning_rl.envs.gymnasium.inline import QuickDiscrete
+from lightning_rl.envs.gymnasium.inline import FastDiscrete
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same
 
@@ -326,7 +326,7 @@ def test_the_quick_check_of_an_action_answers_as_gymnasium_does():
     env = GymnasiumEnv(1, "CartPole-v1")
     quick = env._env.envs[0].unwrapped.action_space
     plain = Discrete(2)
-    assert type(quick) is QuickDiscrete
+    assert type(quick) is FastDiscrete
     assert type(env.single_action_space) is Discrete
     for action in (*map(np.int64, (-1, 0, 1, 2)), 1, 2, 1.0, np.int32(1), np.array(1), None):
         assert quick.contains(action) == plain.contains(action), repr(action)

@@ -320,7 +320,7 @@ def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed
 class Values:
     """Values an observation by the sum of its entries."""
 
-    remembers = False
+    is_recurrent = False
     micro_batch_size = None
 
     def get_value(self, td):

@@ -237,7 +237,7 @@ def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
         one.policy.get_action(td.clone(), deterministic=True)["action"] for one in (before, after)
     ]
     torch.testing.assert_close(*modes)
-    for target, source in after.slow_copies():
+    for target, source in after.target_networks():
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             torch.testing.assert_close(slow, fast, atol=1e-6, rtol=0)
 
@@ -277,7 +277,7 @@ def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
         )  # fmt: skip
     found = module.policy.get_action(td.clone(), deterministic=True)["action"]
     torch.testing.assert_close(found, wanted)
-    for target, source in module.slow_copies():
+    for target, source in module.target_networks():
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             torch.testing.assert_close(slow, fast)
     assert (

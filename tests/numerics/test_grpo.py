@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
-from lightning_rl.algorithms.on_policy import Transitions, epochs
+from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
@@ -140,7 +140,7 @@ def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_pat
 def test_minibatches_draw_from_the_mask_alone():
     rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
     mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
-    drawing = Transitions(flat_transitions(rollout, ["x"]), mask)
+    drawing = TransitionSampler(flat_transitions(rollout, ["x"]), mask)
     (only,) = epochs(drawing, 1, 2, torch.Generator(), draw=lambda *_: {})
     seen = torch.cat([m["x"] for m in only])
     assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
@@ -178,7 +178,7 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
     expected = -(weights * (torch.tensor(advantage) * log_prob + 0.1 * entropy)).sum()
     mask = torch.tensor(counts)
     rollout["sample_log_prob"] = torch.nn.functional.pad(log_prob.detach(), (0, 1))
-    drawing = Transitions(flat_transitions(rollout, module.fields), mask)
+    drawing = TransitionSampler(flat_transitions(rollout, module.fields), mask)
     ((everything,),) = epochs(drawing, 1, 10_000, torch.Generator(), draw=lambda *_: {})
     loss, _ = module.loss(everything)
     for ours, theirs in zip(
@@ -336,7 +336,12 @@ def test_a_plan_without_groups_draws_new_starts_for_every_row():
     env = GymnasiumEnv(4, "CartPole-v1")
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
     collector = make_collector(
-        SyncCollector, env, policy, 20, seed=1, plan=EpisodePlan(reset_every_rollout=True)
+        SyncCollector,
+        env,
+        policy,
+        20,
+        seed=1,
+        episode_settings=EpisodeSettings(reset_every_rollout=True),
     )
     starts = torch.cat([collector.collect()["observation"][:, 0].clone() for _ in range(3)])
     assert len(starts.unique(dim=0)) == 12

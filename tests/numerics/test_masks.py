@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 
-import tests.allowed_envs  # registers envs
+import tests.masked_envs  # registers envs
 from lightning_rl import (
     ActorCritic,
     ActorOnly,
@@ -17,7 +17,7 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.collectors.evaluation import chooser_of, run_episodes
+from lightning_rl.collectors.evaluation import action_function, run_episodes
 from lightning_rl.envs import ActionMask
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout, check_allowed
@@ -41,7 +41,7 @@ def env_with_masks(num_envs=4, vectorization="sync", **kwargs):
     wrapper = partial(ActionMask, key=kwargs.get("key", "action_mask"))
     return GymnasiumEnv(
         num_envs,
-        "tests/SaysWhatIsAllowed-v0",
+        "tests/ReportsActionMask-v0",
         kwargs,
         vectorization=vectorization,
         wrappers=[wrapper],
@@ -172,7 +172,7 @@ def test_an_env_that_allows_nothing_is_named_with_env_and_step():
 
 def test_of_several_choices_the_empty_one_is_named():
     policy = ActorCritic(observed(MultiBinary(5)), MultiDiscrete([2, 3]))
-    choose = chooser_of(policy, 2, None)
+    choose = action_function(policy, 2, None)
     mask = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.int8)
     observation = TensorDict({"state": torch.zeros(2, 3), "action_mask": mask}, [2])
     with pytest.raises(ConfigurationError, match=r"allows nothing in choice 1 of 2: .* of env 1"):
@@ -201,7 +201,7 @@ def test_the_infos_key_is_a_setting_and_is_missed(kwargs, message):
 
 
 def test_masks_of_several_choices_are_joined_and_continuous_ones_refused():
-    class Choices(tests.allowed_envs.SaysWhatIsAllowed):
+    class Choices(tests.masked_envs.ReportsActionMask):
         action_space = MultiDiscrete([2, 3])
 
         def seen(self):

@@ -10,8 +10,8 @@ import torch
 
 from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.mujoco_bindings import (
+    convert_mujoco_warnings,
     has_mujoco_profiler,
-    hear_mujoco,
     set_mujoco_profiler,
 )
 from lightning_rl.system import machine
@@ -70,7 +70,7 @@ def test_envs_are_stepped_with_it_or_without_whenever_it_was_said(
     env = GymnasiumEnv(2, id="HalfCheetah-v5", vectorization=vectorization)
     monkeypatch.setattr(machine, "_in_force", MachineSettings(mujoco_profiler=wanted))
     try:
-        env.wrap_each(Timed)
+        env.wrap_single_envs(Timed)
         env.reset(seed=1)
         for _ in range(3):
             env.step(torch.zeros(2, 6))
@@ -118,7 +118,7 @@ def test_what_mujoco_says_of_a_model_is_a_warning_of_python_and_no_file(
 
 def test_a_simulation_that_is_unstable_warns_and_one_where_warnings_are_errors_goes_on(capsys):
     mujoco.set_mju_user_warning(None)
-    hear_mujoco()
+    convert_mujoco_warnings()
     model = mujoco.MjModel.from_xml_string(
         "<mujoco><worldbody><body><joint type='slide'/><geom size='1'/></body></worldbody></mujoco>"
     )

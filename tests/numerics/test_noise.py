@@ -18,8 +18,8 @@ from lightning_rl.policies.base import StepwiseActor, first_state
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.errors import ConfigurationError
-from tests.allowed_envs import PARTS
 from tests.helpers import draw_from, make_collector
+from tests.masked_envs import PARTS
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
 CORRELATION = 0.8
@@ -98,20 +98,20 @@ def test_the_mode_has_no_noise_and_leaves_the_state_as_it_is(name):
 def test_it_is_no_memory_though_it_is_a_state(name):
     policy, _ = make(name)
     assert "state" in policy.extra_fields
-    assert not policy.remembers
+    assert not policy.is_recurrent
 
 
 @torch.no_grad()
 def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
 
-    env = GymnasiumEnv(3, "tests/TakesParts-v0")
+    env = GymnasiumEnv(3, "tests/StructuredActionEnv-v0")
     policy = ActorCritic(
         env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
     )
     assert first_state(policy, 3)["state"].shape == (3, 3 + 2 + 5)  # of each Box one number more
     collector = make_collector(SyncCollector, env, policy, 10, seed=0)
     rollout = collector.collect()
-    assert collector.ways["acting"] == StepwiseActor.__name__
+    assert collector.code_paths["acting"] == StepwiseActor.__name__
     state = rollout["state"].clone()
     begins = torch.zeros(3, 11, dtype=torch.bool)
     begins[:, [0, 7]] = True  # an episode has 7 steps
@@ -122,12 +122,14 @@ def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
 
 
 def test_an_evaluation_draws_it_episode_by_episode_whoever_plays_beside():
-    env = GymnasiumEnv(2, "tests/TakesParts-v0")
+    env = GymnasiumEnv(2, "tests/StructuredActionEnv-v0")
     policy = ActorCritic(
         env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
     )
     both = run_episodes(policy, env, [4, 9], deterministic=False)
-    alone = run_episodes(policy, GymnasiumEnv(1, "tests/TakesParts-v0"), [9], deterministic=False)
+    alone = run_episodes(
+        policy, GymnasiumEnv(1, "tests/StructuredActionEnv-v0"), [9], deterministic=False
+    )
     assert both[1] == alone[0]
 
 

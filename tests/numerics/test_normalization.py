@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, AsyncCollector, BehaviorCloning, Demonstrations, SyncCollector
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.policies import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.normalization import RunningMoments
@@ -280,7 +280,7 @@ class Watching(PPO):
 
 
 class Resetting(Watching):
-    plan = EpisodePlan(reset_every_rollout=True)
+    episode_settings = EpisodeSettings(reset_every_rollout=True)
 
 
 @pytest.mark.parametrize("collector", [SyncCollector, AsyncCollector])

@@ -28,7 +28,7 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.algorithms.on_policy import drawing_of, epochs
+from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
 from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.base import StepwiseActor
@@ -97,7 +97,7 @@ def with_advantages(rollout):
 
 def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, seed=0, keys=FIELDS):
     """The minibatches of one pass."""
-    drawing = drawing_of(policy, rollout, keys, mask, length, burn_in)
+    drawing = make_sampler(policy, rollout, keys, mask, length, burn_in)
     generator = torch.Generator().manual_seed(seed)
     (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
     return list(only)

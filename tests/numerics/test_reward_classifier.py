@@ -29,7 +29,7 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run
 from lightning_rl.datasets import Recorder
-from lightning_rl.datasets.record import script_chooser
+from lightning_rl.datasets.record import script_action_function
 from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
@@ -417,7 +417,7 @@ def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
     env = GymnasiumEnv(1, "Walk-v0", wrappers=[wrapper])
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(tmp_path / "data", *spaces, fps=10)
-    right = script_chooser(lambda observation: 1, spaces[1])
+    right = script_action_function(lambda observation: 1, spaces[1])
     list(Recorder(env).record(writer, 1, lambda _: right))
     writer.finalise()
     env.close()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from lightning_rl.algorithms.on_policy import Transitions, epochs
+from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
 from lightning_rl.rollout.contract import (
     STEP_FIELDS,
     FinalObservationWriter,
@@ -261,8 +261,8 @@ def test_another_dtype_is_refused(key, dtype):
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    drawing = Transitions(flat_transitions(rollout, keys))
-    (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
+    sampler = TransitionSampler(flat_transitions(rollout, keys))
+    (only,) = epochs(sampler, 1, batch_size, generator, draw=lambda *_: {})
     return list(only)
 
 
@@ -366,12 +366,12 @@ def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
     monkeypatch.setattr(ranks, "max_over_ranks", lambda number: number)
     none = torch.zeros(N, T, dtype=torch.bool)
 
-    def drawing(mask):
-        return Transitions(flat_transitions(numbered(), ["reward"]), mask)
+    def sampler(mask):
+        return TransitionSampler(flat_transitions(numbered(), ["reward"]), mask)
 
     draw = {"n_epochs": 2, "batch_size": 4, "generator": torch.Generator()}
-    assert not list(epochs(drawing(none), **draw, draw=lambda *_: {}))
+    assert not list(epochs(sampler(none), **draw, draw=lambda *_: {}))
     some = none.clone()
     some[0, 0] = True
-    sizes = [[len(m) for m in epoch] for epoch in epochs(drawing(some), **draw, draw=lambda *_: {})]
+    sizes = [[len(m) for m in epoch] for epoch in epochs(sampler(some), **draw, draw=lambda *_: {})]
     assert sizes == [[1], [1]]

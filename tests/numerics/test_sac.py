@@ -56,10 +56,14 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
             else Update(objective, optimizer)
         )
     targets = [p for name, p in module.named_parameters() if name.startswith("target_")]
-    follow_up = module.move_all_targets
-    module.update_all = module.in_turn(*module.objectives, then=follow_up, written=targets)
+    follow_up = module.update_targets
+    module.update_all = module.make_update_sequence(
+        *module.objectives, follow_up=follow_up, written=targets
+    )
     always = getattr(module, "fitted_always", ("critic",))
-    module.update_critics = module.in_turn(*always, then=follow_up, written=targets)
+    module.update_critics = module.make_update_sequence(
+        *always, follow_up=follow_up, written=targets
+    )
     return module
 
 

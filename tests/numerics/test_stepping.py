@@ -15,9 +15,9 @@ from lightning_rl import (
     SyncCollector,
     TorchEnv,
 )
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.collectors.loop import FirstEpisodes, step_through
+from lightning_rl.collectors.loop import FirstEpisodes, run_steps
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, make_collector, train
 
@@ -97,8 +97,10 @@ def check_state(rollout):
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, reset):
     env = Clock(4)
-    plan = EpisodePlan(reset_every_rollout=reset)
-    collector = make_collector(SyncCollector, env, policy_for(env, cls), 7, seed=1, plan=plan)
+    episode_settings = EpisodeSettings(reset_every_rollout=reset)
+    collector = make_collector(
+        SyncCollector, env, policy_for(env, cls), 7, seed=1, episode_settings=episode_settings
+    )
     ages = set()
     for _ in range(4):
         rollout = collector.collect()
@@ -194,7 +196,7 @@ class Log:
 
 def test_each_step_is_announced_acted_and_taken_and_no_more_than_are_looked_at():
     log = Log()
-    for t, info in step_through(log, log, 9, before=log.before):
+    for t, info in run_steps(log, log, 9, before=log.before):
         assert info == {"t": t}
         log.calls.append(("look", t))
         if t == 1:
@@ -209,7 +211,7 @@ def test_what_announcing_a_step_raises_ends_the_loop():
 
     log = Log()
     with pytest.raises(KeyError, match="enough"):
-        list(step_through(log, log, 9, before=stop))
+        list(run_steps(log, log, 9, before=stop))
     assert len(log.calls) == 4
 
 
@@ -267,7 +269,7 @@ def test_a_collector_of_ones_own_gets_all_in_its_context(tmp_path):
     assert module.env_steps == 128
     assert context.policy is module.policy
     assert context.num_steps == datamodule.buffer_size
-    assert context.plan is module.plan
+    assert context.episode_settings is module.episode_settings
     assert context.phase == trainer.profiler.profile
 
 
@@ -279,9 +281,15 @@ def test_a_collector_has_the_plan_and_the_timer_from_the_start():
         times.append(name)
         return np.errstate()  # some context
 
-    plan = EpisodePlan(first_episode_only=True)
+    episode_settings = EpisodeSettings(first_episode_only=True)
     collector = make_collector(
-        SyncCollector, env, policy_for(env), 9, seed=1, plan=plan, phase=phase
+        SyncCollector,
+        env,
+        policy_for(env),
+        9,
+        seed=1,
+        episode_settings=episode_settings,
+        phase=phase,
     )
     steps = collector.collect().batch_size[1] - 1
     assert steps < 9

@@ -20,10 +20,10 @@ from lightning_rl import (
     ConfigurationError,
     GymnasiumEnv,
     Intervention,
+    InterventionDecision,
     InterventionSource,
     PushCube,
     ReplayBuffer,
-    Said,
     SyncCollector,
     VectorEnv,
 )
@@ -114,9 +114,9 @@ class Person(InterventionSource):
         if self.left == 0 and self.draw.random() < self.chance:
             self.left = int(self.draw.integers(1, self.most + 1))
         if self.left == 0:
-            return Said()
+            return InterventionDecision()
         self.left -= 1
-        return Said(np.array([MARK, self.draw.uniform(-1, 1)]))
+        return InterventionDecision(np.array([MARK, self.draw.uniform(-1, 1)]))
 
     def state_dict(self):
         return {"left": self.left, "draw": dict(self.draw.bit_generator.state)}
@@ -140,7 +140,9 @@ class Schedule(InterventionSource):
         age, stretches = int(observation[0]), self.schedules[self.episode % 4]
         taken = any(begin <= age < begin + length for begin, length in stretches.items())
         event = ("failure", "success", "failure", "success")[self.episode % 4]
-        return Said([MARK, 0.0] if taken else None, event if age == LENGTH - 1 else None)
+        return InterventionDecision(
+            [MARK, 0.0] if taken else None, event if age == LENGTH - 1 else None
+        )
 
 
 def helped(num_envs, source=None, id="Shows-v0", vectorization="sync", **kwargs):
@@ -289,7 +291,9 @@ def test_an_episode_ends_as_somebody_says(vectorization):
 
         def poll(self, observation):
             over = observation[0] == 2 and self.episode in ends
-            return Said([MARK, 0.0] if over else None, ends[self.episode] if over else None)
+            return InterventionDecision(
+                [MARK, 0.0] if over else None, ends[self.episode] if over else None
+            )
 
     env = helped(2, Judge(), vectorization=vectorization)
     rollout = collected(env, 3 * 3 + LENGTH)[:, :-1]
@@ -604,7 +608,7 @@ def test_where_nobody_can_take_over_it_says_nothing(tmp_path):
 def test_drawing_the_evaluation_does_not_bring_it_back():
     env = helped(1, lambda observation: [MARK, 0.0])
     env.stop_interventions()
-    env.wrap_each(gymnasium.wrappers.RecordEpisodeStatistics)
+    env.wrap_single_envs(gymnasium.wrappers.RecordEpisodeStatistics)
     assert not collected(env)["intervened"].any()
 
 

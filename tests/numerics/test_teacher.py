@@ -259,7 +259,11 @@ MISFITS = {
         r"The teacher reads observations Dict\('place'.*and name what the student reads of it",
     ),
     "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "take a teacher of an env with"),
-    "remembers": ((SPACE, ACTION), Remembers, "a Remembers with a memory, which would be that of"),
+    "remembers": (
+        (SPACE, ACTION),
+        Remembers,
+        "a Remembers with a memory, which would be that of",
+    ),
 }
 
 

@@ -217,13 +217,13 @@ def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learn
         batch_size=16,
         critic_warmup_iterations=9,
     )
-    begin_with = {"init_from": str(last(tmp_path / "bc"))}
-    fit(tmp_path / "ppo", ppo, data_module(iterations=1), **begin_with)
+    warm_start = {"init_from": str(last(tmp_path / "bc"))}
+    fit(tmp_path / "ppo", ppo, data_module(iterations=1), **warm_start)
     assert int(begun.version) == 1, "counts its own updates"
     for name, parameter in begun.backbone.named_parameters():
         assert torch.equal(parameter, policy.backbone.get_parameter(name)), name
     grpo = GRPO(make_policy(), 4, kl_coef=0.1, batch_size=16)
-    fit(tmp_path / "grpo", grpo, data_module(iterations=1), **begin_with)
+    fit(tmp_path / "grpo", grpo, data_module(iterations=1), **warm_start)
     for a, b in zip(grpo.reference.kept, policy.parameters(), strict=False):
         assert torch.equal(a, b), "the reference is what training began with"
 

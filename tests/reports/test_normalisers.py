@@ -150,7 +150,7 @@ def test_a_replay_that_does_not_tell_its_rewards_is_refused_beside_it(tmp_path):
     replay = MixedReplay(Sparse.observation_space, Sparse.action_space, 1)
     replay.offline = [None]
     with pytest.raises(ConfigurationError, match=r"data\.replay\.offline, a list, does not tell"):
-        replay.take_given_rewards()
+        replay.take_offline_rewards()
 
 
 # --- rollouts of padding alone ---

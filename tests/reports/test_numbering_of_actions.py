@@ -22,7 +22,7 @@ from lightning_rl import (
     write_minari,
     write_replay,
 )
-from lightning_rl.datasets.record import Recorder, script_chooser
+from lightning_rl.datasets.record import Recorder, script_action_function
 from tests.helpers import make_collector
 from tests.reports.datasets import STATE, make, numbers, pq, refused
 
@@ -63,7 +63,7 @@ def record(path, space, actions):
     gymnasium.register("Counting-v0", partial(Counting, space))
     env = GymnasiumEnv(1, "Counting-v0")
     writer = EpisodeWriter(path, STATE, space, fps=10)
-    chooser = script_chooser(lambda seen: actions[int(seen[0])], space)
+    chooser = script_action_function(lambda seen: actions[int(seen[0])], space)
     assert len(list(Recorder(env).record(writer, 1, lambda _: chooser, seed=1))) == 1
     writer.finalise()
     return env

@@ -21,7 +21,7 @@ def run(
 
     class Seeing(algorithm):
         def training_step(self, rollout, batch_idx):
-            again = states_of(self.policy, rollout) if self.policy.remembers else None
+            again = states_of(self.policy, rollout) if self.policy.is_recurrent else None
             seen.append((self.env_steps, rollout.clone(), again))
             super().training_step(rollout, batch_idx)
 

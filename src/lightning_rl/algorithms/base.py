@@ -34,7 +34,7 @@ from lightning_rl.checkpoints.format import (
     read_checkpoint,
     restoring,
 )
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import (
     Episode,
     Watcher,
@@ -187,7 +187,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         ConfigurationError: for a number out of range.
     """
 
-    plan = EpisodePlan()
+    episode_settings = EpisodeSettings()
     """How episodes of a rollout start and end, and which steps take random actions."""
 
     adam_eps = 1e-5
@@ -231,7 +231,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.phase: PhaseTimer = no_phases
         self.generator = torch.Generator()
         self._episodes: list[Episode] = []
-        self._told_of_cuts = False
+        self._reported_cut_episodes = False
         self._restored: list[RankState] | None = None
         self._computed_before: dict[str, Any] | None = None
         self._steps_before: dict[str, Any] | None = None
@@ -299,8 +299,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: names of logged scalars that later losses of `in_turn` read, each as a field [B]
-                of the minibatch. Other scalars are only logged.
+            passes: names of logged scalars that later losses of `make_update_sequence` read, each
+                as a field [B] of the minibatch. Other scalars are only logged.
             whole_minibatches: the loss needs all samples together, as batch statistics do, so
                 minibatches are not split into micro-batches.
 
@@ -316,7 +316,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             name=name,
             owner=self,
             loss=loss,
-            prepare=prepare or _as_it_is,
+            prepare=prepare or _unchanged,
             groups=self.policy.parameter_groups() if groups is None else groups,
             max_grad_norm=math.inf if limit is None else limit,
             schedule=self.schedule_from(rate),
@@ -336,8 +336,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         )
         return WHOLE if whole else size
 
-    def in_turn(
-        self, *objectives: str, then: Callable[[], None], written: Sequence[Tensor]
+    def make_update_sequence(
+        self, *objectives: str, follow_up: Callable[[], None], written: Sequence[Tensor]
     ) -> UpdateSequence:
         """Return a callable that takes a step on several objectives per minibatch, in this order.
 
@@ -346,15 +346,15 @@ class Algorithm(LightningModule, ABC, Constructed):
 
         Args:
             objectives: names of the objectives.
-            then: runs after them, such as moving target networks; a tensor operation.
-            written: the tensors of this module that `then` writes.
+            follow_up: runs after them, such as moving target networks; a tensor operation.
+            written: the tensors of this module that `follow_up` writes.
         """
         updates = [self.updates[name] for name in objectives]
         if self._graphs is None:
-            return UpdateSequence(updates, then, written)
+            return UpdateSequence(updates, follow_up, written)
         name = ", ".join(objectives)
         compiled = cast(list[CompiledUpdate], updates)
-        return CompiledSequence(name, compiled, then, written, self._graphs, self.phase)
+        return CompiledSequence(name, compiled, follow_up, written, self._graphs, self.phase)
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the learning rate schedule for an initial learning rate."""
@@ -397,9 +397,9 @@ class Algorithm(LightningModule, ABC, Constructed):
         for update in self.updates.values():
             update.first_iteration_done()
         if self._graphs is not None:
-            self._graphs.look_again()
+            self._graphs.recheck()
             if self._graphs.have_served:
-                self.compilation.say()
+                self.compilation.print_decision()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Leaving out padding copies the rollout, which is slow with pictures.
             steps = without_padding(rollout)
@@ -455,7 +455,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         # The update has its own random stream; a checkpoint's state of it is loaded later.
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
-        hooks = LightningHooks(self) if LightningHooks.listened_to(self) else None
+        hooks = LightningHooks(self) if LightningHooks.overrides_minibatch_hooks(self) else None
         choice = self.choose_compilation()
         self._steps_before, self._computed_before = self._computed_before, None
         if choice.compiled and hooks is not None:
@@ -517,7 +517,7 @@ class Algorithm(LightningModule, ABC, Constructed):
     def on_train_start(self) -> None:
         check_replay_is_used(self, self.data.replay)
         if not self.compilation.compiled:
-            self.compilation.say()  # a compiled update reports after its first graph
+            self.compilation.print_decision()  # a compiled update reports after its first graph
         # Random streams are restored last, because other setup code may draw from them.
         if self._restored is not None:
             with restoring("random streams"):
@@ -599,7 +599,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             "streams and episodes begin anew."
         )
 
-    def begin_with(self, checkpoint: dict[str, Any]) -> None:
+    def warm_start(self, checkpoint: dict[str, Any]) -> None:
         """Load weights, normalizers and counters; random streams and episodes start fresh.
 
         Raises:
@@ -642,7 +642,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         path = find_checkpoint(str(checkpoint_path), output_dir)
         content = read_checkpoint(path)
         module: Self = SavedRun(path, content, trust_code).algorithm(cls, kwargs)
-        module.begin_with(content)
+        module.warm_start(content)
         return module.to(map_location).eval()
 
     # --- evaluation ---
@@ -675,15 +675,15 @@ class Algorithm(LightningModule, ABC, Constructed):
         }
         self._episodes = []
         if cut := self.evaluation["cut"]:
-            self._tell_of_cuts(cut, len(episodes))
+            self._report_cut_episodes(cut, len(episodes))
         # For checkpoint monitors; `MetricsWriter` logs over env steps.
         self.log_dict(logged_values(self.evaluation), logger=False)
 
     @rank_zero_only
-    def _tell_of_cuts(self, cut: int, episodes: int) -> None:
+    def _report_cut_episodes(self, cut: int, episodes: int) -> None:
         """Print once per run that evaluation episodes were cut."""
-        if not self._told_of_cuts:
-            self._told_of_cuts = True
+        if not self._reported_cut_episodes:
+            self._reported_cut_episodes = True
             print(
                 f"{cut} of {episodes} evaluation episodes were cut after "
                 f"{self.data.max_eval_episode_steps:,} env steps and count as truncated "
@@ -743,5 +743,5 @@ def _adam(learning_rate: float, eps: float) -> OptimizerFactory:
     return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=eps, fused=True)
 
 
-def _as_it_is(minibatch: TensorDict) -> TensorDict:
+def _unchanged(minibatch: TensorDict) -> TensorDict:
     return minibatch

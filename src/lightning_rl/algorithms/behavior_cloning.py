@@ -14,9 +14,9 @@ from lightning_rl.algorithms.action_parts import (
 )
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size, check_sequences
-from lightning_rl.algorithms.on_policy import drawing_of, epochs
+from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of
-from lightning_rl.algorithms.sequence_cut import SequenceLength, most_minibatches
+from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches
 from lightning_rl.datasets import Demonstrations
 from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.policies import Policy
@@ -112,12 +112,12 @@ class BehaviorCloning(Algorithm):
         if self.teacher is not None:
             taught_by = Algorithm.load_from_checkpoint(self.teacher, trust_code=self.trust_code)
             teacher = Teacher(taught_by.policy, self.policy, self.teacher_env_steps)
-            self.plan = replace(self.plan, teacher=teacher)
+            self.episode_settings = replace(self.episode_settings, teacher=teacher)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        if self.plan.teacher is not None:
-            self.plan.teacher.policy.to(self.device)
+        if self.episode_settings.teacher is not None:
+            self.episode_settings.teacher.policy.to(self.device)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -138,7 +138,7 @@ class BehaviorCloning(Algorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         check_time(rollout)
-        teacher = self.plan.teacher
+        teacher = self.episode_settings.teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
@@ -147,9 +147,9 @@ class BehaviorCloning(Algorithm):
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
         what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
-        drawing = drawing_of(self.policy, rollout, *what)
+        sampler = make_sampler(self.policy, rollout, *what)
         how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-        for epoch in epochs(drawing, *how):
+        for epoch in epochs(sampler, *how):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)

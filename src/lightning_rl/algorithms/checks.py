@@ -88,7 +88,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     why = (
         "it stores a state, but its evaluate_actions takes each step by itself (see "
         "Policy.evaluates_sequences)"
-        if policy.remembers
+        if policy.is_recurrent
         else "it remembers nothing: give it one, policy.init_args.memory: {class_path: LSTM}"
     )
     require(
@@ -228,7 +228,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
     current weights; others are ignored.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
-    if policy.remembers:  # older weights may have computed the states
+    if policy.is_recurrent:  # older weights may have computed the states
         fresh = fresh.cummin(1).values
     if not ranks.agree(bool(fresh.any())):
         return False
@@ -299,7 +299,7 @@ def check_checkpoint(
 USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone does)."
 
 
-def weights_to_begin_with(
+def warm_start_weights(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
     """Return a state dict with which a policy acts like a checkpoint's policy, and a note.

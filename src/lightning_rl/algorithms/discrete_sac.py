@@ -10,7 +10,7 @@ from lightning_rl.algorithms.sac import SoftActorCritic
 from lightning_rl.functional import (
     ensemble_loss,
     expected_soft_value,
-    least_of_subset,
+    min_of_subset,
     soft_target,
     temperature_loss,
 )
@@ -63,7 +63,7 @@ class DiscreteSAC(SoftActorCritic):
         features, slow = self.policy.features_for_target(minibatch, there, through)
         log_probs = self.policy.log_probs(there, features)
         q = self.policy.action_values(there, self.target_critic, slow)
-        least = least_of_subset(q, minibatch.get("target_critics", None))
+        least = min_of_subset(q, minibatch.get("target_critics", None))
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
         value = expected_soft_value(log_probs, least, alpha)
         reward = self.scaled(minibatch["reward"])
@@ -74,7 +74,7 @@ class DiscreteSAC(SoftActorCritic):
         log_probs = self.policy.log_probs(minibatch, features)
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
-            q = self.judged(self.policy.action_values(minibatch, features=for_critics))
+            q = self.reduce_q(self.policy.action_values(minibatch, features=for_critics))
         loss = -expected_soft_value(log_probs, q, alpha).mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         allowed = self.policy.num_allowed(minibatch).to(log_probs.dtype)

@@ -59,8 +59,8 @@ class GripperSAC(SAC):
         )
         return [critic, gripper, *others]
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        return [*super().slow_copies(), (self.target_gripper, self.policy.gripper)]
+    def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [*super().target_networks(), (self.target_gripper, self.policy.gripper)]
 
     def gripper_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the gripper's critic on samples [B], and scalars to log."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_rl.algorithms.action_parts import ratio_terms
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.functional import (
     approx_kl,
     clip_fraction,
@@ -117,7 +117,8 @@ class GRPO(OnPolicyAlgorithm):
         self.clip_high = clip_coef if clip_high is None else clip_high
         self.kl_coef = kl_coef
         self.ent_coef = ent_coef
-        self.plan = EpisodePlan(group_size, reset_every_rollout, truncate_at_first_done)
+        episodes = EpisodeSettings(group_size, reset_every_rollout, truncate_at_first_done)
+        self.episode_settings = episodes
         self.reference = ReferencePolicy(policy) if kl_coef > 0 else None
 
     def setup(self, stage: str) -> None:

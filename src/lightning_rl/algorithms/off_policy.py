@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import Algorithm, RankState
 from lightning_rl.algorithms.checks import check_sequences
-from lightning_rl.algorithms.sequence_cut import SEQUENCE_LENGTH
+from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
-from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.functional import (
     categorical_loss,
     categorical_target,
     ensemble_loss,
-    least_of_subset,
-    outputs_of_least,
+    min_of_subset,
+    outputs_of_min,
     shift_pictures,
     soft_target,
 )
@@ -92,7 +92,7 @@ class OffPolicyAlgorithm(Algorithm):
         check_sequences(policy, sequence_length, burn_in)
         kind, own = type(self).__name__, type(policy).__name__
         require(
-            policy.evaluates_sequences or not policy.remembers,
+            policy.evaluates_sequences or not policy.is_recurrent,
             f"{kind} learns what is remembered through sequences, and {own} has a state, and no "
             "way through them (see Policy.evaluates_sequences): give it a memory, "
             "policy.init_args.memory: {class_path: LSTM}, or train it with PPO or GRPO.",
@@ -118,7 +118,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.burn_in = burn_in
         check_range("random_shift", random_shift, least=0)
         require(
-            random_shift == 0 or not policy.remembers,
+            random_shift == 0 or not policy.is_recurrent,
             f"random_shift={random_shift} shifts each picture by its own, and to a memory "
             "everything would jump from step to step: leave one of them out.",
         )
@@ -129,7 +129,7 @@ class OffPolicyAlgorithm(Algorithm):
             f"random_shift={random_shift} shifts pictures, and there are none in the observation "
             f"space {policy.observation_space}: leave it out.",
         )
-        self.plan = EpisodePlan(random_env_steps=random_env_steps)
+        self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
 
     # --- helpers of training_step ---
@@ -144,7 +144,7 @@ class OffPolicyAlgorithm(Algorithm):
         count = self.updates_due(rollout)
         if count == 0:
             return
-        if self.policy.remembers:
+        if self.policy.is_recurrent:
             size = self.num_sequences * self.sequence_length
             batches = self.replay.sequences(
                 count,
@@ -170,15 +170,15 @@ class OffPolicyAlgorithm(Algorithm):
                 batch.set(path, shift_pictures(batch.get(path), shift[i], sides))
             yield batch
 
-    def keep(self, rollout: TensorDict) -> None:
+    def store(self, rollout: TensorDict) -> None:
         """Store a fresh rollout [N, T+1] in the replay; `state` only for a policy with a memory.
 
         Raises:
             ValueError: if the rollout is flattened.
         """
         check_time(rollout)
-        remembers = self.policy.remembers or "state" not in rollout.keys()
-        self.replay.extend(rollout if remembers else rollout.exclude("state"))
+        is_recurrent = self.policy.is_recurrent or "state" not in rollout.keys()
+        self.replay.extend(rollout if is_recurrent else rollout.exclude("state"))
 
     @property
     def num_sequences(self) -> int:
@@ -225,7 +225,7 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def _steps_of_one_sequence(self) -> int:
         """Transitions in the replay after each env has stepped through one sequence."""
-        return self.sequence_length * self.data.num_envs if self.policy.remembers else 0
+        return self.sequence_length * self.data.num_envs if self.policy.is_recurrent else 0
 
     @property
     def updates_done(self) -> int:
@@ -233,33 +233,33 @@ class OffPolicyAlgorithm(Algorithm):
         first = next(iter(self.objectives.values())).statistics
         return first.passed + first.skipped + len(first)
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return pairs of a target network and its source network."""
         return []
 
-    def move_all_targets(self) -> None:
+    def update_targets(self) -> None:
         """Move each target network towards its source."""
-        for target, source in self.slow_copies():
-            self.move_targets(target, source)
+        for target, source in self.target_networks():
+            self.polyak_update(target, source)
 
-    def begin_with_policy(self) -> None:
+    def warm_start_from_policy(self) -> None:
         """Copy the loaded policy into the target networks, and print what is not loaded."""
         rank_zero_info(
             f"{type(self).__name__} begins with the policy of that checkpoint, and with copies of "
             "its critics as targets; optimizers and whatever else it learns begin anew."
         )
-        for target, source in self.slow_copies():
+        for target, source in self.target_networks():
             target.load_state_dict(source.state_dict())
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         super().finish_iteration(rollout)
         # Buffers are running statistics: copy them from the source.
-        for target, source in self.slow_copies():
+        for target, source in self.target_networks():
             for slow, fast in zip(target.buffers(), source.buffers(), strict=True):
                 slow.copy_(fast)
 
     @torch.no_grad()
-    def move_targets(self, target: nn.Module, source: nn.Module) -> None:
+    def polyak_update(self, target: nn.Module, source: nn.Module) -> None:
         """Move the parameters of a target network towards its source by the fraction `tau`.
 
         Source: Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning",
@@ -352,7 +352,7 @@ class OffPolicyAlgorithm(Algorithm):
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def slow_copy(module: _Module | None) -> _Module | None:
+def make_target_network(module: _Module | None) -> _Module | None:
     """Return a frozen copy of a module for targets; None without trainable parameters."""
     if module is None or not any(one.requires_grad for one in module.parameters()):
         return None
@@ -373,7 +373,7 @@ def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> 
         )
 
 
-class Following(NamedTuple):
+class NextStep(NamedTuple):
     """The policy's action in the next states of a minibatch, without gradients.
 
     Attributes:
@@ -390,9 +390,9 @@ class Following(NamedTuple):
 class QAlgorithm(OffPolicyAlgorithm):
     """An algorithm with an actor and Q critics, and target critics that follow slowly.
 
-    With `tau: null` there are no target critics: the critics make their own targets, in one joint
-    forward pass over current and next actions (`QEnsemble.together`), which batch normalization
-    needs.
+    With `tau: null` there are no target critics: the critics make their own targets, in one
+    forward pass over current and next actions (`QEnsemble.joint_outputs`), which batch
+    normalization needs.
 
     Args:
         policy: actor and critics.
@@ -436,8 +436,8 @@ class QAlgorithm(OffPolicyAlgorithm):
         )
         if self.tau is not None:
             self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-            self.target_encoder = slow_copy(policy.encoder_of_critic)
-            self.target_memory = slow_copy(policy.memory_of_critic)
+            self.target_encoder = make_target_network(policy.encoder_of_critic)
+            self.target_memory = make_target_network(policy.memory_of_critic)
         self.reward_normalizer = None
         if normalize_reward:
             limit = None if critic.atoms is None else float(critic.atoms[-1])
@@ -448,13 +448,13 @@ class QAlgorithm(OffPolicyAlgorithm):
         normalizer = self.reward_normalizer
         return reward if normalizer is None else cast(Tensor, normalizer(reward))
 
-    def keep(self, rollout: TensorDict) -> None:
-        super().keep(rollout)
-        # Demonstrations in the replay have rewards too: see `ReturnNormalizer.observe_given`.
+    def store(self, rollout: TensorDict) -> None:
+        super().store(rollout)
+        # Demonstrations in the replay have rewards too: see `ReturnNormalizer.observe_offline`.
         if self.reward_normalizer is not None:
-            given = self.replay.take_given_rewards()
+            given = self.replay.take_offline_rewards()
             if given is not None:
-                self.reward_normalizer.observe_given(*given, self.gamma)
+                self.reward_normalizer.observe_offline(*given, self.gamma)
 
     def critic_objective(self) -> Objective:
         """Return the objective of the critics; batch normalization needs whole minibatches."""
@@ -471,38 +471,40 @@ class QAlgorithm(OffPolicyAlgorithm):
         """Return the loss of the critics on samples [B], and scalars to log."""
 
     def fit_critics(
-        self, minibatch: TensorDict, after: Following
+        self, minibatch: TensorDict, next_step: NextStep
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the temporal-difference loss of the critics on samples [B], and scalars to log.
 
         Args:
             minibatch: [B].
-            after: the policy's action in the next states.
+            next_step: the policy's action in the next states.
         """
         critic, policy = self.policy.critic, self.policy
         action = policy.unit(minibatch["action"])
         features = policy.critic_features(minibatch)
         if self.target_critic is None:
-            said, next_said = critic.together(features, action, after.features, after.action)
+            outputs, next_outputs = critic.joint_outputs(
+                features, action, next_step.features, next_step.action
+            )
         else:
-            said = critic.outputs(features, action)
-            next_said = self.target_critic.outputs(after.features, after.action)
-        next_said = next_said.detach()
-        q, next_q = critic.mean(said), critic.mean(next_said)
+            outputs = critic.outputs(features, action)
+            next_outputs = self.target_critic.outputs(next_step.features, next_step.action)
+        next_outputs = next_outputs.detach()
+        q, next_q = critic.mean(outputs), critic.mean(next_outputs)
         reward, discount = self.scaled(minibatch["reward"]), minibatch["discount"]
         subset = minibatch.get("target_critics", None)
         if critic.atoms is None:
             target = soft_target(
-                reward, discount, least_of_subset(next_q, subset), after.cost, alpha=1.0
+                reward, discount, min_of_subset(next_q, subset), next_step.cost, alpha=1.0
             )
             loss = ensemble_loss(q, target)
         else:
-            probs = outputs_of_least(next_said, next_q, subset).softmax(-1)
-            wanted = categorical_target(reward, discount, probs, after.cost, critic.atoms)
-            loss, target = categorical_loss(said, wanted), wanted @ critic.atoms
+            probs = outputs_of_min(next_outputs, next_q, subset).softmax(-1)
+            wanted = categorical_target(reward, discount, probs, next_step.cost, critic.atoms)
+            loss, target = categorical_loss(outputs, wanted), wanted @ critic.atoms
         return loss, {"q": q.mean(), "q_target": target.mean()}
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         pairs = [
             (self.target_critic, self.policy.critic),
             (self.target_encoder, self.policy.encoder_of_critic),

@@ -18,10 +18,10 @@ from lightning_rl.algorithms.checks import (
 )
 from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
 from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
-from lightning_rl.algorithms.sequence_cut import (
-    Drawing,
-    SequenceCut,
+from lightning_rl.algorithms.sequence_sampler import (
+    Sampler,
     SequenceLength,
+    SequenceSampler,
     most_minibatches,
 )
 from lightning_rl.compiled.update import CompiledValues
@@ -125,7 +125,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     # --- helpers of training_step ---
 
-    def chosen(self, rollout: TensorDict) -> Tensor | None:
+    def policy_action_mask(self, rollout: TensorDict) -> Tensor | None:
         """Return a mask [N, T] of steps that executed the policy's action; None if all steps did.
 
         The mask is false for interventions and padding.
@@ -170,16 +170,16 @@ class OnPolicyAlgorithm(Algorithm):
         Raises:
             ConfigurationError: if the first ratio of the run is not 1.
         """
-        chosen = self.chosen(rollout)
+        chosen = self.policy_action_mask(rollout)
         if chosen is not None:
             mask = chosen if mask is None else mask & chosen
         if mask is not None and not ranks.agree(bool(mask.any())):
             return
         self._check_first_ratio(rollout, keys)
-        drawing = drawing_of(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
+        sampler = make_sampler(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
         statistics = self.objectives[""].statistics
         how = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
-        for epoch in epochs(drawing, *how):
+        for epoch in epochs(sampler, *how):
             first = len(statistics)
             yield from epoch
             if self._stops_early(first):
@@ -282,14 +282,14 @@ class OnPolicyAlgorithm(Algorithm):
             self.reward_normalizer.carry = None if state is None else state["carry"]
 
 
-def drawing_of(
+def make_sampler(
     policy: Policy,
     rollout: TensorDict,
     keys: Sequence[str],
     mask: Tensor | None,
     length: SequenceLength,
     burn_in: int,
-) -> Drawing:
+) -> Sampler:
     """Return the source of minibatches: transitions of a rollout [N, T+1], or sequences.
 
     Args:
@@ -302,12 +302,12 @@ def drawing_of(
     """
     fields = loss_fields(rollout, keys, policy.extra_fields)
     if not policy.evaluates_sequences:
-        return Transitions(flat_transitions(rollout, fields), mask)
-    return SequenceCut(rollout, fields, mask, length, burn_in)
+        return TransitionSampler(flat_transitions(rollout, fields), mask)
+    return SequenceSampler(rollout, fields, mask, length, burn_in)
 
 
-class Transitions(Drawing):
-    """A `Drawing` whose units are single transitions.
+class TransitionSampler(Sampler):
+    """A `Sampler` whose units are single transitions.
 
     Args:
         flat: [M], the transitions of this rank, see `flat_transitions`.
@@ -321,7 +321,7 @@ class Transitions(Drawing):
     def __len__(self) -> int:
         return len(self.flat) if self._counted is None else len(self._counted)
 
-    def units_in(self, batch_size: int) -> int:
+    def units_per_minibatch(self, batch_size: int) -> int:
         return batch_size
 
     def samples(self, units: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ class Transitions(Drawing):
 
 
 def epochs(
-    drawing: Drawing, n_epochs: int, batch_size: int, generator: torch.Generator, draw: Draw
+    sampler: Sampler, n_epochs: int, batch_size: int, generator: torch.Generator, draw: Draw
 ) -> Iterator[Iterator[TensorDict]]:
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 
@@ -355,30 +355,30 @@ def epochs(
     not divide `batch_size`. With several processes all communication happens before the first pass,
     and `draw` computes fields of the drawn samples.
     """
-    size = drawing.units_in(batch_size)
+    size = sampler.units_per_minibatch(batch_size)
     if ranks.world_size() == 1:
-        for _ in range(n_epochs if len(drawing) else 0):  # lazily: the update may stop early
-            yield drawing.minibatches(_shuffled(drawing, generator).split(size))
+        for _ in range(n_epochs if len(sampler) else 0):  # lazily: the update may stop early
+            yield sampler.minibatches(_shuffled(sampler, generator).split(size))
         return
-    orders = [_shuffled(drawing, generator) for _ in range(n_epochs)]
+    orders = [_shuffled(sampler, generator) for _ in range(n_epochs)]
     # Masks differ between ranks, and all ranks need as many minibatches as the fullest rank.
-    count = ranks.max_over_ranks(-(-len(drawing) // size)) if drawing.varies else None
+    count = ranks.max_over_ranks(-(-len(sampler) // size)) if sampler.varies else None
     if count == 0:
         return
     parts = [o.split(size) if count is None else o.tensor_split(count) for o in orders]
-    samples = [[drawing.samples(units) for units in epoch] for epoch in parts]
+    samples = [[sampler.samples(units) for units in epoch] for epoch in parts]
     sizes = [len(one) for epoch in samples for one in epoch]
-    drawn = draw(drawing.flat, torch.cat([one for epoch in samples for one in epoch]), sizes)
-    drawing.flat = drawing.flat.exclude(*drawn)
+    drawn = draw(sampler.flat, torch.cat([one for epoch in samples for one in epoch]), sizes)
+    sampler.flat = sampler.flat.exclude(*drawn)
     done = 0
     for units, of_epoch in zip(parts, samples, strict=True):
         end = done + sum(len(one) for one in of_epoch)
-        yield drawing.minibatches(units, {key: value[done:end] for key, value in drawn.items()})
+        yield sampler.minibatches(units, {key: value[done:end] for key, value in drawn.items()})
         done = end
 
 
-def _shuffled(drawing: Drawing, generator: torch.Generator) -> Tensor:
-    return torch.randperm(len(drawing), generator=generator, device=drawing.flat.device)
+def _shuffled(sampler: Sampler, generator: torch.Generator) -> Tensor:
+    return torch.randperm(len(sampler), generator=generator, device=sampler.flat.device)
 
 
 def gather(data: TensorDict, index: Tensor) -> TensorDict:

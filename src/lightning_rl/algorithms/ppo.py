@@ -112,7 +112,7 @@ class PPO(OnPolicyAlgorithm):
         done, terminated, truncated, final_value = (
             rollout[key][:, :-1] for key in ("done", "terminated", "truncated", "final_value")
         )
-        chosen = self.chosen(rollout)
+        chosen = self.policy_action_mask(rollout)
         if "intervened" in rollout.keys():
             # The policy did not earn the rewards of an intervention: bootstrap from the value.
             taken_over = rollout["intervened"][:, 1:] & ~done
@@ -124,8 +124,8 @@ class PPO(OnPolicyAlgorithm):
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
-        judged = (x if chosen is None else x[chosen] for x in (value[:, :-1], target))
-        self.statistics.set("explained_variance", explained_variance(*judged))
+        pair = (x if chosen is None else x[chosen] for x in (value[:, :-1], target))
+        self.statistics.set("explained_variance", explained_variance(*pair))
         if self.normalize_advantage == "rollout":
             own = advantage if chosen is None else advantage[chosen]
             if ranks.world_size() > 1:

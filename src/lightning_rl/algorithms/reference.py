@@ -39,7 +39,7 @@ class ReferencePolicy(nn.Module):
         A recurrent policy recomputes its states. If a rollout starts within an episode, its first
         state is the trained policy's.
         """
-        if self._policy.remembers:
+        if self._policy.is_recurrent:
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)
         return log_prob_of(self, rollout)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.on_policy import Transitions, epochs
+from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
 from lightning_rl.collectors.evaluation import logged_values, summarize
 from lightning_rl.datasets import LabelledFrames
 from lightning_rl.envs.vector_env import Observation
@@ -112,7 +112,7 @@ class RewardClassifier(Algorithm):
         rollout["action"].copy_(rollout["label"])
         flat = flat_transitions(rollout, [*self.FIELDS, *self.policy.extra_fields])
         how = (self.n_epochs, self.batch_size, self.generator, _nothing)
-        for epoch in epochs(Transitions(flat), *how):
+        for epoch in epochs(TransitionSampler(flat), *how):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)
@@ -152,13 +152,13 @@ class RewardClassifier(Algorithm):
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._judged)
         self._judged = []
-        judged = [episode for one in gathered for episode in one]
-        probability = torch.cat([one for _, one, _ in judged])
-        label = torch.cat([one for _, _, one in judged])
+        evaluated = [episode for one in gathered for episode in one]
+        probability = torch.cat([one for _, one, _ in evaluated])
+        label = torch.cat([one for _, _, one in evaluated])
         seen, shown = probability >= self.threshold, label == 1
         self.error_rates.copy_(torch.stack([_mean(seen[~shown]), _mean(~seen[shown])]))
         false_positive, false_negative = self.error_rates.tolist()
-        self.evaluation = summarize([_as_episode(*one, self.threshold) for one in judged]) | {
+        self.evaluation = summarize([_as_episode(*one, self.threshold) for one in evaluated]) | {
             "metrics": {
                 "balanced_accuracy": 1 - (false_positive + false_negative) / 2,
                 "false_negative_rate": false_negative,
@@ -173,7 +173,7 @@ class RewardClassifier(Algorithm):
         self.log_dict(logged_values(self.evaluation), logger=False)
         if self.trainer.state.fn == "fit":  # otherwise a table follows
             rank_zero_info(
-                f"Held out: {len(judged)} episodes. At threshold {self.threshold:g} "
+                f"Held out: {len(evaluated)} episodes. At threshold {self.threshold:g} "
                 f"{false_positive:.1%} of {int((~shown).sum())} frames without success are taken "
                 f"for one, and {false_negative:.1%} of {int(shown.sum())} with it are missed."
             )

@@ -32,7 +32,7 @@ def write_values(
         rollout: [N, T+1].
         value_of: returns values [B], instead of `policy.get_value`.
     """
-    inputs = ["observation", *(["state"] if policy.remembers else [])]
+    inputs = ["observation", *(["state"] if policy.is_recurrent else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
     envs, slots = rollout.batch_size
     values = _values(policy, observations, value_of)
@@ -41,7 +41,7 @@ def write_values(
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
     if len(rows):
         finals = {"observation": final_observations(rollout, rows, steps)}
-        if policy.remembers:  # the state of the episode that ended: the next slot's is already zero
+        if policy.is_recurrent:  # the next slot's state is already zero
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         # Without `value_of`: the number of final observations varies, and graphs need a fixed

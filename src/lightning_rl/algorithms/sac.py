@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import Following, QAlgorithm
+from lightning_rl.algorithms.off_policy import NextStep, QAlgorithm
 from lightning_rl.functional import random_subsets, soft_policy_loss, temperature_loss
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import QActorCritic, SquashedActorCritic
@@ -77,16 +77,16 @@ class SoftActorCritic(QAlgorithm):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        written = [p for target, _ in self.slow_copies() for p in target.parameters()]
-        self.update_critics = self.in_turn(
-            *self.fitted_always, then=self.move_all_targets, written=written
+        written = [p for target, _ in self.target_networks() for p in target.parameters()]
+        self.update_critics = self.make_update_sequence(
+            *self.fitted_always, follow_up=self.update_targets, written=written
         )
-        self.update_all = self.in_turn(
-            *self.objectives, then=self.move_all_targets, written=written
+        self.update_all = self.make_update_sequence(
+            *self.objectives, follow_up=self.update_targets, written=written
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        self.keep(rollout)
+        self.store(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             (self.update_all if with_actor else self.update_critics)(minibatch)
@@ -98,7 +98,7 @@ class SoftActorCritic(QAlgorithm):
         critics, size = self.policy.critic.num_critics, self.num_target_critics
         return {"target_critics": random_subsets(count, critics, size, self.generator, self.device)}
 
-    def judged(self, q: Tensor) -> Tensor:
+    def reduce_q(self, q: Tensor) -> Tensor:
         """Reduce the values of all critics [E, ...] to those that the actor maximizes."""
         return q.amin(0) if self.num_target_critics is None else q.mean(0)
 
@@ -154,24 +154,24 @@ class SAC(SoftActorCritic):
         return {"noise": noise[0], "next_noise": noise[1]} | super().drawn_fields(count)
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.fit_critics(minibatch, self.following(minibatch))
+        return self.fit_critics(minibatch, self.next_step(minibatch))
 
     @torch.no_grad()
-    def following(self, minibatch: TensorDict) -> Following:
+    def next_step(self, minibatch: TensorDict) -> NextStep:
         """Return the policy's action in the next states of samples [B], and its entropy cost."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         through = self.target_encoder, self.target_memory
         features, slow = self.policy.features_for_target(minibatch, there, through)
         action, log_prob = self.policy.draw_unit(there, minibatch["next_noise"], features)
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
-        return Following(slow, action, alpha * log_prob)
+        return NextStep(slow, action, alpha * log_prob)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         features, for_critics = self.policy.features_for_actor(minibatch)
         action, log_prob = self.policy.draw_unit(minibatch, minibatch["noise"], features)
         alpha = self.log_alpha.detach().exp()
         q = self.policy.q_values(minibatch, action, features=for_critics)
-        loss = soft_policy_loss(log_prob, self.judged(q), alpha)
+        loss = soft_policy_loss(log_prob, self.reduce_q(q), alpha)
         return loss, {"entropy": -log_prob.mean(), "alpha": alpha}
 
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import Following, QAlgorithm, slow_copy
+from lightning_rl.algorithms.off_policy import NextStep, QAlgorithm, make_target_network
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range
@@ -50,8 +50,8 @@ class TD3(QAlgorithm):
         if self.tau is not None:
             self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
             if policy.critic_reads_apart:
-                self.target_actor_encoder = slow_copy(policy.encoder)
-                self.target_actor_memory = slow_copy(policy.memory)
+                self.target_actor_encoder = make_target_network(policy.encoder)
+                self.target_actor_memory = make_target_network(policy.memory)
 
     def configure_objectives(self) -> list[Objective]:
         return [
@@ -61,13 +61,13 @@ class TD3(QAlgorithm):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        written = [p for target, _ in self.slow_copies() for p in target.parameters()]
-        self.update_all = self.in_turn(
-            "critic", "actor", then=self.move_all_targets, written=written
+        written = [p for target, _ in self.target_networks() for p in target.parameters()]
+        self.update_all = self.make_update_sequence(
+            "critic", "actor", follow_up=self.update_targets, written=written
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        self.keep(rollout)
+        self.store(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             (self.update_all if with_actor else self.updates["critic"])(minibatch)
@@ -80,10 +80,10 @@ class TD3(QAlgorithm):
         return {"next_noise": (noise * self.target_noise).clamp(-limit, limit)}
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.fit_critics(minibatch, self.following(minibatch))
+        return self.fit_critics(minibatch, self.next_step(minibatch))
 
     @torch.no_grad()
-    def following(self, minibatch: TensorDict) -> Following:
+    def next_step(self, minibatch: TensorDict) -> NextStep:
         """Return the target policy's action with noise, in the next states of samples [B]."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         # The target actor reads the features of a target encoder.
@@ -94,7 +94,7 @@ class TD3(QAlgorithm):
         )
         best = self.policy.best_unit(there, self.target_actor, features)
         action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
-        return Following(slow, action, torch.zeros_like(minibatch["reward"]))
+        return NextStep(slow, action, torch.zeros_like(minibatch["reward"]))
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the actor on samples [B], and scalars to log."""
@@ -102,7 +102,7 @@ class TD3(QAlgorithm):
         action = self.policy.best_unit(minibatch, features=features)
         return -self.policy.q_values(minibatch, action, features=for_critics)[0].mean(), {}
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         policy = self.policy
         pairs = [
             (self.target_actor, policy.actor),
@@ -110,4 +110,4 @@ class TD3(QAlgorithm):
             (self.target_actor_memory, policy.memory),
         ]
         own = [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
-        return super().slow_copies() + own
+        return super().target_networks() + own

@@ -215,15 +215,15 @@ class EnvCheck:
             )
             text = f"played by random actions for {play.env_steps:,} env steps"
             self.add("env", "ok", text)
-            self._look_at_actions(env, play)
+            self._check_actions(env, play)
             for array in play.arrays.values():
-                self._look_at_array(array)
-            self._look_at_rewards(env, play)
-            self._look_at_ends(env, play)
+                self._check_array(array)
+            self._check_rewards(env, play)
+            self._check_ends(env, play)
             self._play_twice(env, play)
-            self._look_at_starts(env)
+            self._check_starts(env)
             self._restore(env)
-            self._ask_gymnasium()
+            self._run_gymnasium_checker()
         finally:
             self._close()
 
@@ -250,7 +250,7 @@ class EnvCheck:
 
     # --- one play with random actions ---
 
-    def _look_at_actions(self, env: VectorEnv, play: Play) -> None:
+    def _check_actions(self, env: VectorEnv, play: Play) -> None:
         space = env.single_action_space
         self.add("action", "ok", described(space))
         if env.steps_per_action > 1:
@@ -271,7 +271,7 @@ class EnvCheck:
             taken = f"{play.interventions:,} of {play.env_steps:,} env steps"
             self.add("action", "ok", f"someone took over in {taken}")
 
-    def _look_at_array(self, array: ArraySeen) -> None:
+    def _check_array(self, array: ArraySeen) -> None:
         topic, name = "observation", array.name.removeprefix("observation").removeprefix(".")
         begin = f"{name}: " if name else ""
         is_box = isinstance(array.space, gymnasium.spaces.Box)
@@ -306,7 +306,7 @@ class EnvCheck:
             text = f"{int(still.sum())} of {still.size} numbers never changed: {which}{more}"
             self.add(topic, "note", f"{begin}{text}", "Leave them out if they never will.")
 
-    def _look_at_rewards(self, env: VectorEnv, play: Play) -> None:
+    def _check_rewards(self, env: VectorEnv, play: Play) -> None:
         reward = play.rewards
         if not np.isfinite(reward).all():
             row, step = np.argwhere(~np.isfinite(reward))[0]
@@ -340,7 +340,7 @@ class EnvCheck:
             listed = ", ".join(f"{name} {value:.3g}" for name, value in play.reports.items())
             self.add("reward", "ok", f"the env reports, on average: {listed}")
 
-    def _look_at_ends(self, env: VectorEnv, play: Play) -> None:
+    def _check_ends(self, env: VectorEnv, play: Play) -> None:
         limit, played = env.max_episode_steps, play.steps * env.steps_per_action
         known = f"the time limit is {limit:,} env steps" if limit else "no time limit is known"
         ends = play.terminated + play.truncated
@@ -414,7 +414,7 @@ class EnvCheck:
                 "the whole state in reset; else no evaluation and no run can be repeated.",
             )
 
-    def _look_at_starts(self, env: VectorEnv) -> None:
+    def _check_starts(self, env: VectorEnv) -> None:
         rounds = max(2, -(-STARTS // env.num_envs))
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
         starts = [self._reset(env, seed) for seed in seeds]
@@ -491,7 +491,7 @@ class EnvCheck:
 
     # --- one env ---
 
-    def _ask_gymnasium(self) -> None:
+    def _run_gymnasium_checker(self) -> None:
         """Run Gymnasium's checks on one env: a vector env has already converted its values."""
         assert self._env is not None
         base = _base(self._env)

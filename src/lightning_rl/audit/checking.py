@@ -32,12 +32,12 @@ WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
 
 
-class Checked(Exception):  # noqa: N818  # no error: it ends a run that is only checked
+class CheckComplete(Exception):  # noqa: N818  # no error: it ends a run that is only checked
     """The check is complete: end the run before training."""
 
 
 class RunCheck(Callback):
-    """Check a run in `on_fit_start`, and end it by raising `Checked`.
+    """Check a run in `on_fit_start`, and end it by raising `CheckComplete`.
 
     It must be the last callback, so that the other callbacks raise their errors first.
 
@@ -68,17 +68,17 @@ class RunCheck(Callback):
             with self._finding("collector"):
                 acting = self._collect(data)
                 if acting is not None:
-                    self._look_at_speed(data, play, acting)
+                    self._check_speed(data, play, acting)
             data.close()
-            self._look_at_groups(algorithm, env_check)
-            self._look_at_lengths(data, algorithm, play)
-        self._look_at_update(data, algorithm)
+            self._check_groups(algorithm, env_check)
+            self._check_lengths(data, algorithm, play)
+        self._check_update(data, algorithm)
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
-                self._look_at_evaluation(trainer, data, env_check)
+                self._check_evaluation(trainer, data, env_check)
         topics = list(dict.fromkeys(finding.topic for finding in self.findings))
         self.findings.sort(key=lambda finding: topics.index(finding.topic))
-        raise Checked
+        raise CheckComplete
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
         self.findings.append(Finding(topic, level, text, cure))
@@ -98,7 +98,7 @@ class RunCheck(Callback):
         data.train_dataloader()
         collector = data.collector
         assert collector is not None
-        if not collector.ways:
+        if not collector.code_paths:
             text = f"{type(collector).__name__} plays nothing: its rollouts exist already"
             self.add("collector", "ok", text)
             return None
@@ -115,7 +115,7 @@ class RunCheck(Callback):
             )
         return play
 
-    def _look_at_speed(self, data: RLDataModule, play: Play, acting: Play) -> None:
+    def _check_speed(self, data: RLDataModule, play: Play, acting: Play) -> None:
         assert data.collector is not None
         each = play.env_steps / play.steps  # env steps per action of all envs
         stepping, choosing = play.seconds["env"], acting.seconds["inference"]
@@ -126,9 +126,9 @@ class RunCheck(Callback):
         slower, share = ("env", stepping) if stepping >= choosing else ("policy", choosing)
         self.add(
             *("speed", "ok"),
-            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.ways['stepping']}"
+            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.code_paths['stepping']}"
             f"{f', {way}' if way else ''}), acting alone {_rate(each / max(1e-9, choosing))} "
-            f"({acting.ways['acting']}): the {slower} takes "
+            f"({acting.code_paths['acting']}): the {slower} takes "
             f"{share / (stepping + choosing):.0%} of collecting",
         )
         self.add(
@@ -159,8 +159,8 @@ class RunCheck(Callback):
 
     # --- settings ---
 
-    def _look_at_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
-        size = algorithm.plan.group_size
+    def _check_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
+        size = algorithm.episode_settings.group_size
         if size > 1 and not env_check.same_starts:
             self.add(
                 *("rollout", "error"),
@@ -169,13 +169,13 @@ class RunCheck(Callback):
                 "Have the env draw its starts from the seed of reset alone.",
             )
 
-    def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
+    def _check_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
         each = data.env_steps_per_iteration // data.num_envs
         lengths = play.statistics.lengths
         longest = play.max_episode_steps or max(lengths, default=0)
         text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {each:,} env steps"
-        if longest and algorithm.plan.first_episode_only:
-            self._look_at_whole_episodes(text, each, longest)
+        if longest and algorithm.episode_settings.first_episode_only:
+            self._check_whole_episodes(text, each, longest)
         elif lengths:
             ends = data.num_envs * each / float(np.mean(lengths))
             number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
@@ -196,7 +196,7 @@ class RunCheck(Callback):
             "Where what counts comes late, raise model.gamma." if short else "",
         )
 
-    def _look_at_whole_episodes(self, text: str, each: int, longest: int) -> None:
+    def _check_whole_episodes(self, text: str, each: int, longest: int) -> None:
         if each >= longest:
             self.add("rollout", "ok", f"{text}, of which an episode takes up to {longest:,}")
         else:
@@ -207,7 +207,7 @@ class RunCheck(Callback):
                 "Raise data.buffer_size, or shorten the episodes.",
             )
 
-    def _look_at_update(self, data: RLDataModule, algorithm: Algorithm) -> None:
+    def _check_update(self, data: RLDataModule, algorithm: Algorithm) -> None:
         each = algorithm.minibatches_per_iteration()
         choice = algorithm.choose_compilation()
         total = (
@@ -228,9 +228,7 @@ class RunCheck(Callback):
         if parts:
             self.add("update", "ok", ", ".join(parts))
 
-    def _look_at_evaluation(
-        self, trainer: Trainer, data: RLDataModule, env_check: EnvCheck
-    ) -> None:
+    def _check_evaluation(self, trainer: Trainer, data: RLDataModule, env_check: EnvCheck) -> None:
         env, play = data.eval_env, env_check.play
         count = -(-data.total_iterations // data.iterations_per_epoch)
         count //= trainer.check_val_every_n_epoch or 1

@@ -105,7 +105,7 @@ class Play:
             for name, space in leaves(env.single_observation_space).items()
         }
         self.steps = self.terminated = self.truncated = self.alike_ends = self.interventions = 0
-        self._said: dict[str, list[float]] = defaultdict(list)
+        self._reported: dict[str, list[float]] = defaultdict(list)
         self._rewards: list[np.ndarray] = []
         self._beyond: list[float] = []
         self._actions = env.single_action_space
@@ -120,17 +120,17 @@ class Play:
         collector = SyncCollector(replace(context, num_steps=max(1, length)))
         while self.steps < most_steps and (self.steps == 0 or time.perf_counter() < until):
             rollout = collector.collect()
-            self._look_at(rollout)
+            self._observe_rollout(rollout)
             for name, value in collector.reports.items():
-                self._said[name].append(value)
-        self.ways, self.statistics = collector.ways, collector.statistics
+                self._reported[name].append(value)
+        self.code_paths, self.statistics = collector.code_paths, collector.statistics
         self.reports_success, self.env_steps = collector.reports_success, collector.env_steps
         self.seconds = {name: spent / (self.steps + 1) for name, spent in clock.spent.items()}
         self.rewards = np.concatenate(self._rewards, 1)
-        self.reports = {name: float(np.mean(values)) for name, values in self._said.items()}
+        self.reports = {name: float(np.mean(values)) for name, values in self._reported.items()}
         self.beyond = float(np.mean(self._beyond))
 
-    def _look_at(self, rollout: TensorDict) -> None:
+    def _observe_rollout(self, rollout: TensorDict) -> None:
         observed = leaves(rollout["observation"])
         for name, array in self.arrays.items():
             array.add(observed[name].flatten(0, 1).cpu().numpy())

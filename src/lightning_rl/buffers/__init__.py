@@ -2,7 +2,7 @@
 
 from lightning_rl.buffers.base import Buffer as Buffer
 from lightning_rl.buffers.base import BufferClosed as BufferClosed
-from lightning_rl.buffers.base import GivenRewards as GivenRewards
+from lightning_rl.buffers.base import OfflineRewards as OfflineRewards
 from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
 from lightning_rl.buffers.base import Replay as Replay
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory

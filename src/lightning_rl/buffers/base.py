@@ -81,7 +81,7 @@ class RolloutBuffer(Buffer):
         return rollout
 
 
-class GivenRewards(NamedTuple):
+class OfflineRewards(NamedTuple):
     """Rewards of transitions that no collector made, such as demonstrations.
 
     Attributes:
@@ -172,7 +172,7 @@ class Replay(ABC):
             "learns from sequences: set data.replay: ReplayBuffer, or leave the memory out."
         )
 
-    def take_given_rewards(self) -> "GivenRewards | None":
+    def take_offline_rewards(self) -> "OfflineRewards | None":
         """Return the rewards of transitions that no collector made, for a reward normaliser.
 
         Returns None on the second call, and if there are no such transitions.

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
 from lightning_rl.checkpoints.registry import NAMES, imported
-from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
+from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
@@ -66,7 +66,7 @@ class SavedRun:
         model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
         self._check("load_policy", model, {})
         config = self._with_spaces(model["init_args"]["policy"], "load_policy")
-        with self.making():
+        with self.building():
             return self._build(config, kind, "model.policy")
 
     def algorithm(self, cls: type, given: Mapping[str, Any]) -> Any:
@@ -84,7 +84,7 @@ class SavedRun:
         kind = self._class_of(model, cls)
         if "policy" in arguments:
             arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
-        with self.making():
+        with self.building():
             return kind(**self._arguments_of(kind, arguments, "model"), **given)
 
     def env_factory(self, kind: Any) -> Callable[[int], Any]:
@@ -97,7 +97,7 @@ class SavedRun:
         env = data.get("env") if isinstance(data, dict) else None
         require(env is not None, f"The checkpoint {self.path} names no env.")
         self._refuse_code({"data": {"env": env}})
-        with self.making():
+        with self.building():
             return cast(Callable[[int], Any], self._build(env, kind, "data.env"))
 
     def _model(self) -> dict[str, Any]:
@@ -109,14 +109,14 @@ class SavedRun:
     def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
         """Refuse forbidden classes, and arguments that are neither saved nor `given`."""
         self._refuse_code({"model": written(model)})
-        lacks = lacks_of(model["init_args"])
+        lacks = missing_settings(model["init_args"])
         if "policy" not in {**model["init_args"], **given}:
             lacks["policy"] = "it holds no configuration of it"
         arguments = sorted({f"{name.partition('.')[0]}=..." for name in lacks})
         require(
             not lacks,
-            f"The checkpoint {self.path} cannot hold {in_words(lacks)}, and does not say how to "
-            f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
+            f"The checkpoint {self.path} cannot hold {describe_missing(lacks)}, and does not say "
+            f"how to make it. Pass it: {call}(path, {', '.join(arguments)}).",
         )
 
     def _refuse_code(self, config: dict[str, Any]) -> None:
@@ -130,8 +130,8 @@ class SavedRun:
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
         """Return the class that the checkpoint names, or `cls` if it names none."""
         found = cls  # the path of a class that is not at the top of a module is not saved
-        if "class_path" in model and not lacks_of(model["class_path"]):
-            with self.making():
+        if "class_path" in model and not missing_settings(model["class_path"]):
+            with self.building():
                 found = self._named(model["class_path"], "model")
         name = getattr(found, "__name__", found)
         require(
@@ -160,7 +160,7 @@ class SavedRun:
             return {**policy, "init_args": {**policy.get("init_args", {}), **made}}
 
     @contextmanager
-    def making(self) -> Iterator[None]:
+    def building(self) -> Iterator[None]:
         """Turn any exception of a constructor into one message, and keep torch's random stream.
 
         Raises:

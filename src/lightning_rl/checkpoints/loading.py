@@ -89,5 +89,5 @@ def env_of(run: SavedRun) -> VectorEnv:
             third-party code.
     """
     factory = run.env_factory(EnvFactory)
-    with run.making():
+    with run.building():
         return make_env(factory, 1, "data.env")

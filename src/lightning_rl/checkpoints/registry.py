@@ -17,7 +17,7 @@ ENV_PACKAGES = (OURS, "gymnasium", "gym_hil")
 """Packages whose env ids a checkpoint may name."""
 
 
-class Allowed(NamedTuple):
+class AllowedClasses(NamedTuple):
     """The classes for a key: name of the base class, for messages, and shortest import paths."""
 
     kind: str
@@ -94,7 +94,7 @@ _TABLE = {
 }
 
 CLASSES = {
-    key: Allowed(kind, frozenset(n if "." in n else f"{OURS}.{n}" for n in names.split()))
+    key: AllowedClasses(kind, frozenset(n if "." in n else f"{OURS}.{n}" for n in names.split()))
     for key, (kind, names) in _TABLE.items()
 }
 """Classes that a checkpoint may name, by the key of the setting; other keys take no class.
@@ -117,7 +117,7 @@ FROM_A_HUB = ("attn_implementation", "experts_implementation")
 """Arguments of models that download code if the value is a repository: `owner/kernel`."""
 
 
-def makers_of(id: str) -> set[str]:
+def packages_of(id: str) -> set[str]:
     """Return the packages that implement a Gymnasium id; empty for an unregistered id."""
     makers = []
     for spec in gymnasium.registry.values():

@@ -26,7 +26,7 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], settings)
 
 
-def lacks_of(settings: Any) -> dict[str, str]:
+def missing_settings(settings: Any) -> dict[str, str]:
     """Return the settings that could not be written, by name: `{"model.policy": "a lambda"}`.
 
     Classes of the training script count too, unless the running script defines them.
@@ -54,7 +54,7 @@ def written(settings: Any) -> Any:
     return settings
 
 
-def in_words(lacks: Mapping[str, str]) -> str:
+def describe_missing(lacks: Mapping[str, str]) -> str:
     """Return the missing settings in one line: `model.policy (an object of Mine)`."""
     words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
     return re.sub("[^ -~]", "?", words)  # no control characters of a terminal

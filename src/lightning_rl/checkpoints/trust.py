@@ -21,7 +21,7 @@ from lightning_rl.checkpoints.registry import (
     GRANTS,
     PACKAGES,
     REFUSED,
-    makers_of,
+    packages_of,
 )
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.system.errors import ConfigurationError
@@ -69,7 +69,7 @@ IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d
 """`package.name`, or `module:name`."""
 
 
-class Checked(NamedTuple):
+class CheckedConfig(NamedTuple):
     """The accepted part of a checkpoint's configuration.
 
     Attributes:
@@ -99,7 +99,7 @@ class Checked(NamedTuple):
         return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
 
 
-def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
+def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> CheckedConfig:
     """Return the accepted part of a checkpoint's configuration, without any import.
 
     Raises:
@@ -130,7 +130,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     }
     if address is not None:
         left_out["data.collector.address"] = address
-    return Checked(dump_yaml(config), left_out, inspection.reads)
+    return CheckedConfig(dump_yaml(config), left_out, inspection.reads)
 
 
 def _without_address(config: dict[str, Any]) -> Any:
@@ -255,7 +255,7 @@ class Inspection:
         """Refuse ids that import a module, and envs of packages outside the table."""
         if ":" in name:
             self.refuse(path, name, f"would import {name.partition(':')[0]}")
-        makers = makers_of(name)
+        makers = packages_of(name)
         if not makers:
             self.refuse(path, name, f"is no env of {', '.join(ENV_PACKAGES)} that is registered")
         for maker in sorted(makers - {*ENV_PACKAGES}):

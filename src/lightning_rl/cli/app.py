@@ -36,13 +36,13 @@ from lightning_rl.cli.label import label
 from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import (
     UsageError,
+    accept_plain_numpy_numbers,
     asks_for_help,
-    take_numpy_numbers,
 )
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.system import ranks
-from lightning_rl.system.declared import in_short
+from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
@@ -142,7 +142,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
         return {self._asked: known[self._asked]}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        take_numpy_numbers()
+        accept_plain_numpy_numbers()
         return super().init_parser(**kwargs, allow_abbrev=False)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -185,7 +185,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
                 raise
             # Example: a class for an argument without a type annotation.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
-            raise ConfigurationError(f"{in_short(str(error))} {hint}") from error
+            raise ConfigurationError(f"{shorten_message(str(error))} {hint}") from error
         if any(option.startswith("--print_config") for option in args):
             print(dump_yaml(self.settings()), end="")
             sys.exit(0)

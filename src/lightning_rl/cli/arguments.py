@@ -8,12 +8,12 @@ from typing import NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
-from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
+from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import kinds_of
 from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.options import check_names
-from lightning_rl.cli.parsing import UsageError, asks_for_help, normal
+from lightning_rl.cli.parsing import UsageError, asks_for_help, normalize_options
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.runs import find_checkpoint
@@ -56,8 +56,8 @@ def complete(arguments: list[str]) -> Completed:
     """
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
-        return Completed([subcommand, *_help_options(normal(options))], True, options)
-    options = [_resolved(option) for option in normal(options)]
+        return Completed([subcommand, *_help_options(normalize_options(options))], True, options)
+    options = [_resolved(option) for option in normalize_options(options)]
     checkpoint, config = value_of("--ckpt_path", options), value_of("--config", options)
     lacks = ""
     if checkpoint is None and subcommand not in TRAINS:
@@ -123,7 +123,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     )
     text = str(content[CONFIG_KEY])
     settings = settings_of(text, path)
-    _refuse_lacking(path, lacks_of(settings), subcommand, options)
+    _refuse_lacking(path, missing_settings(settings), subcommand, options)
     config = dump_yaml(written(settings))
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])
     if not trusted:
@@ -152,7 +152,8 @@ def _refuse_lacking(
     if lacking:
         raise ConfigurationError(
             f"The checkpoint {path} is of a run in Python, with what a configuration cannot hold: "
-            f"{in_words(lacking)}. Give it, as {', '.join(f'--{name} ...' for name in lacking)}, "
+            f"{describe_missing(lacking)}. Give it, as "
+            f"{', '.join(f'--{name} ...' for name in lacking)}, "
             "or a whole configuration as --config."
         )
 
@@ -181,5 +182,5 @@ def value_of(flag: str, options: Sequence[str]) -> str | None:
 
 
 def without(flag: str, options: Sequence[str]) -> list[str]:
-    """Return options (in the form of `normal`) without a flag."""
+    """Return options (in the form of `normalize_options`) without a flag."""
     return [option for option in options if option.partition("=")[0] != flag]

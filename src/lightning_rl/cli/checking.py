@@ -29,14 +29,14 @@ from lightning_rl.cli.parsing import (
     UsageError,
     asks_for_help,
     check_class,
-    merged,
-    over,
+    merge_options,
+    override,
     read_settings,
 )
 from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
-from lightning_rl.system.declared import Parts, in_words, parts_of
+from lightning_rl.system.declared import Parts, describe_type, parts_of
 from lightning_rl.system.errors import closest
 from lightning_rl.system.jsonargparse_private import (
     ImportDenied,
@@ -149,7 +149,7 @@ def kinds_of(subcommand: str) -> dict[str, Any]:
 
 def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Check options against `kinds`, types by name (`data.env`); return the settings."""
-    walk, tree = _Walk(asks_for_help(options)), merged(options)
+    walk, tree = _Walk(asks_for_help(options)), merge_options(options)
     checked: dict[str, Any] = {}
     for name, kind in kinds.items():
         section, _, last = name.rpartition(".")
@@ -245,7 +245,7 @@ class _Walk:
             for name, one in before.items()
             if name in settable and self._suits(settable[name].annotation, one, f"{path}.{name}")
         }
-        given = kept | {name: over(kept.get(name), one) for name, one in given.items()}
+        given = kept | {name: override(kept.get(name), one) for name, one in given.items()}
         settings = self._settings(found, settable, given, path, before)
         more = {"init_args": settings, "dict_kwargs": named.get("dict_kwargs")}
         return {"class_path": name} | {key: one for key, one in more.items() if one}
@@ -365,7 +365,7 @@ def _quoted(text: str) -> str:
 
 
 def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
-    allowed, cure, parts = ALLOWED.get(path, in_words(kind)), "", parts_of(kind)
+    allowed, cure, parts = ALLOWED.get(path, describe_type(kind)), "", parts_of(kind)
     value = _read(value)
     if parts.families and not parts.plain and not isinstance(value, list):
         allowed = "the name of a class, or {class_path: NAME, init_args: {...}}"
@@ -377,7 +377,9 @@ def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
     elif "a list" in allowed and not isinstance(value, list | dict):
         cure = f": write [{value}]"
     elif "a list" in allowed and isinstance(value, list):
-        entries = " or ".join(in_words(get_args(one)[0]) for one in parts.plain if get_args(one))
+        entries = " or ".join(
+            describe_type(get_args(one)[0]) for one in parts.plain if get_args(one)
+        )
         cure = f": each entry must be {entries}" if entries else ""
     is_choice = allowed.startswith("one of") and value is not None
     return f"{path} must be {allowed}, got {value if is_choice else _shown(value)}{cure}."
@@ -399,7 +401,7 @@ def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageEr
     if "." in path:
         example = f"{{class_path: {cls.__name__}, init_args: {{{example}}}}}"
     return UsageError(
-        f"Missing setting: {whole} of {cls.__name__}, {in_words(kind)}: write {example}"
+        f"Missing setting: {whole} of {cls.__name__}, {describe_type(kind)}: write {example}"
         f"{_known(families[0].cls) if families else ''}."
     )
 

@@ -38,11 +38,11 @@ def collect(options: Sequence[str]) -> None:
     settings = parse_options("collect", DESCRIPTION, OPTIONS, options)
     refuse_without_ray("rl-cli collect")
     check_answers(settings.address)
-    _stay(settings.address, settings.run, settings.num_gpus)
+    _run_until_stopped(settings.address, settings.run, settings.num_gpus)
 
 
-def _stay(address: str, run: str, num_gpus: float) -> None:
-    prepare_environment()
+def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
+    prepare_environment(alone=False)
     hide_token()
     # No CPUs, so that Ray places no other collectors here.
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}"]

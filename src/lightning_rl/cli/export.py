@@ -9,7 +9,7 @@ from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_opti
 from lightning_rl.deploy.export.formats import SUFFIXES, Exported, Format, export_policy
 from lightning_rl.deploy.export.graph import ports_of, why_not_traced
 from lightning_rl.deploy.export.metadata import directory_of, metadata_of
-from lightning_rl.deploy.export.weights import making_of
+from lightning_rl.deploy.export.weights import construction_of
 from lightning_rl.envs import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, shown
@@ -39,7 +39,7 @@ def export(options: Sequence[str]) -> None:
     )
     path = _path_of(trained, settings.format, settings.path)
     done = _exported(trained, settings.format, path, settings.trust_code)
-    print("\n".join(_told(done)), flush=True)
+    print("\n".join(_summary(done)), flush=True)
 
 
 def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
@@ -58,14 +58,14 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
     if why_none is not None:
         print(f"Without what the env says (control period, joints), as it is not here: {why_none}")
-    making = making_of(run.content, run.settings)
+    construction = construction_of(run.content, run.settings)
     return export_policy(
         trained.policy,
         ports,
         kind,
         path,
         metadata,
-        making,
+        construction,
         lambda file: load_trained(file, trust_code=trust_code).policy,
     )
 
@@ -91,7 +91,7 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
     return path
 
 
-def _told(done: Exported) -> list[str]:
+def _summary(done: Exported) -> list[str]:
     report = done.report
     assert report is not None
     parts = [

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from lightning_rl.cli.options import NEEDED, Option, parse_options
 from lightning_rl.datasets.label import (
     Chosen,
-    Labelled,
     LabelSettings,
+    LabelSummary,
     Rewards,
     Values,
     label_dataset,
@@ -39,7 +39,7 @@ def label(options: Sequence[str]) -> None:
     path = settings.pop("path")
     success, failure = (_chosen(name, settings.pop(name)) for name in ("success", "failure"))
     done = label_dataset(path, LabelSettings(**settings), success=success, failure=failure)
-    print(_told(done), flush=True)
+    print(_summary(done), flush=True)
     print(f"Dataset: {path}", flush=True)
 
 
@@ -53,12 +53,12 @@ def _chosen(name: str, given: Sequence[str]) -> Chosen:
     return [int(number) for number in given]
 
 
-def _told(labelled: Labelled) -> str:
+def _summary(labelled: LabelSummary) -> str:
     unknown = labelled.episodes - labelled.successes - labelled.failures
     ends = {"success": labelled.successes, "failure": labelled.failures, "unknown": unknown}
     shown = ", ".join(f"{name} {count}" for name, count in ends.items() if count)
     return (
         f"{labelled.episodes} episodes ({shown}), {labelled.steps:,} steps: "
         f"{labelled.positive:,} positive; the value is {labelled.error:.3g} from the return, "
-        f"whose deviation is {labelled.spread:.3g}"
+        f"whose deviation is {labelled.returns_std:.3g}"
     )

@@ -9,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.parsing import Refusal, UsageError
-from lightning_rl.system.declared import in_short
+from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import closest
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 
@@ -88,7 +88,7 @@ def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        raise UsageError(in_short(str(refusal))) from refusal
+        raise UsageError(shorten_message(str(refusal))) from refusal
 
 
 def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ def asks_for_help(options: Sequence[str]) -> bool:
     )
 
 
-def merged(options: Sequence[str]) -> dict[str, Any]:
+def merge_options(options: Sequence[str]) -> dict[str, Any]:
     """Merge options, and the files of `--config`, into one tree; later settings count.
 
     The settings of a class stand next to its `class_path`. If another class replaces it, the old
@@ -61,7 +61,7 @@ def merged(options: Sequence[str]) -> dict[str, Any]:
         ConfigurationError: for YAML that cannot be read or has a key twice.
     """
     tree: dict[str, Any] = {}
-    for option in normal(options):
+    for option in normalize_options(options):
         flag, _, value = option.partition("=")
         path = flag.lstrip("-").removesuffix(".help")
         if path in ("config", "c"):
@@ -142,7 +142,7 @@ def _of_config(value: str) -> dict[str, Any]:
     return found
 
 
-def normal(options: Sequence[str]) -> list[str]:
+def normalize_options(options: Sequence[str]) -> list[str]:
     """Return each option as `--flag=value`; options without a value stay unchanged.
 
     Raises:
@@ -177,7 +177,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     parts = [part for part in path if part != "init_args"]
     if not parts:
         for name, one in value.items():
-            tree[name] = over(tree.get(name), one)
+            tree[name] = override(tree.get(name), one)
         return
     name, *rest = parts
     if not rest and name.endswith("+"):
@@ -186,7 +186,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
         before = before if isinstance(before, list) else [] if before is None else [before]
         tree[name] = before + (value if isinstance(value, list) else [value])
     elif not rest:
-        tree[name] = over(tree.get(name), value)
+        tree[name] = override(tree.get(name), value)
     else:
         holder = tree.get(name)
         if isinstance(holder, list) and holder:
@@ -197,7 +197,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
         _put(tree[name], rest, value)
 
 
-def over(before: Any, value: Any) -> Any:
+def override(before: Any, value: Any) -> Any:
     """Return the result of setting `value` after `before`."""
     if isinstance(before, str) and before and isinstance(value, dict):
         before = {"class_path": str(before)}
@@ -213,7 +213,7 @@ def over(before: Any, value: Any) -> Any:
     new = str(value.get("class_path", old))
     if old.rpartition(".")[2] != new.rpartition(".")[2]:
         return value | {BEFORE: before}
-    both = {name: over(before.get(name), one) for name, one in value.items()}
+    both = {name: override(before.get(name), one) for name, one in value.items()}
     return before | both
 
 
@@ -237,7 +237,7 @@ def check_class(name: str, path: str) -> None:
         )
 
 
-def take_numpy_numbers() -> None:
+def accept_plain_numpy_numbers() -> None:
     """Let the parser accept plain numbers and lists for arguments with NumPy types.
 
     Gymnasium's `RescaleAction` has arguments of the types `np.floating`, `np.integer` and

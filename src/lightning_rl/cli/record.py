@@ -29,10 +29,10 @@ from lightning_rl.cli.options import (
     explained_refusals,
     option_parser,
 )
-from lightning_rl.cli.parsing import asks_for_help, normal, take_numpy_numbers
-from lightning_rl.collectors.evaluation import chooser_of
-from lightning_rl.collectors.loop import Chooser
-from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_chooser
+from lightning_rl.cli.parsing import accept_plain_numpy_numbers, asks_for_help, normalize_options
+from lightning_rl.collectors.evaluation import action_function
+from lightning_rl.collectors.loop import ActionFunction
+from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_action_function
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
@@ -73,7 +73,7 @@ def record(options: Sequence[str]) -> None:
     """
     interrupt = _Interrupt()
     try:
-        options = normal(options)
+        options = normalize_options(options)
         config = value_of("--config", options) or value_of("-c", options)
         rest = without("--config", without("-c", options))
         checkpoint = value_of("--ckpt_path", options)
@@ -81,14 +81,14 @@ def record(options: Sequence[str]) -> None:
         with nullcontext() if trusted else only_allowed_imports(options):
             env = [] if config is None else _env_option(find_config(config))
             env = env or _env_of(checkpoint, options, trusted)
-            _record(_parsed([*env, *rest]), interrupt)
+            _record_episodes(_parsed([*env, *rest]), interrupt)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         interrupt.close()
 
 
-def _record(settings: Namespace, interrupt: "_Interrupt") -> None:
+def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
     made = make_env(settings.data.env, 1, "data.env")
     env = cast(GymnasiumEnv, made)
     writer: EpisodeWriter | None = None
@@ -102,7 +102,7 @@ def _record(settings: Namespace, interrupt: "_Interrupt") -> None:
             "Nobody acts: give --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )
-        choose_for = interrupt.asked_before(_choosers(settings, env))
+        choose_for = interrupt.asked_before(_action_functions(settings, env))
         fps = settings.fps or env.render_fps
         spaces = (env.single_observation_space, env.single_action_space)
         writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
@@ -146,10 +146,12 @@ class _Interrupt:
         """Ignore Ctrl+C from now on: the dataset is being finished."""
         self._holds = True
 
-    def asked_before(self, choose_for: Callable[[int], Chooser]) -> Callable[[int], Chooser]:
+    def asked_before(
+        self, choose_for: Callable[[int], ActionFunction]
+    ) -> Callable[[int], ActionFunction]:
         """Wrap choosers: the first step after Ctrl+C ends the recording."""
 
-        def choose_unless(choose: Chooser, *step: Any) -> Any:
+        def choose_unless(choose: ActionFunction, *step: Any) -> Any:
             if self._came:
                 raise KeyboardInterrupt
             return choose(*step)
@@ -172,7 +174,7 @@ def _line(result: Recorded, kept: int, episodes: int) -> str:
     return f"{name}: {', '.join(words)}"
 
 
-def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser]:
+def _action_functions(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], ActionFunction]:
     """Return a function that maps the number of an episode to its chooser of actions."""
     space = env.single_action_space
     require(
@@ -181,7 +183,7 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
     )
     if settings.ckpt_path is None:
         script = settings.script or (lambda observation: neutral_action(space))
-        return lambda _: script_chooser(script, space)
+        return lambda _: script_action_function(script, space)
     policy = load_trained(
         settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
     ).policy
@@ -193,14 +195,16 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
             f"{theirs}: record in the env that it was trained in.",
         )
 
-    def choose_for(number: int) -> Chooser:
-        return chooser_of(policy, 1, None if settings.deterministic else [settings.seed + number])
+    def choose_for(number: int) -> ActionFunction:
+        return action_function(
+            policy, 1, None if settings.deterministic else [settings.seed + number]
+        )
 
     return choose_for
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    take_numpy_numbers()
+    accept_plain_numpy_numbers()
     check_names("record", arguments, OPTIONS)
     kinds = {name: option.kind for name, option in OPTIONS.items()}
     parser = option_parser("record", DESCRIPTION, OPTIONS)

@@ -87,9 +87,9 @@ class AsyncCollector(Collector):
         self._loop = RolloutLoop(
             acting,
             self._buffer.segments,
-            take_up_weights=self._take_up_weights,
+            load_weights=self._load_weights,
         )
-        self.ways = self._loop.ways
+        self.code_paths = self._loop.code_paths
         self.num_rollouts = len(self._buffer.segments)
         self._begun = 0
         self._read = 0  # number of the last returned rollout, from 1
@@ -111,13 +111,13 @@ class AsyncCollector(Collector):
                 self._stale_steps += window.num_steps * self.env.num_envs
                 window = self._buffer.take()
         except TimeoutError as error:
-            raise TimeoutError(f"{error} {self._whereabouts()}") from error
+            raise TimeoutError(f"{error} {self._thread_status()}") from error
         self.reports_success = self._loop.reports_success
         if window.notes["number"] != self._read + 1:
             self.skip_rollout()
         self._read = window.notes["number"]
         rollout = window.rollout().to(self.policy.version.device)
-        return self.account_for(rollout, window.notes["begins_anew"], window.notes["reports"])
+        return self.count_rollout(rollout, window.notes["envs_were_reset"], window.notes["reports"])
 
     def interrupt(self) -> None:
         self._buffer.interrupt()
@@ -234,7 +234,7 @@ class AsyncCollector(Collector):
             return updates > 0 or self._begun == 0
         return self._begun <= updates + (self.max_staleness if updates else 0)
 
-    def _take_up_weights(self, finish: Callable[[], None]) -> bool:
+    def _load_weights(self, finish: Callable[[], None]) -> bool:
         self._weights.refuse_closed()
         self._begun_at.append(time.perf_counter())
         if self._weights.number == self._acting_number:
@@ -270,7 +270,7 @@ class AsyncCollector(Collector):
             )
         return windows[dropped:]
 
-    def _whereabouts(self) -> str:
+    def _thread_status(self) -> str:
         frame = sys._current_frames().get(self._thread.ident or 0) if self._thread else None
         if frame is None:
             return "Its thread has ended."

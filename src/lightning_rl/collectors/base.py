@@ -53,7 +53,7 @@ class Collector(ABC):
         self.reports: dict[str, float] = {}
         self.reports_success = False
         self.env_steps = 0
-        self.ways: dict[str, str] = {}
+        self.code_paths: dict[str, str] = {}
         self._skipped = False
 
     @abstractmethod
@@ -78,12 +78,12 @@ class Collector(ABC):
         episodes = {"charts/episodes": float(self.statistics.episodes)}
         return episodes | self.statistics.averages(self.reports_success) | self.reports
 
-    def account_for(
+    def count_rollout(
         self,
         rollout: TensorDict,
-        begins_anew: bool,
+        envs_were_reset: bool,
         reports: dict[str, float],
-        follower: EpisodeStatistics | None = None,
+        episode_statistics: EpisodeStatistics | None = None,
     ) -> TensorDict:
         """Count a rollout [N, T+1] that is about to be trained on, and return it.
 
@@ -91,18 +91,19 @@ class Collector(ABC):
 
         Args:
             rollout: [N, T+1], in the order of collection.
-            begins_anew: whether its envs were reset, which loses the running episodes.
+            envs_were_reset: whether its envs were reset, which loses the running episodes.
             reports: average reward terms and metrics of its envs.
-            follower: episode statistics of its envs. Default: `statistics`.
+            episode_statistics: the statistics of its envs. Default: `statistics`.
         """
-        follower = follower or self.statistics
-        follows = torch.tensor(not (begins_anew or self._skipped), device=rollout.device)
+        episode_statistics = episode_statistics or self.statistics
+        follows = torch.tensor(not (envs_were_reset or self._skipped), device=rollout.device)
         rollout["continues"] = follows.expand(rollout.batch_size)
         self._skipped = False
-        if begins_anew:
-            follower.restart_episodes()
+        if envs_were_reset:
+            episode_statistics.restart_episodes()
         reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
-        counted = first_episode_mask(done) if self.context.plan.first_episode_only else None
+        first_only = self.context.episode_settings.first_episode_only
+        counted = first_episode_mask(done) if first_only else None
         intervened = rollout.get("intervened", None)
         if intervened is not None:
             intervened = intervened[:, :-1]
@@ -110,7 +111,7 @@ class Collector(ABC):
         steps = env_steps(rollout)
         if "padding" in rollout.keys():
             steps = (~rollout["padding"][:, :-1]).long()
-        ended = follower.follow(reward, done, success, steps, counted, intervened)
+        ended = episode_statistics.follow(reward, done, success, steps, counted, intervened)
         for episodes in self._of_all_ranks(ended, reports):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)
@@ -159,13 +160,13 @@ class SyncCollector(Collector):
         super().__init__(context)
         (self._segment,) = segments_for(context)
         self._loop = RolloutLoop(context, [self._segment])
-        self.ways = self._loop.ways
+        self.code_paths = self._loop.code_paths
 
     def collect(self) -> TensorDict:
         steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
-        return self.account_for(first_steps(self._segment.rollout, steps), **notes)
+        return self.count_rollout(first_steps(self._segment.rollout, steps), **notes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"loop": self._loop.state_dict()}

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors.loop import Chooser, FirstEpisodes
+from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
@@ -72,7 +72,7 @@ def run_episodes(
         one `Episode` per seed, in their order.
     """
     policy.eval()
-    choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
+    choose = action_function(policy, env.num_envs, None if deterministic else seeds)
     playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS, calls)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
@@ -96,14 +96,14 @@ def run_episodes(
                 "terminated": bool(playing.terminated[i]),
                 "cut": not (playing.terminated[i] or playing.truncated[i]),
                 "intervened": None if intervened is None else int(intervened[i]),
-                **_said_of(info, i),
+                **_final_reports(info, i),
             }
         if watch is not None:
             watch(step, returns, playing.running)
     return [episodes[i] for i in range(len(seeds))]
 
 
-def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
+def action_function(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> ActionFunction:
     """Return a function that chooses actions [N, *A] through one episode of each row.
 
     With `seeds`, each row samples with its own generator; None acts with the mode of the
@@ -180,7 +180,7 @@ class EpisodeActor:
         return everyone
 
 
-def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
+def _final_reports(info: dict[str, Any], i: int) -> dict[str, Any]:
     """Return the success and metrics of row i at its last step, from before the reset."""
     success = info.get("success")
     metrics = {**info.get("metrics", {}), **info.get("final_metrics", {})}

@@ -34,27 +34,27 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
-Chooser = Callable[[Observation, Tensor], Tensor]
+ActionFunction = Callable[[Observation, Tensor], Tensor]
 """Returns actions [N, *A] for an observation [N, ...] and the mask [N] bool of running rows."""
 
 
-class Acts(Protocol):
+class Actor(Protocol):
     """Chooses the actions: a `RolloutActor` on a rollout's storage, or `FirstEpisodes`."""
 
     def act(self, t: int) -> None:
         """Choose the actions of step t."""
 
 
-class Steps(Protocol):
+class Stepper(Protocol):
     """Steps an env: a `RolloutStepper` on a rollout's storage, or `FirstEpisodes`."""
 
     def step(self, t: int) -> dict[str, Any]:
         """Step the env with the actions of step t, store the results, and return the info."""
 
 
-def step_through(
-    actor: Acts,
-    stepper: Steps,
+def run_steps(
+    actor: Actor,
+    stepper: Stepper,
     num_steps: int,
     *,
     before: Callable[[int], None] | None = None,
@@ -109,7 +109,7 @@ class FirstEpisodes:
     def __init__(
         self,
         env: VectorEnv,
-        choose: Chooser,
+        choose: ActionFunction,
         seeds: Sequence[int],
         max_steps: int,
         calls: PhaseTimer = no_phases,
@@ -122,7 +122,7 @@ class FirstEpisodes:
         self.running = self.counted = torch.arange(env.num_envs) < len(seeds)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for t, info in step_through(self, self, self._max_steps, calls=self._calls):
+        for t, info in run_steps(self, self, self._max_steps, calls=self._calls):
             done = self.terminated.cpu() | self.truncated.cpu()
             self.counted = self.running
             self.running = self.counted & ~done & (t + 1 < self._max_steps)
@@ -147,7 +147,7 @@ CARRIED = ("observation", "state")
 
 
 @dataclass(frozen=True)
-class EpisodePlan:
+class EpisodeSettings:
     """How the episodes of a rollout begin and end, as the algorithm requires.
 
     Attributes:
@@ -189,7 +189,7 @@ class CollectorContext:
     policy: Policy
     num_steps: int
     seed: int
-    plan: EpisodePlan = EpisodePlan()
+    episode_settings: EpisodeSettings = EpisodeSettings()
     phase: PhaseTimer = no_phases
     calls: PhaseTimer = no_phases
     make_env: Callable[[], VectorEnv] | None = None
@@ -229,7 +229,7 @@ class RolloutLoop:
     Args:
         context: the env, the policy and their settings.
         segments: storage of the rollouts.
-        take_up_weights: called before each step with a function. If there are newer weights, it
+        load_weights: called before each step with a function. If there are newer weights, it
             calls this function to finish the steps of the current weights, loads the newer ones,
             and returns True. An exception ends the loop.
         num_loops: number of loops of the run, this one included. Default: one per process.
@@ -249,12 +249,12 @@ class RolloutLoop:
         context: CollectorContext,
         segments: Sequence[Segment],
         *,
-        take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
+        load_weights: Callable[[Callable[[], None]], bool] | None = None,
         num_loops: int | None = None,
     ) -> None:
         env, policy = context.env, context.policy
         require(
-            not policy.remembers or "padding" not in env.extra_fields,
+            not policy.is_recurrent or "padding" not in env.extra_fields,
             f"{type(env).__name__} resets what has finished a step late, and in that step the "
             f"memory of {type(policy).__name__} would take over the last observation of one "
             "episode into the next: have the simulator reset within the step.",
@@ -263,9 +263,9 @@ class RolloutLoop:
         self._policy = policy
         self._seed = context.seed
         self._generator = torch.Generator(policy.version.device).manual_seed(context.seed)
-        self._plan = context.plan
+        self._plan = context.episode_settings
         self._phase, self._calls = context.phase, context.calls
-        self._take_up_weights = take_up_weights
+        self._load_weights = load_weights
         self._num_loops = ranks.world_size() if num_loops is None else num_loops
         self.reports_success = False
         self._reports = EnvReports()
@@ -280,7 +280,7 @@ class RolloutLoop:
         ]
         self._plain = self._writers
         if context.compilation is not None:
-            ahead = take_up_weights is None and not context.plan.first_episode_only
+            ahead = load_weights is None and not context.episode_settings.first_episode_only
             rollouts = [segment.rollout for segment in segments]
             plain = [(writer.actor, writer.stepper) for writer in self._plain]
             pairs = compile_steps(env, policy, rollouts, plain, context.compilation, ahead)
@@ -295,7 +295,7 @@ class RolloutLoop:
         self._next: dict[str, Any] = {}  # first slot of the next rollout, if it continues
 
     @property
-    def ways(self) -> dict[str, str]:
+    def code_paths(self) -> dict[str, str]:
         """Class names of the actor and the stepper."""
         writer = self._writers[0]
         return {"acting": type(writer.actor).__name__, "stepping": type(writer.stepper).__name__}
@@ -306,9 +306,9 @@ class RolloutLoop:
 
         Returns:
             the number of steps, below T if the plan ends the rollout early; and keyword arguments
-            for `Collector.account_for`.
+            for `Collector.count_rollout`.
         """
-        begins_anew = self._begin(segment)
+        envs_were_reset = self._begin(segment)
         storage, success, actor, stepper = writer = self._writer_of(segment)
         since = steps = 0
         masks = self._masks_of(storage)
@@ -316,20 +316,20 @@ class RolloutLoop:
         def before(t: int) -> None:
             nonlocal since
             if masks is not None and masks.device.type == "cpu":
-                self._look_at_masks(masks[t : t + 1], t)
-            if self._take_up_weights is None:
+                self._check_masks(masks[t : t + 1], t)
+            if self._load_weights is None:
                 return
-            if self._take_up_weights(lambda: self._close(writer, since, t)):
+            if self._load_weights(lambda: self._close(writer, since, t)):
                 actor.begin(self._generator, t)
                 since = t
 
         with self._phase("inference"):
             actor.begin(self._generator)
-        played = step_through(
+        played = run_steps(
             actor,
             stepper,
             len(storage) - 1,
-            before=before if self._take_up_weights or masks is not None else None,
+            before=before if self._load_weights or masks is not None else None,
             phase=self._phase,
             calls=self._calls,
         )
@@ -337,7 +337,7 @@ class RolloutLoop:
         for t, info in played:
             steps = t + 1
             if info:
-                self._record(success, t, info)
+                self._store_reports(success, t, info)
             if may_end_early and self._all_have_finished(storage, steps):
                 break
         self._close(writer, since, steps)
@@ -347,11 +347,11 @@ class RolloutLoop:
             self.reports_success |= reports.reports_success
         self._check_ends(storage, steps)
         if masks is not None and masks.device.type != "cpu":  # once, as it waits for the device
-            self._look_at_masks(masks[:steps])
+            self._check_masks(masks[:steps])
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
         self.env_steps += env_steps_in(first_steps(segment.rollout, steps)) * self._num_loops
-        return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
+        return steps, {"envs_were_reset": envs_were_reset, "reports": self._reports.close_rollout()}
 
     def _writer_of(self, segment: Segment) -> SegmentWriter:
         writer = self._writers[segment.index]
@@ -365,9 +365,9 @@ class RolloutLoop:
         return writer
 
     def _begin(self, segment: Segment) -> bool:
-        begins_anew = not self._next or self._plan.reset_every_rollout
+        envs_were_reset = not self._next or self._plan.reset_every_rollout
         first = segment.steps[0]
-        if begins_anew:
+        if envs_were_reset:
             self._next = {"observation": self._reset()}
             place = first.get("observation")
             check_like(type(self._env).__name__, self._next["observation"], place, "observation")
@@ -380,7 +380,7 @@ class RolloutLoop:
         self._finished.zero_()
         self._writers[segment.index].storage["success"].zero_()
         clear_final_observations(segment.rollout)
-        return begins_anew
+        return envs_were_reset
 
     def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
         """Write the policy outputs and the version of slots `start` to `stop` - 1."""
@@ -390,7 +390,7 @@ class RolloutLoop:
             writer.actor.finish(start, stop)
         writer.storage["policy_version"][start:stop].fill_(self._policy.version)
 
-    def _record(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
+    def _store_reports(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
         if "success" in info:
             success[t].copy_(info["success"])
             self.reports_success = True
@@ -406,7 +406,7 @@ class RolloutLoop:
     def _masks_of(self, storage: TensorDict) -> Tensor | None:
         return storage["observation"][MASK] if self._policy.masks_actions else None
 
-    def _look_at_masks(self, masks: Tensor, step: int = 0) -> None:
+    def _check_masks(self, masks: Tensor, step: int = 0) -> None:
         name = type(self._env).__name__
         refuse_empty_masks(name, masks, self._env.single_action_space, step)
 
@@ -427,7 +427,7 @@ class RolloutLoop:
         seeds = drawn.generate_state(self._env.num_envs // size).repeat(size)
         with self._calls("reset"):
             observation, _ = self._env.reset(seed=seeds.tolist())
-        if not _alike(observation, size):
+        if not _rows_equal(observation, size):
             raise ConfigurationError(
                 f"The {size} members of a group began their episodes in different states, though "
                 f"their envs were given the same seed. {type(self._env).__name__} must draw its "
@@ -475,8 +475,8 @@ class RolloutLoop:
             )
 
 
-def _alike(observation: Any, size: int) -> bool:
+def _rows_equal(observation: Any, size: int) -> bool:
     if isinstance(observation, Tensor):
         groups = observation.unflatten(0, (-1, size))
         return bool((groups == groups[:, :1]).all())
-    return all(_alike(child, size) for child in observation.values())
+    return all(_rows_equal(child, size) for child in observation.values())

@@ -21,7 +21,7 @@ from lightning_rl.buffers.segments import check_fits
 from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import (
     CollectorContext,
-    EpisodePlan,
+    EpisodeSettings,
     RolloutLoop,
     segments_for,
 )
@@ -31,7 +31,7 @@ from lightning_rl.collectors.ray_cluster import (
     refuse_without_ray,
     versions,
 )
-from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
+from lightning_rl.collectors.remote import Answer, RemoteCollectors, RemoteSettings
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.collectors.weights import acting_copy, changing_weights
 from lightning_rl.envs import VectorEnv
@@ -135,18 +135,18 @@ class RayCollector(Collector):
         (self._segment,) = segments_for(context)
         # This loop collects nothing: it provides the initial state and the class names.
         here = RolloutLoop(replace(context, compilation=None), [self._segment])
-        self.ways = here.ways
+        self.code_paths = here.code_paths
         self._cluster = RayCluster(
             address, num_collectors, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {}
         )
         self.may_drop_rollouts = overflow == "overwrite"
-        rules = Rules(self.max_staleness, overflow, min_healthy, timeout_s, back_off_s)
+        rules = RemoteSettings(self.max_staleness, overflow, min_healthy, timeout_s, back_off_s)
         self._remotes = RemoteCollectors(
             self._cluster, num_collectors, self._seed_of, rules, int(self.policy.version)
         )
         self._remotes.remotes[0].state = here.state_dict()
         others = [EpisodeStatistics(self.env.num_envs) for _ in range(num_collectors - 1)]
-        self._followers = [self.statistics, *others]
+        self._statistics_of = [self.statistics, *others]
         self._last: int | None = None  # collector of the last returned rollout
         self._dropped_steps = 0
         self._staleness = 0
@@ -165,23 +165,23 @@ class RayCollector(Collector):
             self._start()
         while True:
             taken = self._remotes.take()
-            rollout, notes = self._land(taken.value)
+            rollout, notes = self._copy_into_storage(taken.value)
             oldest = int(rollout["policy_version"][:, :-1].min())
             self._staleness = int(self.policy.version) - oldest
             if self._staleness <= self.max_staleness:
                 break
             self._remotes.skip()
             self._dropped_steps += rollout[:, 1:].numel()
-            self._followers[taken.origin].skip_rollout()
+            self._statistics_of[taken.origin].skip_rollout()
             self._last = None
         # The previous rollout in these rows may come from another collector.
         self._skipped |= self._last != taken.origin
         self._last = taken.origin
         self.reports_success |= notes["reports_success"]
-        follower = self._followers[taken.origin]
-        return self.account_for(rollout, notes["begins_anew"], notes["reports"], follower)
+        statistics = self._statistics_of[taken.origin]
+        return self.count_rollout(rollout, notes["envs_were_reset"], notes["reports"], statistics)
 
-    def _land(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
+    def _copy_into_storage(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
         """Copy a received rollout into the learner's storage; return it and its notes."""
         fields = _from_message(message["rollout"])
         finals = fields.pop("final_observation")
@@ -197,7 +197,7 @@ class RayCollector(Collector):
             self.context.make_env,
             acting_copy(self.policy, torch.device("cpu")),
             self.num_steps,
-            self.context.plan,
+            self.context.episode_settings,
             self.context.env_steps_before,
             len(self._remotes.remotes),
             torch.get_num_threads(),
@@ -242,7 +242,9 @@ class RayCollector(Collector):
                 "loop": first["loop"],  # where the other collectors look for it
                 "generation": first["generation"],
                 "others": others,
-                "followers": [follower.state_dict() for follower in self._followers[1:]],
+                "statistics_of": [
+                    statistics.state_dict() for statistics in self._statistics_of[1:]
+                ],
                 "dropped_steps": self._dropped_steps,
                 "last": self._last,
             }
@@ -250,15 +252,15 @@ class RayCollector(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        others, known = state.get("others", []), len(self._followers)
+        others, known = state.get("others", []), len(self._statistics_of)
         first = {"loop": state["loop"], "generation": state.get("generation", 0)}
         self._remotes.load_state_dict([first, *others])
         self._dropped_steps = state.get("dropped_steps", 0)
         self._last = state.get("last", 0)
-        followed = zip(self._followers[1:], state.get("followers", []), strict=False)
-        for follower, saved in followed:
+        followed = zip(self._statistics_of[1:], state.get("statistics_of", []), strict=False)
+        for statistics, saved in followed:
             if len(saved["return"]) == self.env.num_envs:
-                follower.load_state_dict(saved)
+                statistics.load_state_dict(saved)
         if len(others) + 1 != known:
             warnings.warn(
                 f"The checkpoint is of {len(others) + 1} collectors, and there are {known}: those "
@@ -282,7 +284,7 @@ class Setup(NamedTuple):
     make_env: Callable[[], VectorEnv] | None
     policy: Policy
     num_steps: int
-    plan: EpisodePlan
+    episode_settings: EpisodeSettings
     env_steps_before: int
     num_loops: int
     num_threads: int
@@ -344,7 +346,7 @@ class RayCluster:
             concurrency_groups={"weights": 1},
         )(RayActor)
         self._setup = ray.put(cloudpickle.dumps(setup))
-        _hear_torch_out()
+        _trigger_read_only_warning()
         self._weights: Any = None
         self._number = 0  # number of the publication
 
@@ -375,7 +377,9 @@ class RayCluster:
         call = handle.publish.options(concurrency_group="weights")
         call.remote(self._weights, self._number)
 
-    def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
+    def wait_for_answers(
+        self, requests: Sequence[Any], timeout_s: float
+    ) -> list[tuple[Any, Answer]]:
         """Return the answered requests, with their answers.
 
         Raises:
@@ -471,14 +475,14 @@ class RayActor:
         self._env = env = _env_made_by(setup.make_env)
         context = CollectorContext(
             *(env, self._policy, setup.num_steps, seed),
-            plan=setup.plan,
+            episode_settings=setup.episode_settings,
             env_steps_before=setup.env_steps_before,
         )
         (self._segment,) = segments_for(context)
         self._loop = RolloutLoop(
             context,
             [self._segment],
-            take_up_weights=self._take_up_weights,
+            load_weights=self._load_weights,
             num_loops=setup.num_loops,
         )
         if state is None:
@@ -495,7 +499,7 @@ class RayActor:
         with self._arrived:
             self._arrived.wait_for(lambda: self._stopped or self._number >= number)
         try:
-            self._take_up_weights(lambda: None)
+            self._load_weights(lambda: None)
             steps, notes = self._loop.run(self._segment)
         except BufferClosed:  # the learner ignores the result
             return None, None
@@ -525,7 +529,7 @@ class RayActor:
         if self._env is not None:
             self._env.close()
 
-    def _take_up_weights(self, finish: Callable[[], None]) -> bool:
+    def _load_weights(self, finish: Callable[[], None]) -> bool:
         if self._stopped:
             raise BufferClosed("The learner has ended.")
         if self._newest is None:
@@ -540,7 +544,7 @@ class RayActor:
         return True
 
 
-def _hear_torch_out() -> None:
+def _trigger_read_only_warning() -> None:
     """Trigger torch's once-per-process warning about read-only memory like Ray's, unseen."""
     array = np.zeros(1)
     array.flags.writeable = False

@@ -32,7 +32,13 @@ ENDED = (
     "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
     "--ckpt_path last.\n"
 )
-"""Message that a `Witness` prints."""
+"""Message that a `KillReporter` prints."""
+
+CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable that is 0 where Ray serves one machine only: all its ports are on loopback.
+
+Ray reads it at its import, and has no other setting for this (2.60).
+"""
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that need equal versions on both sides, because messages contain their classes."""
@@ -62,7 +68,7 @@ class Connection:
         Raises:
             ConfigurationError: if the cluster cannot be started or joined.
         """
-        self.ray = _import_ray()
+        self.ray = _import_ray(self._address is None)
         if not self.ray.is_initialized():
             with _signals_kept():
                 self._join(room)
@@ -70,11 +76,17 @@ class Connection:
             hide_token()
         self.joined = True
         self.head = Head(self.ray.get_runtime_context().gcs_address)
-        self._witness = Witness()
+        self._witness = KillReporter()
 
     def _join(self, room: Mapping[str, Any]) -> None:
         if self._address is not None:
             check_answers(self._address)
+            require(
+                os.environ.get(CLUSTERS) != "0",
+                f"This process cannot join the Ray cluster at {self._address}: {CLUSTERS} is 0, "
+                "by the environment or because this process has started Ray for itself alone. "
+                f"Start a new process, with {CLUSTERS} unset or 1.",
+            )
             room = {}
         else:
             room = {**room, "include_dashboard": False}
@@ -113,7 +125,7 @@ class Head:
         self._address = address
         self._answered_at = time.monotonic()
         self._closed = threading.Event()
-        threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
+        threading.Thread(target=self._check_head, name="head of the cluster", daemon=True).start()
 
     @property
     def is_lost(self) -> bool:
@@ -137,7 +149,7 @@ class Head:
         """Stop the checks."""
         self._closed.set()
 
-    def _look(self) -> None:
+    def _check_head(self) -> None:
         host, _, port = self._address.rpartition(":")
         while not self._closed.wait(1.0):
             with suppress(OSError):
@@ -145,7 +157,7 @@ class Head:
                 self._answered_at = time.monotonic()
 
 
-class Witness:
+class KillReporter:
     """A process that prints a message if this process is killed.
 
     If a node ends, Ray kills its processes immediately, with exit code 1 and no message.
@@ -176,16 +188,19 @@ def refuse_without_ray(what: str) -> None:
     )
 
 
-def prepare_environment() -> None:
+def prepare_environment(alone: bool) -> None:
     """Set Ray's environment variables, unless the user has set them.
 
-    Call this before Ray is imported; processes that Ray starts inherit the variables.
+    Call this before Ray is imported; processes that Ray starts inherit the variables. `alone` is
+    True if Ray is to serve this machine only: it then listens on loopback.
     """
     # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
     # with Ray's period of a second, every publication of weights would take new memory. The last
     # variable hides lines about dead processes, which our own warnings report, and state dumps.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if alone:
+        os.environ.setdefault(CLUSTERS, "0")
     os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
     os.environ.setdefault(
         "RAY_DEDUP_LOGS_SKIP_REGEX", r"^A worker died or was killed|\[state-dump\]"
@@ -298,8 +313,8 @@ def check_versions(wanted: Mapping[str, str]) -> None:
     )
 
 
-def _import_ray() -> Any:
-    prepare_environment()
+def _import_ray(alone: bool) -> Any:
+    prepare_environment(alone)
     with _signals_kept():
         import ray
         import ray.exceptions

@@ -35,7 +35,8 @@ class Answer(NamedTuple):
 class Cluster(Protocol):
     """Runs collectors in other processes, here or on other machines.
 
-    Only `answered` waits. A handle identifies a collector; a request identifies a pending call.
+    Only `wait_for_answers` waits. A handle identifies a collector; a request identifies a pending
+    call.
     """
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
@@ -47,14 +48,16 @@ class Cluster(Protocol):
     def publish(self, handle: Any, version: int) -> None:
         """Pass the newest weights to a collector, even during a rollout."""
 
-    def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
+    def wait_for_answers(
+        self, requests: Sequence[Any], timeout_s: float
+    ) -> list[tuple[Any, Answer]]:
         """Return the answered requests; wait at most `timeout_s` seconds for the first."""
 
     def kill(self, handle: Any) -> None:
         """End a collector immediately."""
 
 
-Doing = Literal["starting", "idle", "collecting", "done", "failed"]
+Status = Literal["starting", "idle", "collecting", "done", "failed"]
 """State of a collector; `done`: its rollout waits to be trained on."""
 
 
@@ -76,12 +79,12 @@ class Remote:
     index: int
     generation: int = 0
     state: Any = None
-    doing: Doing = "failed"
+    status: Status = "failed"
     handle: Any = None
     request: Any = None
     version: int = 0
     begun: int = -1
-    told: int = -1
+    last_sent: int = -1
     since: float = 0.0
     again_at: float = 0.0
     failures: int = 0
@@ -90,7 +93,7 @@ class Remote:
     error: Exception | None = None
 
 
-class Taken(NamedTuple):
+class ReceivedRollout(NamedTuple):
     """A rollout to train on, its collector, and the version of the weights at its beginning."""
 
     origin: int
@@ -99,7 +102,7 @@ class Taken(NamedTuple):
 
 
 @dataclass
-class Rules:
+class RemoteSettings:
     """Settings of the remote collectors; see `RayCollector`."""
 
     max_staleness: int
@@ -146,7 +149,7 @@ class RemoteCollectors:
     cluster: Cluster
     count: int
     seed_of: Callable[[int, int], int]
-    rules: Rules
+    settings: RemoteSettings
     version: int
     clock: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
@@ -160,9 +163,9 @@ class RemoteCollectors:
     @property
     def alive(self) -> int:
         """Number of collectors that can collect."""
-        return sum(one.doing in ("idle", "collecting", "done") for one in self.remotes)
+        return sum(one.status in ("idle", "collecting", "done") for one in self.remotes)
 
-    def take(self) -> Taken:
+    def take(self) -> ReceivedRollout:
         """Wait for the next rollout; its collector may then begin another.
 
         Raises:
@@ -174,7 +177,7 @@ class RemoteCollectors:
         """
         began = self.clock()
         while True:
-            self.look(0.0)
+            self.poll(0.0)
             found = self._choose()
             if found is not None:
                 break
@@ -182,12 +185,12 @@ class RemoteCollectors:
                 raise BufferClosed("The collector was closed: nobody collects any more.")
             if self.interrupted:
                 raise ReadInterrupted("The learner was asked not to wait for a rollout.")
-            if self.clock() - began > self.rules.timeout_s:
-                raise TimeoutError(self._why_nothing_came()) from self._last_error()
-            self.look(LOOK_SECONDS)
+            if self.clock() - began > self.settings.timeout_s:
+                raise TimeoutError(self._no_rollout_message()) from self._last_error()
+            self.poll(LOOK_SECONDS)
         rollout, found.state = found.value
-        taken = Taken(found.index, found.version, rollout)
-        found.value, found.doing = None, "idle"
+        taken = ReceivedRollout(found.index, found.version, rollout)
+        found.value, found.status = None, "idle"
         self.counts.taken += 1
         self._training = True
         self._begin()
@@ -207,13 +210,13 @@ class RemoteCollectors:
         self._publications += 1
         # At most MOST_TOLD collectors, those with the oldest weights, so that the learner's time
         # does not grow with their number.
-        collecting = [one for one in self.remotes if one.doing == "collecting"]
-        for one in sorted(collecting, key=lambda one: one.told)[:MOST_TOLD]:
+        collecting = [one for one in self.remotes if one.status == "collecting"]
+        for one in sorted(collecting, key=lambda one: one.last_sent)[:MOST_TOLD]:
             self.cluster.publish(one.handle, version)
-            one.told = self._publications
-        self.look(0.0)
+            one.last_sent = self._publications
+        self.poll(0.0)
 
-    def look(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Process answers, replace failed collectors, and begin the rollouts that may begin.
 
         Waits at most `timeout_s` seconds for an answer.
@@ -224,14 +227,14 @@ class RemoteCollectors:
         """
         now = self.clock()
         for one in self.remotes:
-            if one.doing == "failed" and now >= one.again_at:
+            if one.status == "failed" and now >= one.again_at:
                 self._start(one)
         waiting = {one.request: one for one in self.remotes if one.request is not None}
-        for request, answer in self.cluster.answered(list(waiting), timeout_s):
-            self._take_in(waiting[request], answer)
+        for request, answer in self.cluster.wait_for_answers(list(waiting), timeout_s):
+            self._handle_answer(waiting[request], answer)
         for one in self.remotes:
-            if one.doing == "collecting" and self.clock() - one.since > self.rules.timeout_s:
-                hung = f"has not finished its rollout within {self.rules.timeout_s:g} s"
+            if one.status == "collecting" and self.clock() - one.since > self.settings.timeout_s:
+                hung = f"has not finished its rollout within {self.settings.timeout_s:g} s"
                 self._fail(one, TimeoutError(f"It {hung}: it hangs, or timeout_s is too short."))
         self._begin()
 
@@ -258,28 +261,28 @@ class RemoteCollectors:
         if self.closed:
             return
         for one in sorted(self.remotes, key=lambda one: one.begun):
-            if one.doing == "idle" and self._has_its_turn(self.version):
+            if one.status == "idle" and self._may_start_rollout(self.version):
                 one.request = self.cluster.collect(one.handle, self.version)
-                one.doing, one.version, one.since = "collecting", self.version, self.clock()
-                one.begun, one.told = self.counts.begun, self._publications
+                one.status, one.version, one.since = "collecting", self.version, self.clock()
+                one.begun, one.last_sent = self.counts.begun, self._publications
                 self.counts.begun += 1
 
-    def _has_its_turn(self, begun_with: int) -> bool:
-        under_way = [one.version for one in self.remotes if one.doing in ("collecting", "done")]
-        return self._in_time([*under_way, begun_with], self.version + self._training)
+    def _may_start_rollout(self, begun_with: int) -> bool:
+        under_way = [one.version for one in self.remotes if one.status in ("collecting", "done")]
+        return self._all_fresh([*under_way, begun_with], self.version + self._training)
 
-    def _in_time(self, begun_with: list[int], turn: int) -> bool:
+    def _all_fresh(self, begun_with: list[int], turn: int) -> bool:
         """Return whether all rollouts can be trained on in time, one per version from `turn` on."""
-        if self.rules.overflow == "overwrite":
+        if self.settings.overflow == "overwrite":
             return True
         oldest_first = enumerate(sorted(begun_with))
-        return all(turn + i - version <= self.rules.max_staleness for i, version in oldest_first)
+        return all(turn + i - version <= self.settings.max_staleness for i, version in oldest_first)
 
     def _choose(self) -> Remote | None:
-        under_way = [one for one in self.remotes if one.doing in ("collecting", "done")]
+        under_way = [one for one in self.remotes if one.status in ("collecting", "done")]
         for one in sorted(under_way, key=lambda one: one.begun):
             others = [other.version for other in under_way if other is not one]
-            if one.doing == "done" and self._in_time(others, self.version + 1):
+            if one.status == "done" and self._all_fresh(others, self.version + 1):
                 return one
         return None
 
@@ -288,31 +291,31 @@ class RemoteCollectors:
     def _start(self, one: Remote) -> None:
         seed = self.seed_of(one.index, one.generation)
         one.handle, one.request = self.cluster.start(one.index, seed, one.state)
-        one.doing, one.since = "starting", self.clock()
+        one.status, one.since = "starting", self.clock()
 
-    def _take_in(self, one: Remote, answer: Answer) -> None:
+    def _handle_answer(self, one: Remote, answer: Answer) -> None:
         if answer.error is not None:
             self._fail(one, answer.error)
             return
         one.request = None
-        if one.doing == "starting":
+        if one.status == "starting":
             one.state = answer.value
-            one.doing = "idle"
+            one.status = "idle"
         else:
             one.value = answer.value
-            one.doing, one.failures, one.healthy, one.error = "done", 0, True, None
+            one.status, one.failures, one.healthy, one.error = "done", 0, True, None
 
     def _fail(self, one: Remote, error: Exception) -> None:
         """Kill a collector, whose rollout is lost, and schedule its replacement."""
         self.cluster.kill(one.handle)
         if isinstance(error, ConfigurationError) and not self.counts.taken:
             raise error
-        self.counts.lost += one.doing == "collecting"
+        self.counts.lost += one.status == "collecting"
         self.counts.restarts += 1
-        waits = min(self.rules.back_off_s * 2**one.failures, LONGEST_BACK_OFF)
+        waits = min(self.settings.back_off_s * 2**one.failures, LONGEST_BACK_OFF)
         one.failures += 1
         one.generation += 1
-        one.doing, one.healthy, one.error = "failed", False, error
+        one.status, one.healthy, one.error = "failed", False, error
         one.handle = one.request = one.state = None
         one.again_at = self.clock() + waits
         said = str(error).partition("\n")[0]
@@ -322,23 +325,23 @@ class RemoteCollectors:
             stacklevel=2,
         )
         healthy = sum(other.healthy for other in self.remotes)
-        if healthy < self.rules.min_healthy:
+        if healthy < self.settings.min_healthy:
             raise WriterError(
                 f"{healthy} of {self.count} collectors are healthy, and min_healthy is "
-                f"{self.rules.min_healthy}. Collector {one.index} failed: "
+                f"{self.settings.min_healthy}. Collector {one.index} failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
     def _last_error(self) -> Exception | None:
         return next((one.error for one in self.remotes if one.error is not None), None)
 
-    def _why_nothing_came(self) -> str:
-        kinds = [one.doing for one in self.remotes]
+    def _no_rollout_message(self) -> str:
+        kinds = [one.status for one in self.remotes]
         seen = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         error = self._last_error()
         cause = "" if error is None else f" The last error was {type(error).__name__}: {error}"
         return (
-            f"No rollout came within {self.rules.timeout_s:g} s. Of {self.count} collectors are "
+            f"No rollout came within {self.settings.timeout_s:g} s. Of {self.count} collectors are "
             f"{seen}: one that is starting waits for a node with room for it, or for its env; a "
             f"rollout that takes longer wants a larger timeout_s.{cause}"
         )

@@ -207,12 +207,12 @@ class EnvReports:
 
     def add(self, info: dict[str, Any]) -> None:
         """Add the values of a step: tensors [N]; tensors of other shapes are ignored."""
-        said = said_of(info)
-        if not said:
+        report = named_reports(info)
+        if not report:
             return
-        values = torch.stack(list(said.values()))
+        values = torch.stack(list(report.values()))
         # No branch on NaN, which would wait for the device.
-        self.add_sums(tuple(said), values.nansum(1), (values == values).sum(1))
+        self.add_sums(tuple(report), values.nansum(1), (values == values).sum(1))
 
     def add_sums(self, names: tuple[str, ...], sums: Tensor, counts: Tensor) -> None:
         """Add sums [K] over envs (and possibly steps), and the number of summands of each [K]."""
@@ -240,7 +240,7 @@ class EnvReports:
         return {name: total / count for name, (total, count) in added.items() if count}
 
 
-def said_of(info: dict[str, Any]) -> dict[str, Tensor]:
+def named_reports(info: dict[str, Any]) -> dict[str, Tensor]:
     """Return the reward terms and metrics of an info, each [N] float32, by metric name."""
     return {
         f"{kind}/{name}": value.float()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.compiled.graphs import computed_once
-from lightning_rl.system.torch_private import step_is_listened_to, unflatten
+from lightning_rl.system.torch_private import has_step_hooks, unflatten
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 """Entries of `torch.optim.Adam`'s state per parameter, besides `step`."""
@@ -44,7 +44,7 @@ class TracedAdam:
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
             and not isinstance(group["lr"], Tensor)
-            and not step_is_listened_to(optimizer)
+            and not has_step_hooks(optimizer)
         )
 
     @property

@@ -151,7 +151,7 @@ def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
             holder[name] = value
 
 
-class NotesTensorReads(TorchDispatchMode):
+class TensorReadRecorder(TorchDispatchMode):
     """Record the tensors whose value Python reads while a function is traced.
 
     Only tensors that the function holds: the trace itself refuses to read inputs and results.

@@ -53,7 +53,7 @@ class Choice:
     ) -> None:
         self._setting = setting
         self._before = before
-        self._said = False
+        self._printed = False
         if setting != "auto":
             self.compiled, self.why = setting, f"compile: {str(setting).lower()}"
         elif before is not None:
@@ -80,20 +80,20 @@ class Choice:
                 f"The run was compiled up to the checkpoint, and now is not: {why}. It goes on, "
                 f"but {DIFFERS}."
             )
-        self.say()
+        self.print_decision()
 
     def does_not_apply(self, why: str) -> None:
         """Record silently that there is nothing to compile."""
-        self.compiled, self.why, self._said = False, why, True
+        self.compiled, self.why, self._printed = False, why, True
 
-    def say(self) -> None:
+    def print_decision(self) -> None:
         """Print the decision of `auto`, once."""
-        if self._setting == "auto" and not self._said:
-            self._said = True
-            rank_zero_only(print)(f"{self._now} (compile: auto): {self.why}.", flush=True)
+        if self._setting == "auto" and not self._printed:
+            self._printed = True
+            rank_zero_only(print)(f"{self._decision} (compile: auto): {self.why}.", flush=True)
 
     @property
-    def _now(self) -> str:
+    def _decision(self) -> str:
         return f"The update {'is compiled' if self.compiled else 'runs uncompiled'}"
 
     def state(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class StepsChoice(Choice):
     counted, pays_from = "steps of all envs", STEPS_PAY_FROM
 
     @property
-    def _now(self) -> str:
+    def _decision(self) -> str:
         return f"The env is stepped {'compiled' if self.compiled else 'uncompiled'}"
 
     def _compare_machines(self) -> None:

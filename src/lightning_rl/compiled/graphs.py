@@ -10,9 +10,9 @@ from torch.fx import GraphModule
 from lightning_rl.compiled.attributes import (
     MISSING,
     Attribute,
-    NotesTensorReads,
     Place,
     Snapshot,
+    TensorReadRecorder,
     replaced,
     same,
 )
@@ -142,13 +142,13 @@ class Graphs:
         self, key: tuple[Any, ...], make: Make, inputs: list[Tensor], moving: slice
     ) -> "_Compiled":
         """Return the graph for the current attributes; see `call`."""
-        found = self._look()
+        found = self._current_attributes()
         known = self._compiled.setdefault(key, [])
         for compiled in known:
             if compiled.holds(found):
                 return compiled
         changed = set(known[0].changes(found)) if known else set()
-        loose, trace = self._loosen(make, inputs, changed - self._constant)
+        loose, trace = self._trace_without_constants(make, inputs, changed - self._constant)
         if changed and changed <= loose and not trace.uses_numbers(loose):
             known[0].ignore(loose)  # the graph does not read the changed attributes
             return self.prepare(key, make, inputs, moving)
@@ -166,11 +166,11 @@ class Graphs:
         known.insert(0, _Compiled(graph, trace, found, loose))
         return known[0]
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Compare all attributes before the next call, because a new iteration starts."""
         self._is_fresh = False
 
-    def _look(self) -> dict[str, Attribute]:
+    def _current_attributes(self) -> dict[str, Attribute]:
         """Return the current attributes; the same dict if nothing has changed."""
         last = self._snapshot
         if last is None or not (last.root_is_current() if self._is_fresh else last.is_current()):
@@ -178,7 +178,7 @@ class Graphs:
         self._is_fresh = True
         return last.found
 
-    def _loosen(
+    def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
         """Trace without constants for changed attributes; return those not needed, and the trace.
@@ -194,15 +194,15 @@ class Graphs:
                 raise
         if len(loose) == 1:
             self._constant |= loose
-            return self._loosen(make, inputs, set())
+            return self._trace_without_constants(make, inputs, set())
         for path in loose:
-            self._loosen(make, inputs, {path})
+            self._trace_without_constants(make, inputs, {path})
         if not loose & self._constant:  # each may be missing alone, but not all together
             self._constant |= loose
-        return self._loosen(make, inputs, loose - self._constant)
+        return self._trace_without_constants(make, inputs, loose - self._constant)
 
     def _trace(self, make: Make, inputs: list[Tensor], loose: set[str]) -> "_Trace":
-        found = self._look()
+        found = self._current_attributes()
         here = {path: found[path] for path in (*self._varying, *loose) if path in found}
         numbers = {
             # float32, because a plain number does not promote a tensor's dtype either.
@@ -222,7 +222,7 @@ class Graphs:
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
         copies = [tensor.detach().clone() for tensor in inputs]
         try:
-            with replaced(values), NotesTensorReads() as reads:
+            with replaced(values), TensorReadRecorder() as reads:
                 traced = make_fx(function)(*copies)
         finally:
             for buffer, value in kept:

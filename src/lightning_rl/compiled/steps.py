@@ -17,12 +17,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.collectors.statistics import said_of
+from lightning_rl.collectors.statistics import named_reports
 from lightning_rl.compiled.attributes import Attribute, Snapshot, same
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
-from lightning_rl.envs.torch.torch_env import Restarts
+from lightning_rl.envs.torch.torch_env import ResetMode
 from lightning_rl.envs.vector_env import (
     RESULTS,
     RolloutStepper,
@@ -48,7 +48,7 @@ LARGEST_START = 64
 and uses the needed ones. Beyond it, resets run outside the graph, for the envs that need one.
 """
 
-DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "restarts")
+DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "reset_mode")
 """The attributes of a `TorchEnv` that a step writes: inputs and outputs of the graph."""
 
 COUNTERS = ("episode", "elapsed", "stream_key")
@@ -100,7 +100,7 @@ class CompiledSteps:
         )
         self._step_of = storage[0].exclude("final_observation")
         policy.put_in_eval_mode()
-        self._look_at(env)
+        self._read_env(env)
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
         self._graphs = Graphs(self._root, self._device, choice, driven, cure_of_draws=CURE_OF_DRAWS)
@@ -112,7 +112,7 @@ class CompiledSteps:
             for path, leaf in _leaves(self._step_of["observation"]).items()
         }
 
-    def _look_at(self, env: TorchEnv) -> None:
+    def _read_env(self, env: TorchEnv) -> None:
         """Take a step in a copy of the env, and record the inputs and outputs of a step.
 
         Raises:
@@ -129,22 +129,22 @@ class CompiledSteps:
             trial = copy.deepcopy(env)
         except Exception as error:
             raise NoGraphError(f"{type(env).__name__} cannot be copied ({error})") from error
-        TorchEnv.reset(trial, seed=0)  # by the class, as in `_played`
+        TorchEnv.reset(trial, seed=0)  # by the class, as in `_act_and_step`
         everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
-        self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
+        self.reset_mode = ResetMode.WHERE if everywhere else ResetMode.LATER
         carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
         carried |= {(name,): getattr(trial, name) for name in COUNTERS}
         if "state" in self.policy.extra_fields:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
-        trial.restarts = Restarts.LATER  # its state must come from the transition
+        trial.reset_mode = ResetMode.LATER  # its state must come from the transition
         trial_root = _Root(self.policy, trial)
-        held = _Held(trial_root)
+        held = _StepAttributes(trial_root)
         try:
-            played = self._played(trial_root, dict(self.carry), self.noise)
+            played = self._act_and_step(trial_root, dict(self.carry), self.noise)
             changed = held.changed()
         finally:
-            held.put_back()
+            held.restore()
         if changed is not None:
             raise NoGraphError(changed)
         after = {key: played.carry[key] for key in self.carry}
@@ -152,13 +152,15 @@ class CompiledSteps:
             raise NoGraphError(
                 f"the state of {type(env).__name__} takes another shape or dtype in each step"
             )
-        self.names, self.reports_success = tuple(played.said), played.success is not None
+        self.names, self.reports_success = tuple(played.report), played.success is not None
         for key in SUMS:
             self.carry[key] = torch.zeros(len(self.names), device=self._device)
 
     # --- traced code ---
 
-    def _played(self, root: "_Root", carry: dict[Keys, Tensor], noise: Tensor) -> "_Played":
+    def _act_and_step(
+        self, root: "_Root", carry: dict[Keys, Tensor], noise: Tensor
+    ) -> "_StepResults":
         """Act, and step the env; return the results."""
         env, observation = root.env, self._tree(carry, SEEN)
         fields = {key: torch.zeros_like(self._step_of[key]) for key in self._fields}
@@ -191,13 +193,13 @@ class CompiledSteps:
         if MEMORY in carry:
             ended = (terminated | truncated).view(-1, *[1] * (carry[MEMORY].dim() - 1))
             after[MEMORY] = result["next_state"].masked_fill(ended, 0)
-        return _Played(
+        return _StepResults(
             {key: result[key] for key in self._fields},
             dict(zip(RESULTS, results, strict=True)),
             after,
             info.get("success"),
             _leaves(info["final_obs"], FINAL),
-            said_of(info),
+            named_reports(info),
         )
 
     def _tree(self, carry: dict[Keys, Tensor], name: str) -> Any:
@@ -210,8 +212,8 @@ class CompiledSteps:
         def step(noise: Tensor, *inputs: Tensor) -> list[Tensor]:
             carry = dict(zip(keys, inputs, strict=False))
             slots = dict(zip(self.slot_names, inputs[len(keys) :], strict=True))
-            with self._driven():
-                played = self._played(self._root, carry, noise)
+            with self._stepping_env():
+                played = self._act_and_step(self._root, carry, noise)
             _, terminated, truncated = played.results.values()
             own = played.fields | played.results
             written: dict[Keys, Tensor] = {(key,): x for key, x in own.items()}
@@ -221,7 +223,7 @@ class CompiledSteps:
             for key, slot in slots.items():
                 slot.copy_(written[key])
             if self.names:
-                values = torch.stack([played.said[name] for name in self.names])
+                values = torch.stack([played.report[name] for name in self.names])
                 carry[TOTAL].add_(values.nansum(1))
                 carry[COUNT].add_((values == values).sum(1))
             for key, value in played.carry.items():
@@ -232,10 +234,10 @@ class CompiledSteps:
         return step, {}
 
     @contextmanager
-    def _driven(self) -> Iterator[None]:
+    def _stepping_env(self) -> Iterator[None]:
         """Let the env step in a trace, and restore its attributes afterwards."""
         kept = {name: vars(self.env)[name] for name in DRIVEN}
-        self.env.restarts = self.restarts
+        self.env.reset_mode = self.reset_mode
         try:
             yield
         finally:
@@ -268,7 +270,7 @@ class CompiledSteps:
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
         """Return the graph for the current env and policy, and slots of this layout, or None."""
-        self._graphs.look_again()
+        self._graphs.recheck()
         inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
         made = self._graphs.attempt(
@@ -320,13 +322,13 @@ class CompiledSteps:
         env.episode, env.elapsed = carry["episode",].clone(), carry["elapsed",].clone()
 
 
-class _Played(NamedTuple):
+class _StepResults(NamedTuple):
     fields: dict[str, Tensor]
     results: dict[str, Tensor]
     carry: dict[Keys, Tensor]
     success: Tensor | None
     finals: dict[Keys, Tensor]
-    said: dict[str, Tensor]
+    report: dict[str, Tensor]
 
 
 class _Root(nn.Module):
@@ -396,7 +398,7 @@ class StepWriter:
 
     def _take_from(self, t: int, graph: Callable[..., Any]) -> None:
         steps = self.steps
-        later = steps.restarts is Restarts.LATER
+        later = steps.reset_mode is ResetMode.LATER
         carry = list(steps.carry.values())
         for i in range(t, t + steps.ahead):
             if self._at_once:
@@ -461,7 +463,7 @@ def compile_steps(
             return plain
         if any(steps.graph(writer.places) is None for writer in writers):
             return plain
-    choice.say()
+    choice.print_decision()
     return [(CompiledActor(writer), CompiledStepper(writer)) for writer in writers]
 
 
@@ -538,26 +540,26 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
     return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
 
 
-class _Held:
+class _StepAttributes:
     """The attributes of an env and a policy before a step, except those that a step may write."""
 
     def __init__(self, root: "_Root") -> None:
         # The root holds a copy of the env, but the policy itself: a copy of a large policy needs
         # too much memory.
         self._root = root
-        self._before = self._look()
+        self._before = self._current_attributes()
         self._tensors = {
             path: (one.value, version_of(one.value), one.value.clone())
             for path, one in self._before.items()
             if isinstance(one.value, Tensor) and not isinstance(one.value, nn.Parameter)
         }
 
-    def _look(self) -> dict[str, Attribute]:
+    def _current_attributes(self) -> dict[str, Attribute]:
         return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
 
     def changed(self) -> str | None:
         """Describe an attribute that the step must not change but did; None if there is none."""
-        for path, one in sorted(self._look().items()):
+        for path, one in sorted(self._current_attributes().items()):
             tensor, version, _ = self._tensors.get(path, (None, 0, None))
             written = tensor is one.value and tensor is not None and version_of(tensor) != version
             before = self._before.get(path)
@@ -572,9 +574,9 @@ class _Held:
             return f"{what}what a policy remembers is data, see `extra_fields`"
         return None
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the policy."""
-        for path, now in self._look().items():
+        for path, now in self._current_attributes().items():
             if not path.startswith(".env"):
                 before, holder = self._before.get(path), cast(Any, now.holder)
                 if before is None:

@@ -113,7 +113,7 @@ class CompiledUpdate(Update):
             self._sizes.add(len(minibatch))
         return self.graphs.available and len(minibatch) in self._sizes
 
-    def takes_whole(self, minibatch: TensorDict) -> bool:
+    def fits_one_graph(self, minibatch: TensorDict) -> bool:
         """Return whether one graph can process the whole minibatch."""
         return self.has_graph_for(minibatch) and len(self._micro_batches(minibatch)) == 1
 
@@ -143,11 +143,11 @@ class CompiledUpdate(Update):
         result, reported = self.graphs.call(
             key, lambda: self._loss_function(samples, adam), inputs, moving
         )
-        self.note_names(reported)
+        self.set_scalar_names(reported)
         self.graphs.have_served = True
         return result
 
-    def note_names(self, reported: Iterable[str]) -> None:
+    def set_scalar_names(self, reported: Iterable[str]) -> None:
         """Store the names of the scalars that the loss returns."""
         self.names = [*self._labels[:1], *reported, *self._labels[1:]]
 
@@ -298,7 +298,7 @@ class CompiledSequence(UpdateSequence):
     def __call__(self, minibatch: TensorDict) -> None:
         self.check_fields(minibatch)
         rows = None
-        if self._fits and all(u.takes_whole(minibatch) for u in self._compiled):
+        if self._fits and all(u.fits_one_graph(minibatch) for u in self._compiled):
             with self._phase("minibatch, compiled"):
                 rows = self._graphs.attempt(lambda: self._run(minibatch))
         if rows is None:
@@ -323,7 +323,7 @@ class CompiledSequence(UpdateSequence):
         if not all(update.names for update in self._compiled):
             own = [name.split(":", 1) for name in reported]
             for i, update in enumerate(self._compiled):
-                update.note_names(name for index, name in own if int(index) == i)
+                update.set_scalar_names(name for index, name in own if int(index) == i)
         self._graphs.have_served = True
         return rows
 

@@ -25,7 +25,7 @@ UNFINISHED, FINISHED = ".joining", ".finalised"
 LOCK = ".lock"
 
 BEGUN = ".lightning_rl_recording"
-"""File that marks a new dataset without a finished episode; see `is_begun`."""
+"""File that marks a new dataset without a finished episode; see `has_no_episodes`."""
 
 BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
 
@@ -57,7 +57,7 @@ def _refuse_link(file: Path) -> None:
     )
 
 
-def is_begun(path: Path) -> bool:
+def has_no_episodes(path: Path) -> bool:
     """Return whether a directory is empty, or holds a marked dataset without a finished episode."""
     names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
     mark = path / BEGUN
@@ -86,7 +86,7 @@ def complete_join(path: Path) -> None:
 
 
 @contextmanager
-def renewing(path: Path) -> Iterator[Path]:
+def replacing_folders(path: Path) -> Iterator[Path]:
     """Yield a folder; at exit, its folders replace the dataset's.
 
     Raises:
@@ -100,7 +100,7 @@ def renewing(path: Path) -> Iterator[Path]:
     complete_join(path)
 
 
-def keep_others(path: Path, target: Path) -> None:
+def keep_other_files(path: Path, target: Path) -> None:
     """Keep other files, such as notes, of the folders that a rewrite replaces."""
     tops = [top for top in TOPS if (target / top).is_dir()]
     for file in [one for top in tops for one in (path / top).rglob("*")]:

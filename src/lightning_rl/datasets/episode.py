@@ -88,7 +88,7 @@ class Episode:
         extra = {"penalty": known.pop("penalty")} if "penalty" in steps else {}
         return cls(**known, success=None, task=task, extra=extra)
 
-    def known_steps(self) -> "Episode":
+    def steps_with_successor(self) -> "Episode":
         """Return the episode, without its last step if that step's next observation is unknown."""
         if self.final_known or bool(self.terminated[-1:].any()):
             return self
@@ -195,7 +195,7 @@ class Episode:
                 f"{step}: networks learn from finite numbers. Correct it, or leave the episode out."
             )
 
-    def keep_within(self, space: gymnasium.Space[Any], refuse: bool, name: str) -> int:
+    def clip_actions(self, space: gymnasium.Space[Any], refuse: bool, name: str) -> int:
         """Clip the actions to a Box; return the number of clipped actions.
 
         Raises:
@@ -288,7 +288,7 @@ class Episodes(Sequence[Episode]):
                 episode.check_finite(self.columns, name)
                 if self.action_space is not None:
                     refuse = self.actions_outside == "refuse"
-                    clipped += episode.keep_within(self.action_space, refuse, name)
+                    clipped += episode.clip_actions(self.action_space, refuse, name)
                 steps += len(episode)
                 yield episode
         finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rl.datasets import lerobot_format as lerobot
-from lightning_rl.datasets.directory import keep_others, link, renewing
+from lightning_rl.datasets.directory import keep_other_files, link, replacing_folders
 from lightning_rl.datasets.pictures import join_videos
 from lightning_rl.datasets.statistics import joined_statistics
 from lightning_rl.datasets.tables import TableFile, read_table, with_column, write_tables
@@ -26,7 +26,7 @@ def join_files(path: Path) -> None:
     info = lerobot.read_json(path / lerobot.INFO)
     most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
-    with renewing(path) as target:
+    with replacing_folders(path) as target:
         data = _join(lerobot.files_of(path / "data"), target / "data", most, _join_tables)
         places = {}
         for key in videos:
@@ -43,7 +43,7 @@ def join_files(path: Path) -> None:
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
-        keep_others(path, target)
+        keep_other_files(path, target)
 
 
 def _join(

@@ -18,9 +18,9 @@ from lightning_rl.datasets import lerobot_format as lerobot
 from lightning_rl.datasets.directory import (
     LOCK,
     complete_join,
-    keep_others,
+    keep_other_files,
     lock_dataset,
-    renewing,
+    replacing_folders,
 )
 from lightning_rl.datasets.episode import Episode
 from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
@@ -49,7 +49,7 @@ HIDDEN, LEARNING_RATE, BATCH = (64, 64), 1e-3, 256
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelSummary:
     """Summary of `label_dataset`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Labelled:
         steps: number of steps of all episodes.
         positive: number of steps with an advantage above the threshold, or of an intervention.
         error: root mean squared error between value and return.
-        spread: standard deviation of the returns: the `error` of a constant value.
+        returns_std: standard deviation of the returns: the `error` of a constant value.
     """
 
     episodes: int
@@ -68,7 +68,7 @@ class Labelled:
     steps: int
     positive: int
     error: float
-    spread: float
+    returns_std: float
 
 
 def success_reward(length: int, success: bool, longest: int, failure_cost: float) -> Tensor:
@@ -144,20 +144,20 @@ def fit_values(
         torch.manual_seed(seed)
         order = torch.randperm(count).tolist()
         for part in range(min(PARTS, count)):
-            judged = order[part::PARTS]
-            taught = [i for i in order if i not in judged] or judged
-            seen, known = (torch.cat([x[i] for i in taught]) for x in (features, returns))
+            held_out = order[part::PARTS]
+            trained_on = [i for i in order if i not in held_out] or held_out
+            seen, known = (torch.cat([x[i] for i in trained_on]) for x in (features, returns))
             value = _fitted(seen, known, epochs)
-            for i in judged:
+            for i in held_out:
                 values[i] = value(features[i]).to(returns[i])
     return values
 
 
 def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor], Tensor]:
     centre, width = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
-    level, spread = returns.mean(), returns.std(correction=0).clamp(min=1e-6)
+    mean, std = returns.mean(), returns.std(correction=0).clamp(min=1e-6)
     inputs = ((features - centre) / width).float()
-    targets = ((returns - level) / spread).float()
+    targets = ((returns - mean) / std).float()
     network = mlp(inputs.shape[1], HIDDEN, 1)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     with torch.enable_grad():
@@ -171,7 +171,7 @@ def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor]
     @torch.no_grad()
     def value(seen: Tensor) -> Tensor:
         found: Tensor = network(((seen - centre) / width).float()).squeeze(-1)
-        return found * spread + level
+        return found * std + mean
 
     return value
 
@@ -218,7 +218,7 @@ def label_dataset(
     *,
     success: Chosen = (),
     failure: Chosen = (),
-) -> Labelled:
+) -> LabelSummary:
     """Write labels of all steps into a LeRobotDataset v3.0: the whole dataset or nothing.
 
     The columns are `complementary_info.` plus `reward`, `return`, `value`, `advantage` and
@@ -249,7 +249,7 @@ def label_dataset(
         reader = LeRobotEpisodes(directory)
         reader.leaves = [leaf for leaf in reader.leaves if not leaf.picture]
         episodes = list(reader)
-        for number, said in _said(directory, len(episodes), success, failure).items():
+        for number, said in _success_labels(directory, len(episodes), success, failure).items():
             episodes[number].success = said
         labels = _labels(directory, episodes, settings or LabelSettings())
         _write(directory, reader.places(), episodes, labels)
@@ -342,18 +342,18 @@ def _features(
     return features
 
 
-def _summary(episodes: Sequence[Episode], labels: Labels) -> Labelled:
+def _summary(episodes: Sequence[Episode], labels: Labels) -> LabelSummary:
     names = ("return", "value", "advantage_positive")
     returns, values, positive = (torch.cat(labels[name]) for name in names)
     success = [episode.success for episode in episodes]
-    return Labelled(
+    return LabelSummary(
         episodes=len(success),
         successes=success.count(True),
         failures=success.count(False),
         steps=len(returns),
         positive=int(positive.sum()),
         error=float((returns - values).square().mean().sqrt()),
-        spread=float(returns.std(correction=0)),
+        returns_std=float(returns.std(correction=0)),
     )
 
 
@@ -365,7 +365,7 @@ def _flat(observation: Any, length: int) -> Tensor:
     return torch.cat(parts, 1) if parts else torch.zeros(length, 0, dtype=torch.float64)
 
 
-def _said(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:
+def _success_labels(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:
     """Return the success of the episodes that the two lists name, by episode number."""
     lists = {"success": success, "failure": failure}
     named = {
@@ -411,7 +411,7 @@ def _write(
     success = [episode.success for episode in episodes]
     info = lerobot.read_json(path / lerobot.INFO)
     info["features"] |= {key: lerobot.number_feature("float32") for key in named}
-    with renewing(path) as target:
+    with replacing_folders(path) as target:
         for file in path.glob("data/**/*.parquet"):
             begins = {begin: i for i, (at, begin, *_) in enumerate(places) if at == file}
             _rewrite(file, target / file.relative_to(path), _of_steps(file, begins, named, success))
@@ -424,7 +424,7 @@ def _write(
             known = lerobot.read_json(path / lerobot.STATISTICS)
             known |= {key: joined_statistics(parts) for key, parts in statistics.items()}
             lerobot.write_json(target / lerobot.STATISTICS, known)
-        keep_others(path, target)
+        keep_other_files(path, target)
 
 
 def _of_steps(

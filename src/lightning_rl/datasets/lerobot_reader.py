@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_rl.buffers.columns import available_bytes
 from lightning_rl.datasets import lerobot_format as lerobot
-from lightning_rl.datasets.directory import is_begun, part_of
+from lightning_rl.datasets.directory import has_no_episodes, part_of
 from lightning_rl.datasets.ends import FLAGS, EndRule, Ends, as_flags, check_times
 from lightning_rl.datasets.episode import Episode, Episodes
 from lightning_rl.datasets.lerobot_format import Leaf, leaves_of
@@ -57,7 +57,7 @@ class LeRobotEpisodes(Episodes):
     ) -> None:
         self.path = path
         info = part_of(path, lerobot.INFO)
-        if path.is_dir() and not info.is_file() and is_begun(path):
+        if path.is_dir() and not info.is_file() and has_no_episodes(path):
             self._with_steps([])
         self._info = lerobot.read_info(info)
         self.fps: float = float(self._info["fps"])

@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.buffers import GivenRewards, Replay, ReplayBuffer, ReplayFactory
+from lightning_rl.buffers import OfflineRewards, Replay, ReplayBuffer, ReplayFactory
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoints.format import read_checkpoint
 from lightning_rl.datasets.ends import Ends
@@ -88,7 +88,7 @@ class MixedReplay(Replay):
         # One stream: episodes and interventions of all envs follow each other.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
         self._begun = False  # whether this run, or the run it resumes, has added a rollout
-        self._given: GivenRewards | None = None
+        self._given: OfflineRewards | None = None
         # Opened here, so that errors come before collection; read with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
@@ -140,7 +140,7 @@ class MixedReplay(Replay):
         if not self._begun:
             self._begun = True
             if isinstance(self.offline, ReplayBuffer):  # before interventions are stored too
-                self._given = GivenRewards(1.0 - self.online_ratio, *self.offline.earned())
+                self._given = OfflineRewards(1.0 - self.online_ratio, *self.offline.earned())
         self.online.extend(rollout)
         if self.keep_interventions and "intervened" in rollout.keys():
             self._keep_interventions(rollout)
@@ -151,7 +151,7 @@ class MixedReplay(Replay):
             for episode in source:
                 self._put(episode)
 
-    def take_given_rewards(self) -> GivenRewards | None:
+    def take_offline_rewards(self) -> OfflineRewards | None:
         """Return the rewards of the initial demonstrations, once; None afterwards.
 
         Raises:

@@ -16,11 +16,16 @@ import torch
 from torch import Tensor
 
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
-from lightning_rl.collectors.loop import Chooser, step_through
+from lightning_rl.collectors.loop import ActionFunction, run_steps
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.people.intervention import Intervention, Pace
-from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, one_number, say_intervention
+from lightning_rl.envs.step_results import (
+    EXECUTED_ACTION,
+    INTERVENED,
+    one_number,
+    report_intervention,
+)
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
@@ -93,7 +98,7 @@ class Recorder:
             self._watched = _Watched(env if source is None else Intervention(env, source))
             return self._watched
 
-        env.wrap_each(watched)
+        env.wrap_single_envs(watched)
         self.observation: Any = None
         self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
         self._says_success = False
@@ -102,7 +107,7 @@ class Recorder:
         self,
         writer: EpisodeWriter,
         episodes: int,
-        choose_for: Callable[[int], Chooser],
+        choose_for: Callable[[int], ActionFunction],
         *,
         seed: int = 0,
         fps: float | None = None,
@@ -127,7 +132,7 @@ class Recorder:
         most = MAX_EPISODE_STEPS if max_steps is None else max_steps
         self.observation, _ = self.env.reset(seed=seed)
         kept = played = 0
-        with _WrittenBehind(writer) as behind:
+        with _BackgroundWriter(writer) as behind:
             while kept < episodes:
                 pace.restart()
                 missed = pace.missed
@@ -138,11 +143,15 @@ class Recorder:
 
     @torch.no_grad()
     def _play(
-        self, writer: "_WrittenBehind", choose: Chooser, most: int, before: Callable[[int], None]
+        self,
+        writer: "_BackgroundWriter",
+        choose: ActionFunction,
+        most: int,
+        before: Callable[[int], None],
     ) -> Recorded:
         self._choose = choose
         result = Recorded(kept=True)
-        for t, _ in step_through(self, self, most, before=before):
+        for t, _ in run_steps(self, self, most, before=before):
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
             is_cut = t + 1 == most and not (terminated or truncated)
             writer.add(
@@ -170,13 +179,13 @@ class Recorder:
         return result
 
     def act(self, t: int) -> None:
-        """Choose the action of step `t`; called by `step_through`."""
+        """Choose the action of step `t`; called by `run_steps`."""
         # A copy: the env writes its next observation into the same arrays.
         self._acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
         self._action = self._choose(self.observation, self._running)
 
     def step(self, t: int) -> dict[str, Any]:
-        """Step the env by the chosen action; called by `step_through`."""
+        """Step the env by the chosen action; called by `run_steps`."""
         self.observation, reward, terminated, truncated, info = self.env.step(self._action)
         self._reward = float(reward[0])
         self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
@@ -192,7 +201,9 @@ class Recorder:
         return bool(keys and info[keys[0]])
 
 
-def script_chooser(script: Callable[[Any], Any], space: gymnasium.Space[Any]) -> Chooser:
+def script_action_function(
+    script: Callable[[Any], Any], space: gymnasium.Space[Any]
+) -> ActionFunction:
     """Return a chooser of actions [1, *A] that calls `script`.
 
     `script` maps the observation of one env (arrays) to an action [*A]; None: the neutral action.
@@ -235,7 +246,7 @@ def _number(info: dict[str, Any], name: str) -> float:
     return number
 
 
-class _WrittenBehind:
+class _BackgroundWriter:
     """Write the frames in order in a thread while the env steps."""
 
     # Compressing pictures between steps would slow down an env that keeps its own pace. The
@@ -245,7 +256,7 @@ class _WrittenBehind:
         self._thread = ThreadPoolExecutor(1, "recorder", _yield_to_others)
         self._waiting: deque[Future[None]] = deque()
 
-    def __enter__(self) -> "_WrittenBehind":
+    def __enter__(self) -> "_BackgroundWriter":
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -290,5 +301,5 @@ class _Watched(gymnasium.Wrapper):
         ended = terminated or truncated
         # A copy: the env may reuse the arrays for the next episode's first observation.
         self.observation = copy.deepcopy(observation) if ended else observation
-        self.info = say_intervention(info, action, False)
+        self.info = report_intervention(info, action, False)
         return observation, reward, terminated, truncated, info

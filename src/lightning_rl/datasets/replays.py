@@ -85,5 +85,5 @@ def rewarded(episodes: Episodes) -> Iterator[Episode]:
             "critics learn from them: label it (rl-cli label), or say which column they are, keys: "
             "{<column>: reward}.",
         )
-        if len(known := episode.known_steps()):
+        if len(known := episode.steps_with_successor()):
             yield known

@@ -18,7 +18,7 @@ from lightning_rl.datasets.directory import (
     TOPS,
     UNDER_WAY,
     complete_join,
-    is_begun,
+    has_no_episodes,
     lock_dataset,
     part_of,
 )
@@ -88,14 +88,15 @@ class EpisodeWriter:
     def _take_lock(self) -> None:
         if self._unlock is not None:
             return
-        if not part_of(self.path, lerobot.INFO).is_file():  # mark before locking: see `is_begun`
+        # Mark the dataset before locking it: see `has_no_episodes`.
+        if not part_of(self.path, lerobot.INFO).is_file():
             write_atomically(self.path / BEGUN, lambda file: file.write(BEGUN_TEXT))
         self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _open(self) -> None:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        if not part_of(self.path, lerobot.INFO).is_file() and not is_begun(self.path):
+        if not part_of(self.path, lerobot.INFO).is_file() and not has_no_episodes(self.path):
             there = sorted(file.name for file in self.path.iterdir())
             raise ConfigurationError(
                 f"{self.path} holds {', '.join(there)}, and no dataset: give a directory that is "

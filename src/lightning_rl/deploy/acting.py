@@ -129,7 +129,7 @@ class TrainedPolicy:
             return actor
         before = 0 if actor is None else actor.num_envs
         # Correlated noise is a state, too, but only for drawn actions.
-        goes_on = policy.remembers or ("state" in policy.extra_fields and self._drawn)
+        goes_on = policy.is_recurrent or ("state" in policy.extra_fields and self._drawn)
         self._drawn |= not deterministic
         require(
             actor is None or not goes_on,

@@ -1,7 +1,7 @@
 """Envs: base class, action chunks, Gymnasium and EnvPool adapters, torch envs, tasks, probes."""
 
 from lightning_rl.envs.chunks import ActionChunk as ActionChunk
-from lightning_rl.envs.chunks import HoldsRows as HoldsRows
+from lightning_rl.envs.chunks import StepsActiveRows as StepsActiveRows
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv as GymnasiumEnv
 from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv as EnvPoolEnv
 from lightning_rl.envs.mujoco.env import MujocoEnv as MujocoEnv
@@ -12,8 +12,8 @@ from lightning_rl.envs.people.devices import Gamepad as Gamepad
 from lightning_rl.envs.people.devices import Keyboard as Keyboard
 from lightning_rl.envs.people.devices import SpaceMouse as SpaceMouse
 from lightning_rl.envs.people.intervention import Intervention as Intervention
+from lightning_rl.envs.people.intervention import InterventionDecision as InterventionDecision
 from lightning_rl.envs.people.intervention import InterventionSource as InterventionSource
-from lightning_rl.envs.people.intervention import Said as Said
 from lightning_rl.envs.people.intervention import Script as Script
 from lightning_rl.envs.probes import ActionProbe as ActionProbe
 from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe

@@ -22,7 +22,7 @@ from lightning_rl.system.errors import ConfigurationError, require
 
 
 @runtime_checkable
-class HoldsRows(Protocol):
+class StepsActiveRows(Protocol):
     """An env that can step some rows while the others wait."""
 
     def advance(
@@ -38,10 +38,10 @@ class HoldsRows(Protocol):
 
 
 @runtime_checkable
-class WrapsEach(Protocol):
+class WrapsSingleEnvs(Protocol):
     """An env made of single Gymnasium envs, which can be wrapped."""
 
-    def wrap_each(self, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> None:
+    def wrap_single_envs(self, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> None:
         """Add one wrapper around each env; restarts all envs and updates the spaces."""
 
 
@@ -63,7 +63,7 @@ class ActionChunk(VectorEnvWrapper):
     Args:
         num_envs: N.
         env: makes the env from `num_envs`: a `GymnasiumEnv`, a `TorchEnv`, or another env with
-            `HoldsRows`.
+            `StepsActiveRows`.
         chunk_size: K, actions in a chunk.
         execute: number of executed actions per chunk; default: all.
 
@@ -88,18 +88,18 @@ class ActionChunk(VectorEnvWrapper):
         self.steps_per_action = chunk_size if execute is None else execute
         self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
         self.reports_penalty = False  # no algorithm reads penalties of chunks
-        if isinstance(self.env, WrapsEach):
-            self.env.wrap_each(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
+        if isinstance(self.env, WrapsSingleEnvs):
+            self.env.wrap_single_envs(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
             spaces = cast(gymnasium.spaces.Dict, self.env.single_observation_space)
             self.single_observation_space = spaces["observation"]
             self.single_action_space = self.env.single_action_space
-        elif isinstance(self.env, HoldsRows):
+        elif isinstance(self.env, StepsActiveRows):
             self.single_action_space = repeated(self.env.single_action_space, chunk_size)
         else:
             raise ConfigurationError(
                 f"ActionChunk needs an env whose rows can wait for each other, and "
                 f"{type(self.env).__name__} steps all of them: give it the methods advance(action, "
-                "active) and reset_finished(done) of lightning_rl.envs.HoldsRows, or use a "
+                "active) and reset_finished(done) of lightning_rl.envs.StepsActiveRows, or use a "
                 "GymnasiumEnv or a TorchEnv."
             )
 
@@ -121,9 +121,9 @@ class ActionChunk(VectorEnvWrapper):
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step by action chunks [N, K, *A]."""
-        if isinstance(self.env, WrapsEach):
+        if isinstance(self.env, WrapsSingleEnvs):
             return self._step_wrapped(action)
-        env = cast(HoldsRows, self.env)
+        env = cast(StepsActiveRows, self.env)
         active = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         terminated, truncated = torch.zeros_like(active), torch.zeros_like(active)
         step_reward = torch.zeros(self.num_envs, self.chunk_size, device=self.device)
@@ -150,14 +150,14 @@ class ActionChunk(VectorEnvWrapper):
         self, merged: dict[str, Any], action: Tensor, k: int, info: dict[str, Any], active: Tensor
     ) -> None:
         """Merge the executed action k of the active rows [N]."""
-        said = interventions(self.env, action[:, k], info)
+        report = interventions(self.env, action[:, k], info)
         if k == 0:
             merged["executed_action"] = action.clone()
             merged["intervened"] = torch.zeros_like(active)
         done = merged["executed_action"][:, k]
         taken = active.view(-1, *[1] * (done.dim() - 1))
-        done.copy_(torch.where(taken, said["executed_action"], done))
-        merged["intervened"] |= active & said["intervened"]
+        done.copy_(torch.where(taken, report["executed_action"], done))
+        merged["intervened"] |= active & report["intervened"]
 
     def _step_wrapped(
         self, action: Tensor
@@ -174,7 +174,7 @@ class ActionChunk(VectorEnvWrapper):
         return self._inner(following), reward, terminated, truncated, info
 
     def _inner(self, observation: Observation) -> Observation:
-        if not isinstance(self.env, WrapsEach):
+        if not isinstance(self.env, WrapsSingleEnvs):
             return observation
         return cast(TensorDict, observation)["observation"]  # type: ignore[no-any-return]  # TensorDict
 
@@ -187,8 +187,8 @@ def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None
     """
     if "success" in info or "success" in merged:
         silent = torch.zeros_like(active)
-        said, before = info.get("success", silent), merged.get("success", silent)
-        merged["success"] = torch.where(active, said, before)
+        report, before = info.get("success", silent), merged.get("success", silent)
+        merged["success"] = torch.where(active, report, before)
     for name, value in _numbers(info, "rewards").items():
         terms = merged.setdefault("rewards", {})
         terms[name] = terms.get(name, 0.0) + torch.where(active, value, 0.0)

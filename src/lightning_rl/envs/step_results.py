@@ -20,9 +20,9 @@ values of success, terms and metrics. Entries that are left out cause one warnin
 The last three are read only from envs that announce them (`reports_interventions`,
 `reports_penalty`). Other keys of an info are ignored.
 
-`Said` collects success, reward terms and metrics of several NumPy envs as float64 arrays [N], NaN
-for missing values. Gymnasium's arrays have the type of the first number instead: after an integer
-1, the 0.7 of another env becomes 0.
+`EnvReport` collects success, reward terms and metrics of several NumPy envs as float64 arrays [N],
+NaN for missing values. Gymnasium's arrays have the type of the first number instead: after an
+integer 1, the 0.7 of another env becomes 0.
 """
 
 import warnings
@@ -40,7 +40,7 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 TREES = ("rewards", "metrics")
 """Info entries that are dicts of numbers by name."""
 
-Said = dict[str, Any]
+EnvReport = dict[str, Any]
 """`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; missing keys: no env reported them.
 
 With interventions: `executed_action` {i: [*A]} of envs with a different action, and `intervened`
@@ -400,14 +400,14 @@ INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
 """Info keys: whether a person or a script took over, and the executed action."""
 
 
-def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, Any]:
+def report_intervention(info: dict[str, Any], policy_action: Any, taken: bool) -> dict[str, Any]:
     """Report in an info whether a layer around the env replaced the action (`taken`).
 
-    The inner env's action is `told` [*A]. The innermost report of the executed action counts;
-    `intervened` of any layer stays true.
+    The inner env's action is `policy_action` [*A]. The innermost report of the executed action
+    counts; `intervened` of any layer stays true.
     """
-    executed = info.get(EXECUTED_ACTION, told)
-    inside = info.get(INTERVENED, not np.array_equal(executed, told))
+    executed = info.get(EXECUTED_ACTION, policy_action)
+    inside = info.get(INTERVENED, not np.array_equal(executed, policy_action))
     return {**info, EXECUTED_ACTION: executed, INTERVENED: bool(inside) or taken}
 
 
@@ -448,7 +448,7 @@ class InfoReader:
         )
         return cls(name, num_envs, interventions=interventions, penalty=penalty)
 
-    def says_something(self, info: dict[str, Any]) -> bool:
+    def has_reports(self, info: dict[str, Any]) -> bool:
         # Runs for each env at each step. A loop over the keys takes three times as long.
         """Return whether the info of an env has any entry to read."""
         return bool(info) and (
@@ -462,32 +462,32 @@ class InfoReader:
             )
         )
 
-    def gather(self, said: Said, info: dict[str, Any], i: int) -> None:
-        """Add the report of env i to `said`.
+    def gather(self, report: EnvReport, info: dict[str, Any], i: int) -> None:
+        """Add the report of env i to `report`.
 
         Raises:
             EnvFaultError: for entries that the table refuses.
         """
         for key in ("is_success", "success"):  # `success` overrides `is_success`
             if info.get(key) is not None:
-                self._put_flag(said, "success", info[key], i, key)
+                self._put_flag(report, "success", info[key], i, key)
         if self._interventions:
             if EXECUTED_ACTION in info:
-                said.setdefault(EXECUTED_ACTION, {})[i] = np.array(info[EXECUTED_ACTION])
+                report.setdefault(EXECUTED_ACTION, {})[i] = np.array(info[EXECUTED_ACTION])
             if INTERVENED in info:
-                self._put_flag(said, INTERVENED, info[INTERVENED], i, INTERVENED)
+                self._put_flag(report, INTERVENED, info[INTERVENED], i, INTERVENED)
         if self._penalty and "penalty" in info:
             number = one_number(info["penalty"])
             if number is None or not np.isfinite(number):
                 raise EnvFaultError(self._refusal("penalty", info["penalty"], "one finite number"))
-            self._column(said, "penalty")[i] = number
+            self._column(report, "penalty")[i] = number
         for kind in TREES:
             if kind in info:
-                self._put_numbers(said, kind, info[kind], i)
+                self._put_numbers(report, kind, info[kind], i)
 
     def read_arrays(
         self, info: dict[str, Any], done: np.ndarray, names: Mapping[str, str] | None = None
-    ) -> Said:
+    ) -> EnvReport:
         """Read the info of a batched env.
 
         Args:
@@ -501,26 +501,26 @@ class InfoReader:
             EnvFaultError: for entries that the table refuses.
         """
         names = names or {}
-        said = self._of_arrays(renamed(info, names))
+        report = self._of_arrays(renamed(info, names))
         final = info.get("final_info")
         if isinstance(final, dict):
-            return _merged(said, self._of_arrays(renamed(final, names)), done)
-        return said
+            return _merged(report, self._of_arrays(renamed(final, names)), done)
+        return report
 
-    def _put_flag(self, said: Said, name: str, value: Any, i: int, key: str) -> None:
+    def _put_flag(self, report: EnvReport, name: str, value: Any, i: int, key: str) -> None:
         number = one_number(value)
         if number is None or number not in (0.0, 1.0):
             if number is not None and np.isnan(number):
                 return
             raise EnvFaultError(self._refusal(key, value, "true or false"))
-        self._column(said, name)[i] = number
+        self._column(report, name)[i] = number
 
-    def _put_numbers(self, said: Said, kind: str, numbers: Any, i: int) -> None:
+    def _put_numbers(self, report: EnvReport, kind: str, numbers: Any, i: int) -> None:
         """Add `rewards` or `metrics` of env i. Wrong entries only cause a warning."""
         if not isinstance(numbers, Mapping):
             self._warn(kind, numbers, "a dict of numbers by name")
             return
-        tree = said.setdefault(kind, {})
+        tree = report.setdefault(kind, {})
         for name, value in numbers.items():
             number = one_number(value)
             if number is None:
@@ -534,21 +534,21 @@ class InfoReader:
         array: np.ndarray = columns[name]
         return array
 
-    def _of_arrays(self, info: dict[str, Any]) -> Said:
-        said: Said = {}
+    def _of_arrays(self, info: dict[str, Any]) -> EnvReport:
+        report: EnvReport = {}
         keys = ["is_success", "success", *[INTERVENED] * self._interventions]
         for key in [*keys, *["penalty"] * self._penalty]:
             if key in info:
                 name = "success" if key == "is_success" else key
-                said[name] = self._numbers(key, info[key], self._mask(info, key))
+                report[name] = self._numbers(key, info[key], self._mask(info, key))
         if self._interventions and EXECUTED_ACTION in info:
             rows = np.flatnonzero(self._mask(info, EXECUTED_ACTION))
-            said[EXECUTED_ACTION] = {i: np.array(info[EXECUTED_ACTION][i]) for i in rows}
+            report[EXECUTED_ACTION] = {i: np.array(info[EXECUTED_ACTION][i]) for i in rows}
         for kind in TREES:
             if not isinstance(tree := info.get(kind, {}), Mapping):
                 self._warn(kind, tree, "a dict of arrays by name")
                 continue
-            mask, columns = self._mask(info, kind), said.setdefault(kind, {})
+            mask, columns = self._mask(info, kind), report.setdefault(kind, {})
             for name, values in tree.items():
                 if not (str(name).startswith("_") and str(name)[1:] in tree):
                     counts = mask & self._mask(tree, name)
@@ -556,7 +556,7 @@ class InfoReader:
                         self._warn(f"{kind}.{name}", values, f"{self._num_envs} numbers")
                     else:
                         columns[str(name)] = column
-        return said
+        return report
 
     def _mask(self, values: Mapping[str, Any], name: str) -> np.ndarray:
         mask = np.asarray(values.get(f"_{name}", True), dtype=bool)
@@ -567,13 +567,13 @@ class InfoReader:
         column = _column_of(values, given)
         if column is None:
             raise EnvFaultError(self._refusal(key, values, f"{self._num_envs} numbers"))
-        said = column[given & ~np.isnan(column)]
+        report = column[given & ~np.isnan(column)]
         if key == "penalty":
-            said, good, wanted = column[given], np.isfinite(column[given]), "finite numbers"
+            report, good, wanted = column[given], np.isfinite(column[given]), "finite numbers"
         else:
-            good, wanted = (said == 0) | (said == 1), "true or false"
+            good, wanted = (report == 0) | (report == 1), "true or false"
         if not good.all():
-            raise EnvFaultError(self._refusal(key, said[~good][0], wanted))
+            raise EnvFaultError(self._refusal(key, report[~good][0], wanted))
         return column
 
     def _warn(self, key: str, value: Any, wanted: str) -> None:
@@ -604,35 +604,35 @@ def _column_of(values: Any, given: np.ndarray) -> np.ndarray | None:
     return np.where(given, array, np.nan) if array.dtype.kind in KINDS else None
 
 
-def to_tensors(said: Said) -> dict[str, Any]:
+def to_tensors(report: EnvReport) -> dict[str, Any]:
     """Convert reports to the tensors [N] of a `VectorEnv.step` info."""
     tensors: dict[str, Any] = {}
-    success = said.get("success")
+    success = report.get("success")
     if success is not None and not np.isnan(success).all():
         tensors["success"] = torch.from_numpy(np.nan_to_num(success) != 0)
     for kind in TREES:
-        if said.get(kind):
-            tensors[kind] = {name: torch.from_numpy(array) for name, array in said[kind].items()}
+        if report.get(kind):
+            tensors[kind] = {name: torch.from_numpy(array) for name, array in report[kind].items()}
     return tensors
 
 
-def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, np.ndarray]:
+def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dict[str, np.ndarray]:
     """Return `executed_action` [N, *A] and `intervened` [N] bool; see `VectorEnv.step`.
 
-    `actions` [N, *A] are the given actions, `said` the reports of N envs.
+    `actions` [N, *A] are the given actions, `report` the reports of N envs.
 
     Raises:
         EnvFaultError: an executed action has another shape.
     """
     executed = actions.copy()
-    for i, action in said.get(EXECUTED_ACTION, {}).items():
+    for i, action in report.get(EXECUTED_ACTION, {}).items():
         if np.shape(action) != actions.shape[1:]:
             got = np.shape(action)
             raise EnvFaultError(_message(name, EXECUTED_ACTION, got, actions.shape[1:]))
         _refuse_kind(name, EXECUTED_ACTION, action.dtype, actions.dtype, action)
         executed[i] = action
     differs = (executed != actions).reshape(len(actions), -1).any(1)
-    flags = said.get(INTERVENED)
+    flags = report.get(INTERVENED)
     intervened = differs if flags is None else np.where(np.isnan(flags), differs, flags != 0)
     return {EXECUTED_ACTION: executed, INTERVENED: intervened.astype(bool)}
 
@@ -670,19 +670,19 @@ def _check_vector(name: str, key: str, value: Any, num_envs: int, kinds: str) ->
         raise EnvFaultError(_not_one(name, f"info {key}", value, wanted))
 
 
-def read_penalty(said: Said, num_envs: int) -> np.ndarray:
+def read_penalty(report: EnvReport, num_envs: int) -> np.ndarray:
     """Return `penalty` [N] float32, 0 for envs without one; see `VectorEnv.step`."""
-    penalty = said.get("penalty")
+    penalty = report.get("penalty")
     return (
         np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
     )
 
 
-def _merged(said: Said, final: Said, done: np.ndarray) -> Said:
+def _merged(report: EnvReport, final: EnvReport, done: np.ndarray) -> EnvReport:
     """Merge reports; rows of finished envs come from the report of their end."""
-    merged: Said = {}
-    for key in said.keys() | final.keys():
-        one, other = said.get(key), final.get(key)
+    merged: EnvReport = {}
+    for key in report.keys() | final.keys():
+        one, other = report.get(key), final.get(key)
         if key in TREES:
             merged[key] = _merged(one or {}, other or {}, done)
         elif key == EXECUTED_ACTION:

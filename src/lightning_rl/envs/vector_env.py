@@ -346,7 +346,7 @@ def wrap_arrays(observation: Any) -> Observation:
     return torch.from_numpy(observation)
 
 
-class StepsArrays(Protocol):
+class SupportsNumpySteps(Protocol):
     """An env that steps NumPy arrays."""
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -359,7 +359,7 @@ class ArrayStepper(RolloutStepper):
     Writes into `rollout`, batch shape [N, T+1], on the CPU. The observation must be one tensor.
     """
 
-    def __init__(self, env: StepsArrays, rollout: TensorDict) -> None:
+    def __init__(self, env: SupportsNumpySteps, rollout: TensorDict) -> None:
         self._env = env
         storage = time_major(rollout)
         self._actions, self._observations, self._rewards, self._terminated, self._truncated = (
@@ -384,21 +384,21 @@ class ArrayStepper(RolloutStepper):
             or terminated.size != num_envs
             or truncated.size != num_envs
         ):
-            self._look_at(t, observation, results)
+            self._check_step(t, observation, results)
         try:
             self._observations[t + 1][...] = observation
             self._rewards[t][...] = reward
             self._terminated[t][...] = terminated
             self._truncated[t][...] = truncated
         except ValueError:
-            self._look_at(t, observation, results)
+            self._check_step(t, observation, results)
             raise
         if "final_obs" in info:
             _check_final(self._env, self._slots[t], info["final_obs"])
             self._finals.write(t, info["final_obs"])
         return info
 
-    def _look_at(self, t: int, observation: Any, results: Sequence[Any]) -> None:
+    def _check_step(self, t: int, observation: Any, results: Sequence[Any]) -> None:
         slots = (self._rewards[t], self._terminated[t], self._truncated[t])
         check_results(self._env, observation, self._observations[t + 1], results, slots)
         self._dtype = observation.dtype

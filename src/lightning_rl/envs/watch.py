@@ -34,11 +34,11 @@ class EnvTimeoutError(EnvFaultError):
     """An env did not respond within `data.env_timeout_s`; the message contains its stack."""
 
 
-class TellsWhere(ABC):
+class HangReporter(ABC):
     """Steps single envs, and knows which of them it waits for."""
 
     @abstractmethod
-    def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
+    def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
         """Return the stacks of the envs that did not respond, by number; empty if unknown.
 
         `frames` are the frames of the waiting thread, innermost first.
@@ -116,7 +116,7 @@ class EnvWatch:
                 self.is_idle = False
                 self._closed.clear()
                 name = f"watch of {self.whose}"
-                self._thread = threading.Thread(target=self._look_on, name=name, daemon=True)
+                self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
@@ -125,25 +125,25 @@ class EnvWatch:
         if self._thread is not None:
             self._thread.join()
 
-    def _look_on(self) -> None:
+    def _watch(self) -> None:
         assert self.timeout_s is not None
         tick, idle, last = min(TICK_SECONDS, self.timeout_s / 4), 0, time.monotonic()
         while not self._closed.wait(tick):
             now = time.monotonic()
             passed, last = min(now - last, 2 * tick), now
-            idle = 0 if self._look(passed, self.timeout_s) else idle + 1
-            if idle >= IDLE_TICKS and self._rests():
+            idle = 0 if self._count_seconds(passed, self.timeout_s) else idle + 1
+            if idle >= IDLE_TICKS and self._stop_if_idle():
                 return
         self.is_idle = True
 
-    def _rests(self) -> bool:
+    def _stop_if_idle(self) -> bool:
         """End the idle thread, unless a call has just begun."""
         with self._starting:
             self.is_idle = True  # before the check: a call that begins now starts the thread
             self.is_idle = all(call.ended == call.began for call in list(self._calls.values()))
             return self.is_idle
 
-    def _look(self, passed: float, timeout_s: float) -> bool:
+    def _count_seconds(self, passed: float, timeout_s: float) -> bool:
         """Count the seconds since the last check; return whether there was a call since then."""
         env = self._env()
         progress, called = 0 if env is None else env.progress, False
@@ -162,14 +162,14 @@ class EnvWatch:
         """Kill the processes that a call waits for; otherwise fail the rollout or exit."""
         frames = _frames_of(call.thread)
         owners = [frame.f_locals.get("self") for frame in frames]
-        steppers = [one for one in owners if isinstance(one, TellsWhere)]
+        steppers = [one for one in owners if isinstance(one, HangReporter)]
         envs = [one for one in owners if isinstance(one, VectorEnv)]
-        stuck = steppers[0].stuck(frames) if steppers else {}
+        hanging_envs = steppers[0].hanging_envs(frames) if steppers else {}
         which, at, stack = f"The {self._num_envs} envs", "It is", _summary(frames)
-        if stuck:
-            many = "s" if len(stuck) > 1 else ""
-            which = f"Env{many} {', '.join(map(str, stuck))} of {self._num_envs}"
-            at, stack = next((f"Env {i} is", stack) for i, stack in stuck.items())
+        if hanging_envs:
+            many = "s" if len(hanging_envs) > 1 else ""
+            which = f"Env{many} {', '.join(map(str, hanging_envs))} of {self._num_envs}"
+            at, stack = next((f"Env {i} is", stack) for i, stack in hanging_envs.items())
         shown = "".join(stack.format()) or "  (no stack: its process stands still)\n"
         call.error = error = EnvTimeoutError(
             f"{which} of {self.whose}{_name(envs[0]) if envs else ''} hung: the {call.doing} took "
@@ -177,7 +177,7 @@ class EnvWatch:
             "take longer, or set it to null, for no limit, where a person takes part. "
             f"{at} at:\n{shown.rstrip()}"
         )
-        if stuck and steppers[0].give_up() and call.ends_within(GRACE_SECONDS):
+        if hanging_envs and steppers[0].give_up() and call.ends_within(GRACE_SECONDS):
             return
         self.is_lost = True
         if not self._on_hang(error):

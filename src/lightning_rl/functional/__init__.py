@@ -24,8 +24,8 @@ from lightning_rl.functional.q_learning import categorical_target as categorical
 from lightning_rl.functional.q_learning import double_q_target as double_q_target
 from lightning_rl.functional.q_learning import ensemble_loss as ensemble_loss
 from lightning_rl.functional.q_learning import expected_soft_value as expected_soft_value
-from lightning_rl.functional.q_learning import least_of_subset as least_of_subset
-from lightning_rl.functional.q_learning import outputs_of_least as outputs_of_least
+from lightning_rl.functional.q_learning import min_of_subset as min_of_subset
+from lightning_rl.functional.q_learning import outputs_of_min as outputs_of_min
 from lightning_rl.functional.q_learning import random_subsets as random_subsets
 from lightning_rl.functional.q_learning import soft_policy_loss as soft_policy_loss
 from lightning_rl.functional.q_learning import soft_target as soft_target

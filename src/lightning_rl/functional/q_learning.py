@@ -154,7 +154,7 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float)
     return -(log_alpha * (log_prob + target_entropy)).mean()
 
 
-def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
+def min_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
     """Return the minimum of the critics [B], over all or over a subset per sample.
 
     Source: Chen et al. 2021, "Randomized Ensembled Double Q-Learning", algorithm 1. Differs from
@@ -170,10 +170,10 @@ def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
     return q.amin(0)
 
 
-def outputs_of_least(outputs: Tensor, q: Tensor, subset: Tensor | None = None) -> Tensor:
+def outputs_of_min(outputs: Tensor, q: Tensor, subset: Tensor | None = None) -> Tensor:
     """Return, for each sample, the output of the critic with the smallest value, [B, K].
 
-    Source: as `least_of_subset`; for whole distributions as in Seo et al. 2025, "FastTD3: Simple,
+    Source: as `min_of_subset`; for whole distributions as in Seo et al. 2025, "FastTD3: Simple,
     Fast, and Capable Reinforcement Learning for Humanoid Control".
 
     Args:

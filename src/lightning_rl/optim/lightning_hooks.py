@@ -22,8 +22,8 @@ MINIBATCH_HOOKS = (
 class LightningHooks:
     """Backward pass and optimizer step with Lightning's hooks.
 
-    Used only if a callback or the module overrides a hook (`listened_to`): asking all callbacks
-    twice per minibatch takes longer than a small network's step. With several processes
+    Used only if a callback or the module overrides a hook (`overrides_minibatch_hooks`): asking all
+    callbacks twice per minibatch takes longer than a small network's step. With several processes
     `on_after_backward` sees the gradient of one rank, and `on_before_optimizer_step` the gradient
     of all ranks.
     """
@@ -32,7 +32,7 @@ class LightningHooks:
         self._module = module
 
     @staticmethod
-    def listened_to(module: LightningModule) -> bool:
+    def overrides_minibatch_hooks(module: LightningModule) -> bool:
         """Return whether the module or a callback overrides one of `MINIBATCH_HOOKS`."""
         listeners = (module, *cast(Any, module.trainer).callbacks)
         return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)

@@ -95,7 +95,7 @@ class Policy(nn.Module, ABC, Constructed):
         return {}
 
     @property
-    def remembers(self) -> bool:
+    def is_recurrent(self) -> bool:
         """Whether log-probs and values depend on `state`, as in a recurrent policy."""
         # The state of correlated noise only affects the next draw.
         noise = getattr(getattr(self, "distribution", None), "state_size", 0)
@@ -477,7 +477,7 @@ class UniformActor(RolloutActor):
         for key, value in self._policy.fields_of(steps["action"]).items():
             if key != "state":
                 steps[key].copy_(value)
-        if self._policy.remembers:
+        if self._policy.is_recurrent:
             self._remember(start, stop)
 
     def _remember(self, start: int, stop: int) -> None:

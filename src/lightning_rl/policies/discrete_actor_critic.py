@@ -60,7 +60,7 @@ class DiscreteActorCritic(QActorCritic):
             **kwargs,
         )
 
-    def sizes_of_critic(self, features: int) -> tuple[int, int]:
+    def critic_sizes(self, features: int) -> tuple[int, int]:
         return features, self.distribution.num_choices
 
     def log_probs(self, td: TensorDict, features: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ class ReturnNormalizer(RewardNormalizer):
         self.largest.copy_(torch.where(usable, largest, self.largest))
 
     @torch.no_grad()
-    def observe_given(self, share: float, reward: Tensor, ends: Tensor, gamma: float) -> None:
+    def observe_offline(self, share: float, reward: Tensor, ends: Tensor, gamma: float) -> None:
         """Set the statistics of the demonstrations' rewards.
 
         Args:

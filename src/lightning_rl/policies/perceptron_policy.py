@@ -237,7 +237,7 @@ class PerceptronPolicy(Policy):
             return self._encoded(td)
         sequences = sequences_of(td)
         if sequences is not None:
-            return self.memory.recall(sequences, self._encoded)
+            return self.memory.unroll_samples(sequences, self._encoded)
         state = td["state"][..., : self.memory_size]
         output: Tensor = self.memory(self._encoded(td), state)[0]
         return output

@@ -22,7 +22,7 @@ from lightning_rl.policies.networks.q_networks import CriticNormalization, QEnse
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 from lightning_rl.system.errors import check_range, require
 
-Through = tuple[nn.Module | None, Memory | None]
+EncoderMemory = tuple[nn.Module | None, Memory | None]
 """An encoder, and the memory behind it."""
 
 
@@ -93,7 +93,7 @@ class QActorCritic(PerceptronPolicy):
         )
         check_range("num_critics", num_critics, least=1)
         self._critic_hidden_sizes, self._critic_activation = tuple(sizes), chosen
-        inputs, outputs = self.sizes_of_critic(features)
+        inputs, outputs = self.critic_sizes(features)
         self.critic = QEnsemble(
             inputs,
             sizes,
@@ -106,7 +106,7 @@ class QActorCritic(PerceptronPolicy):
             initialization,
         )
 
-    def sizes_of_critic(self, features: int) -> tuple[int, int]:
+    def critic_sizes(self, features: int) -> tuple[int, int]:
         """Return the numbers of inputs and outputs of a critic, for so many features.
 
         The action is an input, unless the critic has one output per action.
@@ -153,45 +153,50 @@ class QActorCritic(PerceptronPolicy):
     def features_for_target(
         self,
         td: TensorDict,
-        following: TensorDict,
-        critic_through: Through,
-        actor_through: Through = (None, None),
+        next_td: TensorDict,
+        critic_encoder_memory: EncoderMemory,
+        actor_encoder_memory: EncoderMemory = (None, None),
     ) -> tuple[Tensor, Tensor]:
         """Return the features [B, D] of actor and critics at the next observations, for a target.
 
         Args:
             td: [B], with `sequences` for a policy with a memory.
-            following: [B], with the next `observation`.
-            critic_through: slow copies of the critics' encoder and memory; None for the originals.
-            actor_through: slow copies of the actor's encoder and memory; None for the originals.
+            next_td: [B], with the next `observation`.
+            critic_encoder_memory: target networks of the critics' encoder and memory; None for the
+                originals.
+            actor_encoder_memory: target networks of the actor's encoder and memory; None for the
+                originals.
         """
-        actor_features = self._next_features(td, following, *actor_through)
+        actor_features = self._next_features(td, next_td, *actor_encoder_memory)
         if self.critic_reads_apart:
-            if critic_through[0] is None:
-                return actor_features, self.critic_features(following)
-            read = (critic_through[0], self.critic_normalizer, self.critic_keys)
-            return actor_features, self.read(following, *read)
-        same = all(one is other for one, other in zip(critic_through, actor_through, strict=True))
+            if critic_encoder_memory[0] is None:
+                return actor_features, self.critic_features(next_td)
+            read = (critic_encoder_memory[0], self.critic_normalizer, self.critic_keys)
+            return actor_features, self.read(next_td, *read)
+        same = all(
+            one is other
+            for one, other in zip(critic_encoder_memory, actor_encoder_memory, strict=True)
+        )
         if same:
             return actor_features, actor_features
-        return actor_features, self._next_features(td, following, *critic_through)
+        return actor_features, self._next_features(td, next_td, *critic_encoder_memory)
 
     def _next_features(
         self,
         td: TensorDict,
-        following: TensorDict,
+        next_td: TensorDict,
         encoder: nn.Module | None,
         memory: Memory | None,
     ) -> Tensor:
         """Return the actor's, or shared, features [B, D] of the observation after `td` [B]."""
         if encoder is None and self.memory is None:
-            return self.actor_features(following)
+            return self.actor_features(next_td)
 
         def encode(steps: TensorDict) -> Tensor:
             return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
 
-        memory, features = memory or self.memory, encode(following)
-        return features if memory is None else memory.recall_next(td["sequences"], encode, features)
+        memory, features = memory or self.memory, encode(next_td)
+        return features if memory is None else memory.unroll_next(td["sequences"], encode, features)
 
     def q_values(
         self,

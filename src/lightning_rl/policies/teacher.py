@@ -32,7 +32,7 @@ class Teacher:
         self.env_steps = env_steps
         name, wanted = type(policy).__name__, policy.observation_space
         require(
-            not policy.remembers,
+            not policy.is_recurrent,
             f"The teacher is a {name} with a memory, which would be that of its own episodes, not "
             "of the student's: take a teacher without one.",
         )

@@ -40,7 +40,7 @@ class PolicyWrapper(Policy):
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
     evaluates_sequences = _of_inner("evaluates_sequences")
-    remembers = _of_inner("remembers")
+    is_recurrent = _of_inner("is_recurrent")
     joint_ratio = _of_inner("joint_ratio")
     counts_executed = _of_inner("counts_executed")
     ignore_keys = _of_inner("ignore_keys")

@@ -257,11 +257,12 @@ def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[
     differ = [
         name
         for name in known
-        if name not in OF_A_RUN and len({word_of(runs[0].settings, name) for runs in members}) > 1
+        if name not in OF_A_RUN
+        and len({value_text(runs[0].settings, name) for runs in members}) > 1
     ]
     names = _names(members, by if by is not None else differ)
     return [
-        Group(name, {one: word_of(runs[0].settings, one) for one in differ}, runs)
+        Group(name, {one: value_text(runs[0].settings, one) for one in differ}, runs)
         for name, runs in zip(names, members, strict=True)
     ]
 
@@ -278,7 +279,7 @@ def _path_of(name: str, known: Sequence[str]) -> str:
     return found[0]
 
 
-def word_of(settings: Mapping[str, Any], name: str) -> str:
+def value_text(settings: Mapping[str, Any], name: str) -> str:
     """Return the value of a setting as a short text; a class without its module."""
     if name not in settings:
         return ABSENT
@@ -301,7 +302,7 @@ def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> l
         own = [f"settings {i + 1}" for i in range(len(members))]
     short = short_names(settings)
     by_settings = [
-        ", ".join(f"{short[name]} {word_of(runs[0].settings, name)}" for name in settings)
+        ", ".join(f"{short[name]} {value_text(runs[0].settings, name)}" for name in settings)
         for runs in members
     ]
     longest = max(map(len, by_settings))

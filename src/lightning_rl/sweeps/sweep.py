@@ -21,7 +21,7 @@ from rich.table import Table
 
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.reports.comparison import short_names, word_of
+from lightning_rl.reports.comparison import short_names, value_text
 from lightning_rl.reports.runs import NUMBERS, read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
 from lightning_rl.sweeps.journal import JOURNAL, SweepJournal, Trial, point_count
@@ -222,7 +222,7 @@ class _Running:
     slot: int
     reported: int = 0
     pruned: bool = False
-    next_look: float = 0.0
+    next_check: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
 
@@ -365,7 +365,7 @@ class _Sweep:
                     time.sleep(POLL_SECONDS)
                     for running in list(self._running.values()):
                         ended_now = running.process.ended()
-                        self._look_at(running)
+                        self._prune_if_due(running)
                         if ended_now:
                             del self._running[running.trial.number]
                             self._finish(running)
@@ -407,7 +407,7 @@ class _Sweep:
         cores = self._cores[slot]
         again = "goes on" if run else "begins"
         short = short_names(list(trial.point))
-        told = "".join(f", {short[name]} {word_of(trial.point, name)}" for name in short)
+        told = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
         where = f", on core {', '.join(map(str, cores))}" if cores else ""
         print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
         process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
@@ -416,9 +416,9 @@ class _Sweep:
     def _title(self, trial: Trial) -> str:
         return f"trial {trial.number + 1}/{self.journal.total}"
 
-    def _look_at(self, running: _Running) -> None:
+    def _prune_if_due(self, running: _Running) -> None:
         began = time.monotonic()
-        if self.settings.pruner is None or running.pruned or began < running.next_look:
+        if self.settings.pruner is None or running.pruned or began < running.next_check:
             return
         curve = self._curve(running.trial)
         if len(curve) > running.reported:
@@ -427,7 +427,7 @@ class _Sweep:
                 running.pruned = True
                 running.process.terminate()
         now = time.monotonic()
-        running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
+        running.next_check = now + max(0.1, (now - began) / SHARE_OF_READING)
 
     def _finish(self, running: _Running) -> None:
         trial, code = running.trial, running.process.exit_code or 0
@@ -537,7 +537,7 @@ class _Sweep:
         outcomes = [OUTCOMES[trial.state] for trial in trials]
         told = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
         interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
-        values = [word_of(point, name) for name in point]
+        values = [value_text(point, name) for name in point]
         shown = "" if centre is None else f"{centre:.6g}"
         return centre, [*values, str(len(scores)), shown, interval, told]
 

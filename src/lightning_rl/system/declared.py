@@ -104,13 +104,13 @@ def _family(kind: Any) -> Family | None:
     return None if is_plain else Family(kind)
 
 
-def in_words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return the name of a declared type in messages."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin in UNIONS:
-        return " or ".join(dict.fromkeys(map(in_words, args)))
+        return " or ".join(dict.fromkeys(map(describe_type, args)))
     if origin is tuple and args and ... not in args:
         return f"a list of {len(args)}"
     if _family(kind) is not None and not dataclasses.is_dataclass(kind):
@@ -119,7 +119,7 @@ def in_words(kind: Any) -> str:
     return WORDS.get(name, f"a {name}")
 
 
-def in_short(message: str) -> str:
+def shorten_message(message: str) -> str:
     """Shorten a message of jsonargparse to what concerns the user."""
     key = re.search(r'Parser key "([^"]+)"', message)
     of_class, of_choices = r"<class '(?:\w+\.)*(\w+)'>", r"typing\.Literal\[(.+?)\]"

@@ -7,7 +7,7 @@ import subprocess
 from typing import Any, Protocol
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.strategies import Strategy
 
 OF_LIGHTNING = {
@@ -20,6 +20,7 @@ OF_LIGHTNING = {
     "lightning.pytorch.strategies.DDPStrategy": ("_start_method",),
     "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": ("procs",),
     "lightning.pytorch.loggers.TensorBoardLogger": ("_experiment", "_kwargs"),
+    "lightning.pytorch.loggers.WandbLogger": ("_wandb_init",),
     "lightning.pytorch.cli.LightningCLI": ("_parse_ckpt_path",),
 }
 """Attributes of instances, by class."""
@@ -75,6 +76,12 @@ def forget_writer(logger: TensorBoardLogger) -> None:
 def purge_from(logger: TensorBoardLogger, step: int) -> None:
     """Make TensorBoard discard entries from a step on, once the next event file opens."""
     logger._kwargs["purge_step"] = step
+
+
+def omit_anonymous(logger: Logger) -> None:
+    """Do not pass `anonymous=None` to `wandb.init`, which warns of this former setting (0.31)."""
+    if isinstance(logger, WandbLogger) and logger._wandb_init.get("anonymous") is None:
+        logger._wandb_init.pop("anonymous", None)
 
 
 class CommandLineAlone:

@@ -49,13 +49,13 @@ def flushes_denormals() -> bool:
 
 
 LAST_ACT_SECONDS = 2.0
-"""Seconds for the functions of `last_act`."""
+"""Seconds for the functions of `before_forced_exit`."""
 
 _last_acts: list[Callable[[Exception], object]] = []
 
 
 @contextmanager
-def last_act(act: Callable[[Exception], object]) -> Iterator[None]:
+def before_forced_exit(act: Callable[[Exception], object]) -> Iterator[None]:
     """Make `end_process` call a function, in another thread, while the context is open."""
     _last_acts.append(act)
     try:

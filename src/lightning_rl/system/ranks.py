@@ -119,7 +119,7 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
     return normalized.to(values.dtype)
 
 
-def way_of_sums() -> str | None:
+def reduction_backend() -> str | None:
     """Return the backend of the sums; None with one process."""
     return None if world_size() == 1 else str(dist.get_backend())
 

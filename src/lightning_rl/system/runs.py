@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, lock_file
-from lightning_rl.system.process import last_act
+from lightning_rl.system.process import before_forced_exit
 
 CHECKPOINTS = "checkpoints"
 ALIASES = ("last", "best")
@@ -84,7 +84,7 @@ def _remove_parents(directory: Path) -> None:
 
 
 @contextmanager
-def alone_in(run_dir: Path) -> Iterator[None]:
+def locked_run(run_dir: Path) -> Iterator[None]:
     """Lock a run directory, so that no other process trains in it.
 
     The lock ends with the process. File systems without locks are used without a lock.
@@ -101,7 +101,7 @@ def alone_in(run_dir: Path) -> Iterator[None]:
         "begins a run of its own from that checkpoint.",
     )
     try:
-        with last_act(lambda error: path.unlink(missing_ok=True)):
+        with before_forced_exit(lambda error: path.unlink(missing_ok=True)):
             yield
     finally:
         if descriptor is not None:
@@ -159,9 +159,9 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
 
 
 def refuse_live_run(run_dir: Path | None) -> None:
-    """Raise an error if another process trains in a run directory; see `alone_in`."""
+    """Raise an error if another process trains in a run directory; see `locked_run`."""
     if run_dir is not None:
-        with alone_in(run_dir):
+        with locked_run(run_dir):
             pass
 
 

@@ -20,11 +20,11 @@ __all__ = [
     "TorchDispatchMode",
     "copy_all",
     "flatten",
+    "has_step_hooks",
     "list_options",
     "make_fx",
     "non_persistent_buffers_of",
     "standalone_compile",
-    "step_is_listened_to",
     "unflatten",
     "version_of",
 ]
@@ -42,7 +42,7 @@ MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
 """Attributes that `nn.Module` reads at each call."""
 
 
-def step_is_listened_to(optimizer: Optimizer) -> bool:
+def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has hooks around its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 

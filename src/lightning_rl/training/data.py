@@ -23,7 +23,7 @@ from lightning_rl.buffers import (
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
-from lightning_rl.collectors import Collector, CollectorContext, EpisodePlan, SyncCollector
+from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
@@ -53,7 +53,7 @@ class Learner(Protocol):
     """The part of the algorithm that the data module uses."""
 
     policy: Policy
-    plan: EpisodePlan
+    episode_settings: EpisodeSettings
     env_steps: int
 
     def choose_step_compilation(self) -> StepsChoice: ...
@@ -376,7 +376,7 @@ class RLDataModule(LightningDataModule):
         self.collector = self._make_collector(
             CollectorContext(
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
-                plan=learner.plan,
+                episode_settings=learner.episode_settings,
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
                 # No lambda: a remote collector pickles it.

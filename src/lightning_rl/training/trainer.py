@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.audit.check_env import Finding
-from lightning_rl.audit.checking import Checked, RunCheck
+from lightning_rl.audit.checking import CheckComplete, RunCheck
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Constructed
@@ -29,12 +29,13 @@ from lightning_rl.system.files import (
     shown,
     write_atomically,
 )
+from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
-from lightning_rl.system.process import flush_denormals, keep_freed_memory, last_act
+from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
     CHECKPOINTS,
-    alone_in,
     find_checkpoint,
+    locked_run,
     new_run_dir,
     remove_refused,
     removed_if_refused,
@@ -316,14 +317,14 @@ class RLTrainer(Trainer, Constructed):
                 checkpoint to resume from.
         """
         # Lock the directory first: Lightning opens the loggers before it calls any callback.
-        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
-        with alone, last_act(self._tell):
+        alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, before_forced_exit(self._report_error):
             try:
                 super().fit(
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
                 )
             except WriteError as error:
-                raise WriteError(self._what_is_left(error)) from error
+                raise WriteError(self._resume_hint(error)) from error
             except Exception as error:
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
@@ -361,7 +362,7 @@ class RLTrainer(Trainer, Constructed):
         callbacks.append(check)
         try:
             super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        except Checked:
+        except CheckComplete:
             pass
         finally:
             callbacks.remove(check)
@@ -371,7 +372,7 @@ class RLTrainer(Trainer, Constructed):
             write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
         return check.findings
 
-    def _what_is_left(self, error: WriteError) -> str:
+    def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
@@ -380,7 +381,7 @@ class RLTrainer(Trainer, Constructed):
         resume = f"rl-cli fit --ckpt_path {shown(last)}"
         return f"{error} The last checkpoint is whole; go on with: {resume}"
 
-    def _tell(self, error: Exception) -> None:
+    def _report_error(self, error: Exception) -> None:
         """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
         for callback in cast(list[Callback], cast(Any, self).callbacks):
             with suppress(Exception):
@@ -549,6 +550,8 @@ def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> li
     if chosen is None or chosen is True:
         chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
     own = chosen if isinstance(chosen, list) else [chosen]
+    for logger in own:
+        omit_anonymous(logger)
     return [*own, EnvStepCSV(directory / "metrics.csv")]
 
 

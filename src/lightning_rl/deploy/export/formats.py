@@ -14,7 +14,7 @@ from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.deploy.export.graph import ActingGraph, Ports, onnx_of, traced
 from lightning_rl.deploy.export.metadata import as_properties
 from lightning_rl.deploy.export.parity import Acts, Arrays, flat, graph_acts, parity
-from lightning_rl.deploy.export.weights import MAKING, description_of, write_weights
+from lightning_rl.deploy.export.weights import CONSTRUCTION, description_of, write_weights
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.system.errors import ConfigurationError, import_extra
@@ -41,7 +41,7 @@ def export_policy(
     kind: Format,
     path: Path,
     metadata: Mapping[str, Any],
-    making: Mapping[str, Any],
+    construction: Mapping[str, Any],
     read_again: Callable[[Path], Policy],
 ) -> Exported:
     """Write a policy that is on the CPU, and compare the written file with it.
@@ -52,7 +52,7 @@ def export_policy(
         kind: format of the file.
         path: path of the file; other files are written next to it.
         metadata: plain values, written into the ONNX file, or as JSON next to other formats.
-        making: description from which the policy is rebuilt, apart from the weights.
+        construction: description from which the policy is rebuilt, apart from the weights.
         read_again: loads the policy from a file of weights.
 
     Raises:
@@ -64,7 +64,7 @@ def export_policy(
     files = [path]
     if kind == "safetensors":
         write_weights(policy, path)
-        _write_json(beside, {**metadata, MAKING: making})
+        _write_json(beside, {**metadata, CONSTRUCTION: construction})
         files += [beside, *_write_adapters(policy, path)]
         acts = _acting_by(lambda: read_again(path))
     elif kind == "torch":

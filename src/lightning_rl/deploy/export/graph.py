@@ -62,7 +62,7 @@ def ports_of(policy: Policy) -> Ports:
     leaves = leaves_of(policy.acting_space, OBSERVATION)
     inputs = [Port(name, *space_spec(space), space) for name, space in leaves.items()]
     outputs = list(_action_ports(policy.action_space))
-    if policy.remembers:
+    if policy.is_recurrent:
         (size, *more), dtype = policy.extra_fields["state"]
         noise = getattr(getattr(unwrapped(policy), "distribution", None), "state_size", 0)
         inputs.append(Port(STATE, (size - noise, *more), dtype, None))

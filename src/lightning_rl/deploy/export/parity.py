@@ -65,7 +65,7 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
             for name in ours:
                 parts.setdefault(name, []).append((ours[name], theirs[name]))
     spaces = flat(TrainedPolicy(policy).action_space)
-    tolerance = TOLERANCE_WITH_MEMORY if policy.remembers else TOLERANCE
+    tolerance = TOLERANCE_WITH_MEMORY if policy.is_recurrent else TOLERANCE
     compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
     return {
         "observations": steps * sum(batches),

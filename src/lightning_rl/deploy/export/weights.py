@@ -25,7 +25,7 @@ from lightning_rl.system.plain_yaml import dump_yaml
 SUFFIX = ".safetensors"
 """Suffix of files of weights."""
 
-MAKING = "making"
+CONSTRUCTION = "construction"
 """JSON key of the description from which the policy is rebuilt."""
 
 
@@ -56,7 +56,7 @@ def write_weights(policy: Policy, path: Path) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def construction_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return a description to rebuild the policy of a checkpoint, as plain values."""
     model = settings.get("model", {}).get("init_args", {})
     return {
@@ -76,10 +76,10 @@ def read_exported(path: Path) -> dict[str, Any]:
     """
     beside = description_of(path)
     try:
-        making = read_json(beside, path.parent)[MAKING]
+        construction = read_json(beside, path.parent)[CONSTRUCTION]
         content = {
-            CONFIG_KEY: dump_yaml(making["config"]),
-            STATE_KEY: _with_infinities(making["state"]),
+            CONFIG_KEY: dump_yaml(construction["config"]),
+            STATE_KEY: _with_infinities(construction["state"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(

@@ -124,7 +124,7 @@ class GymnasiumEnv(VectorEnv):
         self.mujoco_profiler: bool | None = None
         self.metadata = dict(self._env.metadata)
         self.render_fps = float(self.metadata.get("render_fps") or self.render_fps)
-        self._forget_episodes()
+        self._clear_episodes()
         self.max_episode_steps = self._time_limit()
 
     @property
@@ -138,7 +138,7 @@ class GymnasiumEnv(VectorEnv):
         seeds = seed if seed is None else _plain_seed(seed)
         self._profile_mujoco()
         self._observation, info = self._env.reset(seed=seeds, options=options)
-        self._forget_episodes()
+        self._clear_episodes()
         return wrap_arrays(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -166,7 +166,7 @@ class GymnasiumEnv(VectorEnv):
             actions = actions.astype(self._action_dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
-            self._remember(actions, terminated | truncated if "final_obs" in info else None)
+            self._log_actions(actions, terminated | truncated if "final_obs" in info else None)
         if info or self.reports_interventions or self.reports_penalty:
             info = self._tensor_info(info, actions, terminated, truncated)
         return self._observation, reward, terminated, truncated, info
@@ -262,7 +262,7 @@ class GymnasiumEnv(VectorEnv):
             # The default camera of Gymnasium 1.4 does not follow the robot.
             camera = {"camera_name": "track"} if "camera_id" not in self.env_kwargs else {}
         self.env_kwargs = {**camera, **self.env_kwargs, "render_mode": "rgb_array"}
-        self._make_anew()
+        self._recreate()
 
     def show(self) -> None:
         """Rebuild the envs, each with a window.
@@ -283,16 +283,16 @@ class GymnasiumEnv(VectorEnv):
             "set). Film it: --video true.",
         )
         self.env_kwargs = {**self.env_kwargs, "render_mode": "human"}
-        self._make_anew()
+        self._recreate()
 
-    def wrap_each(self, wrapper: EnvWrapper) -> None:
+    def wrap_single_envs(self, wrapper: EnvWrapper) -> None:
         """Add one wrapper around each env; restarts all envs and updates the spaces.
 
         Raises:
             ConfigurationError: a batched version has no single envs to wrap.
         """
         self._wrappers.append(wrapper)
-        self._make_anew()
+        self._recreate()
         self._take_spaces()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
@@ -336,7 +336,7 @@ class GymnasiumEnv(VectorEnv):
         if self._replayable:
             self._env.call("stop_interventions")
 
-    def _make_anew(self) -> None:
+    def _recreate(self) -> None:
         made = self._make(self.env_kwargs, wrappers=self._wrappers)
         self._env.close()
         self._env = made
@@ -373,12 +373,12 @@ class GymnasiumEnv(VectorEnv):
             return limit
         return getattr(self._env.spec, "max_episode_steps", None)
 
-    def _forget_episodes(self) -> None:
+    def _clear_episodes(self) -> None:
         self._actions: list[np.ndarray] = []
         self._first_kept = 0
         self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
 
-    def _remember(self, actions: np.ndarray, done: np.ndarray | None) -> None:
+    def _log_actions(self, actions: np.ndarray, done: np.ndarray | None) -> None:
         """Keep the actions that a replay of the current episodes needs."""
         self._actions.append(actions)
         now = self._first_kept + len(self._actions)
@@ -392,7 +392,7 @@ class GymnasiumEnv(VectorEnv):
 
     def _restore_log(self, actions: list[np.ndarray]) -> None:
         longest = max(len(a) for a in actions)
-        self._forget_episodes()
+        self._clear_episodes()
         padded = [
             np.concatenate([np.zeros((longest - len(a), *a.shape[1:]), a.dtype), a])
             for a in actions
@@ -417,18 +417,18 @@ class GymnasiumEnv(VectorEnv):
                 final = self._final_rows(final)
             result["final_obs"] = wrap_arrays(final)
         if self._replayable:
-            said = info.get("said", {})
+            report = info.get("report", {})
         else:
-            said = self._reader.read_arrays(info, terminated | truncated, self._names)
+            report = self._reader.read_arrays(info, terminated | truncated, self._names)
         if self.reports_interventions:
-            taken = read_interventions(f"Env '{self.id}'", said, actions)
+            taken = read_interventions(f"Env '{self.id}'", report, actions)
             if self._first_action is not None:
                 executed = taken["executed_action"]
                 taken["executed_action"] = as_policy_counts(executed, self._first_action)
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         if self.reports_penalty:
-            result["penalty"] = torch.from_numpy(read_penalty(said, self.num_envs))
-        return result | to_tensors(said)
+            result["penalty"] = torch.from_numpy(read_penalty(report, self.num_envs))
+        return result | to_tensors(report)
 
     def _final_rows(self, rows: np.ndarray) -> Any:
         """Copy all rows that are not None into arrays [N, ...], which the next step overwrites."""

@@ -95,7 +95,7 @@ class EnvPoolEnv(VectorEnv):
         observation, reward, terminated, truncated, numpy_info = self._pool.step(actions)
         result, info = _to_tensors(observation), {}
         done = terminated | truncated
-        if self._reader.says_something(numpy_info):
+        if self._reader.has_reports(numpy_info):
             info = to_tensors(self._reader.read_arrays(numpy_info, done))
         finished = np.flatnonzero(done)
         if finished.size:

@@ -22,13 +22,13 @@ from lightning_rl.envs.step_results import (
     name_of,
     read_step,
 )
-from lightning_rl.envs.watch import TellsWhere
+from lightning_rl.envs.watch import HangReporter
 from lightning_rl.rollout.contract import map_tree
 
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
 
-class QuickDiscrete(gymnasium.spaces.Discrete):
+class FastDiscrete(gymnasium.spaces.Discrete):
     """`Discrete` with a fast `contains` for np.int64.
 
     Gymnasium's envs check that each action is in their space: a quarter of a CartPole step.
@@ -40,7 +40,7 @@ class QuickDiscrete(gymnasium.spaces.Discrete):
         return super().contains(x)
 
 
-class InlineVectorEnv(SyncVectorEnv, TellsWhere):
+class InlineVectorEnv(SyncVectorEnv, HangReporter):
     """Gymnasium's `SyncVectorEnv` with same-step autoreset and less overhead.
 
     Differences: `step` counts the time limit of all envs and bypasses wrappers that only count and
@@ -53,7 +53,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         numbered = [partial(_make, i, make) for i, make in enumerate(env_fns)]
         super().__init__(numbered, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         for env in self.envs:
-            _quicken(env)
+            _use_fast_discrete(env)
         shortcuts = [_shortcut(env) for env in self.envs]
         self._steps = [step for step, _ in shortcuts]
         self._limits = [limit for _, limit in shortcuts]
@@ -96,7 +96,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         someone_is_out_of_time = now >= self._first_end
         size, rows, is_array = self._size, self._rows, self._is_array
         rewards, terminations, truncations = self._outcomes
-        says_something = self._reader.says_something
+        has_reports = self._reader.has_reports
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             result = step(action)
             try:
@@ -113,8 +113,8 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
                 _, reward, terminated, truncated, info = read_step(self.envs[i], result)
             rewards[i] = reward
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
-            if info and says_something(info):
-                self._reader.gather(infos.setdefault("said", {}), info, i)
+            if info and has_reports(info):
+                self._reader.gather(infos.setdefault("report", {}), info, i)
             terminations[i], truncations[i] = terminated, truncated
             if terminated or truncated:
                 check_observation(self.envs[i], observation)
@@ -127,7 +127,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
                     # The size suffices: NumPy refuses to store another shape of equal size, and
                     # `shape` allocates a tuple.
                     if observation.size != size or observation.dtype is not self._dtype:
-                        self._look_at(i, observation)
+                        self._check_observation(i, observation)
                     rows[i][...] = observation  # a third faster than observations[i]
                 except AttributeError:  # a list or a number
                     check_observation(self.envs[i], observation)
@@ -143,7 +143,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
             self._first_end = min(self._ends)
         return self._arrays, rewards, terminations, truncations, infos
 
-    def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
+    def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
         """Return the stack of the env that runs; a stack frame contains its number."""
         for depth, frame in enumerate(frames):
             if frame.f_code in _NUMBERED and "i" in frame.f_locals:
@@ -166,7 +166,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
             infos["_final_obs"] = np.zeros(self.num_envs, np.bool_)
         infos["final_obs"][i], infos["_final_obs"][i] = observation, True
 
-    def _look_at(self, i: int, observation: Any) -> None:
+    def _check_observation(self, i: int, observation: Any) -> None:
         """Check the observation of env i, and store the dtype of a valid float observation.
 
         Integers are checked every time: they might wrap.
@@ -192,12 +192,12 @@ _NUMBERED = (InlineVectorEnv.step.__code__, _make.__code__)
 # Functions whose local variable `i` is the number of an env.
 
 
-def _quicken(env: gymnasium.Env) -> None:
-    """Give an env its own `QuickDiscrete` action space; shared spaces do not change."""
+def _use_fast_discrete(env: gymnasium.Env) -> None:
+    """Give an env its own `FastDiscrete` action space; shared spaces do not change."""
     space = env.unwrapped.action_space
     if type(space) is gymnasium.spaces.Discrete and space.dtype == np.int64:
         quick: Any = copy.copy(space)
-        quick.__class__ = QuickDiscrete
+        quick.__class__ = FastDiscrete
         env.unwrapped.action_space = quick
 
 

@@ -17,10 +17,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import ClipAction
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
-from lightning_rl.envs.gymnasium.mujoco_bindings import hear_mujoco
+from lightning_rl.envs.gymnasium.mujoco_bindings import convert_mujoco_warnings
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
-from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
+from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, report_intervention
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
@@ -218,7 +218,7 @@ def _import(id: str) -> None:
     spec = spec_of(id)
     if spec is not None and isinstance(spec.entry_point, str):
         load_env_creator(spec.entry_point)
-    hear_mujoco()
+    convert_mujoco_warnings()
 
 
 def spec_of(id: str) -> Any:
@@ -260,7 +260,7 @@ class _NamedInterventions(gymnasium.Wrapper):
             return *result, info
         told = said.get(EXECUTED_ACTION, action)
         taken = bool(said.get(INTERVENED, not np.array_equal(told, action)))
-        return *result, say_intervention(info, told, taken)
+        return *result, report_intervention(info, told, taken)
 
 
 def _of_a_script(id: str) -> ConfigurationError:

@@ -13,7 +13,7 @@ OF_MUJOCO = ("mujoco", "dm_control")
 """Packages whose objects are attributes of MuJoCo envs."""
 
 
-def hear_mujoco() -> None:
+def convert_mujoco_warnings() -> None:
     """Turn MuJoCo's warnings in this process into Python warnings.
 
     By default MuJoCo prints every warning and writes it to MUJOCO_LOG.TXT in the working directory;

@@ -26,7 +26,7 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.gymnasium.replay import seed_globals
 from lightning_rl.envs.step_results import InfoReader
-from lightning_rl.envs.watch import TellsWhere
+from lightning_rl.envs.watch import HangReporter
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
 """Private members of `AsyncVectorEnv`, next to `_async_worker`. Tested with gymnasium 1.4."""
@@ -51,7 +51,7 @@ class WorkerDied(RuntimeError):  # noqa: N818  # what happened, as in `BrokenPip
     """The process of an env ended unexpectedly."""
 
 
-class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
+class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
     """Gymnasium's `AsyncVectorEnv` with clear errors and without leftover processes.
 
     An env's exception carries the traceback of its process as a note. If a process dies,
@@ -95,7 +95,7 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
             process.join()
             pipe.close()
 
-    def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
+    def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
         """Return the stacks of the processes that are not waiting for a command."""
         processes = getattr(self, "processes", [])  # missing while Gymnasium makes a dummy env
         if len(processes) < self.num_envs:
@@ -126,8 +126,8 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
             end = {"final_obs": env_info["final_obs"]}
             vector_infos = super()._add_info(vector_infos, end, env_num)
             env_info = env_info["final_info"]
-        if self._reader.says_something(env_info):
-            self._reader.gather(vector_infos.setdefault("said", {}), env_info, env_num)
+        if self._reader.has_reports(env_info):
+            self._reader.gather(vector_infos.setdefault("report", {}), env_info, env_num)
         return vector_infos
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -54,6 +54,7 @@ class Events:
             nominal = env.env.parameters()[name]
             known[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
         for every_s, term in self._interval:
+            term.start(env)
             known[f"{term.prefix}left"] = _steps_until(env, every_s, term)
         env.state = TensorDict(known, [env.num_envs])
 

@@ -122,16 +122,22 @@ class ManagedEnv(TorchEnv):
                 f"{name}: the reward '{key}' has the level '{reward.level}', which is no "
                 f"curriculum term: {', '.join(levels) or 'none'}.",
             )
-        self._with_memory = [
+        bound = [
+            *(term for _, term in self._levels.values()),
             *(term for *_, term in self.rewards.terms),
             *(term for _, term in self.terminations.terms.values()),
             *self.metrics.terms.values(),
         ]
+        self._with_memory = [term for term in bound if term.has_memory]
         self.events = Events(self._event_terms, name)
         self.make_constants()
         first = self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
         if self.observations:
             self.single_observation_space = self.observations.space(first)
+
+    @property
+    def _starts_have_terms(self) -> bool:
+        return bool(self._levels or self.events or self._with_memory or self.observations)
 
     @abstractmethod
     def simulate(self, env: EnvView) -> TensorDict:
@@ -166,7 +172,9 @@ class ManagedEnv(TorchEnv):
         self, key: Tensor, episode: Tensor, kept: Mapping[str, Tensor] | None = None
     ) -> TensorDict:
         state = self.started(uniforms(key, episode, 0, self.start_size))
-        env = self.view_class(self, state, key, episode, torch.zeros_like(episode))
+        if not self._starts_have_terms:
+            return state
+        env = self.view_class(self, state, key, episode)
         for name, (first, _) in self._levels.items():
             entry = f"curriculum/{name}"
             level = torch.full((env.num_envs,), first, device=self.device)
@@ -182,7 +190,7 @@ class ManagedEnv(TorchEnv):
     def transition(
         self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        env = self.view_class(self, state, self.stream_key, self.episode, self.elapsed + 1, action)
+        env = self.view_class(self, state, self.stream_key, self.episode, action)
         self.events.before_step(env)
         before = env.state
         after = self.simulate(env)

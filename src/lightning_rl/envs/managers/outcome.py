@@ -11,7 +11,6 @@ from lightning_rl.envs.managers.term import BoundTerm, Ends, Metric, Reward, Ter
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.system.errors import EnvFaultError, require
 
-
 OUTCOMES: dict[Ends, tuple[str, ...]] = {
     "terminated": ("terminated",),
     "success": ("success", "terminated"),

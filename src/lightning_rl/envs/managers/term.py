@@ -239,8 +239,13 @@ class BoundTerm:
         self._remember(env, memory)
         return value
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the term has a memory."""
+        return self._memory is not None
+
     def start(self, env: EnvView) -> None:
-        """Add the first memory of new episodes to the view."""
+        """Add the first memory of new episodes to the view, if the term has one."""
         if self._memory is not None:
             env.stream = self.stream
             self._remember(env, self._memory(env))

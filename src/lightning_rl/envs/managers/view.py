@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.torch.counter_random import hash32, uniforms
+
+ENDLESS = 2**31
+"""Time limit that terms see if the env has none."""
 
 
 def names_of(state: TensorDict) -> list[str]:
@@ -37,9 +41,7 @@ class EnvView:
             `simulate` see the state before the step.
         at_reset: whether the rows begin an episode; otherwise they have taken a step.
         before: [M], the state before the step; at a reset the first state.
-        action: [M, A], the policy's action; zeros at a reset.
         episode: [M] int64, index of the episode.
-        elapsed: [M] int64, steps of the episode, including this one; 0 at a reset.
         measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
             `simulate` may add what it computes anyway.
         outcome: flags [M] bool of the termination terms, by name; see `success` and others, which
@@ -52,21 +54,34 @@ class EnvView:
         state: TensorDict,
         key: Tensor,
         episode: Tensor,
-        elapsed: Tensor,
         action: Tensor | None = None,
     ) -> None:
         self.env, self.state, self.before = env, state, state
         self.at_reset = action is None
-        self.num_envs, self.device = len(elapsed), elapsed.device
+        self.num_envs, self.device = len(episode), episode.device
         self.step_dt: float = env.step_dt
-        self.max_episode_steps: int = env.max_episode_steps
-        self.episode, self.elapsed = episode, elapsed
-        self.action = self._no_action() if action is None else action
+        self.max_episode_steps: int = env.max_episode_steps or ENDLESS
+        self.episode = episode
+        if action is not None:
+            self.action = action
         self.measured: dict[str, Tensor] = {}
         self.outcome: dict[str, Tensor] = {}
         self.stream = 0  # of the term that is called
         self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
         self._key = key
+
+    @cached_property
+    def action(self) -> Tensor:
+        """The policy's action, [M, A]; zeros at a reset."""
+        shape = self.env.single_action_space.shape or ()
+        action: Tensor = torch.zeros((self.num_envs, *shape), device=self.device)
+        return action
+
+    @cached_property
+    def elapsed(self) -> Tensor:
+        """Steps of the episode, including this one, [M] int64; 0 at a reset."""
+        elapsed: Tensor = torch.zeros_like(self.episode) if self.at_reset else self.env.elapsed + 1
+        return elapsed
 
     @property
     def last_step(self) -> Tensor:
@@ -129,13 +144,8 @@ class EnvView:
 
     def _flags(self, name: str) -> Tensor:
         if name not in self.outcome:
-            self.outcome[name] = torch.zeros_like(self.elapsed, dtype=torch.bool)
+            self.outcome[name] = torch.zeros_like(self.episode, dtype=torch.bool)
         return self.outcome[name]
-
-    def _no_action(self) -> Tensor:
-        shape = self.env.single_action_space.shape or ()
-        action: Tensor = torch.zeros((self.num_envs, *shape), device=self.device)
-        return action
 
     def for_startup(self) -> "EnvView":
         """Return a view of the same start that draws the same numbers in every episode."""

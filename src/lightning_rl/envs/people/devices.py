@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.people.intervention import Event, InterventionSource, Said
+from lightning_rl.envs.people.intervention import Event, InterventionDecision, InterventionSource
 from lightning_rl.envs.vector_env import one_picture
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -195,7 +195,7 @@ class Keyboard(Device):
             self._window.close()
             self._window = None
 
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         assert self._window is not None
         pressed, held = self._window.read(self._taken_over or self._in_charge)
         event: Event | None = None
@@ -206,7 +206,7 @@ class Keyboard(Device):
                 if key == self.keys[name]:
                     event = name
         acts = self._taken_over or self._in_charge
-        return Said(self._action({*held, *pressed}) if acts else None, event)
+        return InterventionDecision(self._action({*held, *pressed}) if acts else None, event)
 
     def _check_space(self) -> None:
         if isinstance(self._space, gymnasium.spaces.Discrete):
@@ -289,7 +289,7 @@ class Gamepad(Device):
     def reset(self, seed: int | None) -> None:
         self._before = set(self.buttons.values())  # ignore buttons held since the last episode
 
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         self._pygame.event.pump()  # keeps the events, because the env's window may need them
         down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
         event: Event | None = None
@@ -298,12 +298,12 @@ class Gamepad(Device):
                 event = name
         self._before = down
         if self.buttons["take_over"] not in down and not self._in_charge:
-            return Said(None, event)
+            return InterventionDecision(None, event)
         axes = {str(i): self._pad.get_axis(i) for i in range(self._pad.get_numaxes())}
         live = {name: x for name, x in axes.items() if abs(x) > self.dead_zone}
         moved = self._moved(live, self.axes)
         moved |= self._moved({str(i): 1.0 for i in down}, self.steering)
-        return Said(self._steer(moved), event)
+        return InterventionDecision(self._steer(moved), event)
 
 
 class SpaceMouse(Device):
@@ -373,7 +373,7 @@ class SpaceMouse(Device):
     def reset(self, seed: int | None) -> None:
         self._until = 0.0
 
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         try:
             while report := self._mouse.read(64):
                 self._take(bytes(report))
@@ -388,8 +388,10 @@ class SpaceMouse(Device):
         if live or down:
             self._until = now + self.linger_s
         if (now > self._until or not self._until) and not self._in_charge:
-            return Said()
-        return Said(self._steer(self._moved(live, self.axes) | self._moved(down, self.steering)))
+            return InterventionDecision()
+        return InterventionDecision(
+            self._steer(self._moved(live, self.axes) | self._moved(down, self.steering))
+        )
 
     def _take(self, report: bytes) -> None:
         """Parse a report: 1 has three axes, or all six; 2 the other three; 3 the buttons."""

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 
-from lightning_rl.envs.people.intervention import InterventionSource, Said
+from lightning_rl.envs.people.intervention import InterventionDecision, InterventionSource
 from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
 from lightning_rl.system.errors import check_range
 
@@ -169,7 +169,7 @@ class ScriptedHelp(InterventionSource):
         if seed is not None:
             self.expert.generator = np.random.default_rng(seed)
 
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         draw = self.expert.generator
         will = max(0.0, 1.0 - self.steps / self.last_step)
         self.steps += 1
@@ -181,9 +181,9 @@ class ScriptedHelp(InterventionSource):
                 self.left = int(draw.integers(15, 26))
             self.expert.reset()
         if self.left == 0 or self.steps > self.last_step:
-            return Said()
+            return InterventionDecision()
         self.left -= 1
-        return Said(self.expert(observation))
+        return InterventionDecision(self.expert(observation))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from lightning_rl.envs.step_results import say_intervention
+from lightning_rl.envs.step_results import report_intervention
 from lightning_rl.system.errors import ConfigurationError, check_range
 
 Event = Literal["success", "failure", "rerecord"]
@@ -21,7 +21,7 @@ EVENTS: tuple[Event, ...] = ("success", "failure", "rerecord")
 """All events."""
 
 
-class Said(NamedTuple):
+class InterventionDecision(NamedTuple):
     """Decision of a source for one step.
 
     Attributes:
@@ -53,7 +53,7 @@ class InterventionSource(ABC):
         """Act at every step from now on: there is no policy."""
 
     @abstractmethod
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         """Return the decision for the step after an observation, without waiting."""
 
     def close(self) -> None:  # noqa: B027
@@ -71,16 +71,17 @@ class Script(InterventionSource):
     """A function of the observation takes over whenever it returns an action.
 
     Args:
-        policy: returns an action [*A], None for the policy's action, or a `Said` to end the
-            episode. An object with `state_dict` and `load_state_dict` is saved and restored.
+        policy: returns an action [*A], None for the policy's action, or an `InterventionDecision`
+            to end the episode. An object with `state_dict` and `load_state_dict` is saved and
+            restored.
     """
 
     def __init__(self, policy: Callable[[Any], Any]) -> None:
         self.policy = policy
 
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         said = self.policy(observation)
-        return said if isinstance(said, Said) else Said(said)
+        return said if isinstance(said, InterventionDecision) else InterventionDecision(said)
 
     def state_dict(self) -> dict[str, Any]:
         return self.policy.state_dict() if hasattr(self.policy, "state_dict") else {}
@@ -90,7 +91,7 @@ class Script(InterventionSource):
             self.policy.load_state_dict(state)
 
 
-class FromQueue(InterventionSource):
+class QueueSource(InterventionSource):
     """Items of a queue, put by any thread, take over.
 
     An action takes over until the next action, or until None hands back; `"success"`, `"failure"`
@@ -108,19 +109,19 @@ class FromQueue(InterventionSource):
         self.items = items
         self._action: Any = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FromQueue":
-        return FromQueue(self.items)  # other threads hold this queue
+    def __deepcopy__(self, memo: dict[int, Any]) -> "QueueSource":
+        return QueueSource(self.items)  # other threads hold this queue
 
     def reset(self, seed: int | None) -> None:
         self._action = None
 
-    def poll(self, observation: Any) -> Said:
+    def poll(self, observation: Any) -> InterventionDecision:
         event: Event | None = None
         while True:
             try:
                 item = self.items.get_nowait()
             except queue.Empty:
-                return Said(self._action, event)
+                return InterventionDecision(self._action, event)
             if isinstance(item, str):
                 if item not in EVENTS:
                     raise ConfigurationError(
@@ -188,7 +189,7 @@ class Intervention(gymnasium.Wrapper):
     Args:
         env: the wrapped env.
         source: decides who acts: an `InterventionSource`, a function of the observation that
-            returns an action or None (see `Script`), or a `queue.Queue` (see `FromQueue`).
+            returns an action or None (see `Script`), or a `queue.Queue` (see `QueueSource`).
         fps: steps per second of real time, if the env does not keep a pace for a person; null: no
             limit.
         success_reward: reward of the step that ends an episode as a success; null keeps the env's
@@ -215,7 +216,7 @@ class Intervention(gymnasium.Wrapper):
         self.success_reward = success_reward
         self._stopped = self._opened = False
         self._observation: Any = None
-        self._forget_episode()
+        self._clear_episode()
         self._restoring: dict[str, Any] | None = None
 
     def stop_interventions(self) -> None:
@@ -229,7 +230,7 @@ class Intervention(gymnasium.Wrapper):
             self.source.open(self.env)
             self._opened = True
         self._observation, info = self.env.reset(seed=seed, options=options)
-        self._forget_episode()
+        self._clear_episode()
         if not self._stopped:
             self.source.reset(seed)
             self.pace.restart()
@@ -237,11 +238,11 @@ class Intervention(gymnasium.Wrapper):
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        said = Said() if self._stopped else self._ask()
+        said = InterventionDecision() if self._stopped else self._poll_source()
         taken = said.action is not None
         told = self._checked(said.action) if taken else action
         observation, reward, terminated, truncated, info = self.env.step(told)
-        info = say_intervention(info, told, taken)
+        info = report_intervention(info, told, taken)
         if taken:
             self._taken.append(self._steps)
             self._executed.append(np.array(told))
@@ -284,7 +285,7 @@ class Intervention(gymnasium.Wrapper):
         actions = dict(zip(taken, executed, strict=True))
         self._restoring = {**state, "actions": actions}
 
-    def _forget_episode(self) -> None:
+    def _clear_episode(self) -> None:
         self._steps = 0
         self._taken: list[int] = []
         self._executed: list[np.ndarray] = []
@@ -294,9 +295,9 @@ class Intervention(gymnasium.Wrapper):
             self.source.load_state_dict(self._restoring["source"])
             self._restoring = None
 
-    def _ask(self) -> Said:
+    def _poll_source(self) -> InterventionDecision:
         if self._restoring is not None:
-            return Said(self._restoring["actions"].get(self._steps))
+            return InterventionDecision(self._restoring["actions"].get(self._steps))
         return self.source.poll(self._observation)
 
     def _checked(self, action: Any) -> Any:
@@ -317,7 +318,7 @@ def _as_source(given: Any) -> InterventionSource:
     if isinstance(given, InterventionSource):
         return copy.deepcopy(given)
     if isinstance(given, queue.Queue):
-        return FromQueue(given)
+        return QueueSource(given)
     if callable(given):
         return Script(copy.deepcopy(given))
     raise ConfigurationError(

@@ -78,15 +78,15 @@ class TensorSimulator(VectorEnv):
     ) -> None:
         self.simulator = make(num_envs)
         self._resets, self._missing_final, self._seeds = resets, missing_final, seeds
-        count = int(self._said("num_envs"))
+        count = int(self._env_attribute("num_envs"))
         require(
             count == num_envs,
             f"make returned a simulator of {count} envs, and {num_envs} were asked for. Have it "
             "make as many as its argument says.",
         )
-        self.num_envs, self.device = num_envs, torch.device(self._said("device"))
+        self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
         self._check_resets()
-        self.single_action_space = self._said("single_action_space")
+        self.single_action_space = self._env_attribute("single_action_space")
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         # From the observation itself: Isaac Lab's direct envs do not announce the group `critic`.
@@ -153,19 +153,19 @@ class TensorSimulator(VectorEnv):
         """Return outcome, terms and metrics of a step, from before the resets."""
         final = info.get("final_info")
         final = final if isinstance(final, Mapping | TensorDict) else None
-        said = _from_before_the_reset(info, final, done)
+        report = _from_before_the_reset(info, final, done)
         results: dict[str, Any] = {
-            key: self._flags(f"info['{key}']", said[key])
+            key: self._flags(f"info['{key}']", report[key])
             for key in ("success", "fail")
-            if key in said
+            if key in report
         }
         if "success" in results and "fail" in results:
             results["success"] = results["success"] & ~results["fail"]
         for kind in TREES:
-            if isinstance(said.get(kind), Mapping | TensorDict):
+            if isinstance(report.get(kind), Mapping | TensorDict):
                 numbers = {
                     name: self._numbers(f"info['{kind}']['{name}']", value)
-                    for name, value in said[kind].items()
+                    for name, value in report[kind].items()
                 }
                 results[kind] = {
                     k: x.masked_fill(self._late, torch.nan) for k, x in numbers.items()
@@ -213,7 +213,7 @@ class TensorSimulator(VectorEnv):
     def _name(self) -> str:
         return type(self.simulator.unwrapped).__name__
 
-    def _said(self, name: str) -> Any:
+    def _env_attribute(self, name: str) -> Any:
         for owner in (self.simulator, getattr(self.simulator, "unwrapped", None)):
             if hasattr(owner, name):
                 return getattr(owner, name)
@@ -226,11 +226,11 @@ class TensorSimulator(VectorEnv):
 
     def _check_resets(self) -> None:
         mode = (getattr(self.simulator, "metadata", None) or {}).get("autoreset_mode")
-        said = None if mode is None else AUTORESET[AutoresetMode(mode)]
+        report = None if mode is None else AUTORESET[AutoresetMode(mode)]
         require(
-            said in (None, self._resets),
+            report in (None, self._resets),
             f"{self._name} has the autoreset mode {mode}, and resets is {self._resets}: set "
-            f"resets: {said}.",
+            f"resets: {report}.",
         )
 
     def _reset(self, seed: Any, options: dict[str, Any] | None = None) -> Observation:
@@ -263,15 +263,15 @@ class TensorSimulator(VectorEnv):
             )
 
 
-def _from_before_the_reset(said: Any, final: Any, done: Tensor) -> Any:
+def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
     """Take the rows of finished envs, `done` [N], from `final`; entries are tensors [N] or dicts.
 
     An entry that only `final` has replaces all rows.
     """
-    if isinstance(said, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
-        ours = {key: value for key, value in said.items() if key != "final_info"}
+    if isinstance(report, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
+        ours = {key: value for key, value in report.items() if key != "final_info"}
         pairs = {key: (ours.get(key), value) for key, value in final.items()}
         return ours | {key: _from_before_the_reset(*both, done) for key, both in pairs.items()}
-    if isinstance(said, Tensor) and isinstance(final, Tensor) and said.shape == done.shape:
-        return torch.where(done, final, said)
-    return said if final is None else final
+    if isinstance(report, Tensor) and isinstance(final, Tensor) and report.shape == done.shape:
+        return torch.where(done, final, report)
+    return report if final is None else final

@@ -19,7 +19,7 @@ from lightning_rl.rollout.structured_actions import StructuredActions, flat_acti
 from lightning_rl.system.errors import require
 
 
-class Restarts(Enum):
+class ResetMode(Enum):
     """How `step` begins the next episode of finished envs."""
 
     ROWS = "of those envs alone, which are looked up: where looking costs nothing"
@@ -91,7 +91,7 @@ class TorchEnv(VectorEnv):
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
         self.stream_key = key_of(self.seed)  # cached, because each draw needs it
-        self.restarts = Restarts.ROWS if self.device.type == "cpu" else Restarts.WHERE
+        self.reset_mode = ResetMode.ROWS if self.device.type == "cpu" else ResetMode.WHERE
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -161,9 +161,9 @@ class TorchEnv(VectorEnv):
         self.final_state = moved
         final = info["final_obs"] = self.observed(moved)
         # `torch.where` replaces finished envs without waiting for an accelerator.
-        if self.restarts is Restarts.ROWS:
+        if self.reset_mode is ResetMode.ROWS:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
-        elif self.restarts is Restarts.LATER:
+        elif self.reset_mode is ResetMode.LATER:
             self.state, observation = moved, final
         else:
             self.episode = self.episode + done

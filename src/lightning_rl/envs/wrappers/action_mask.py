@@ -56,14 +56,14 @@ class ActionMask(gymnasium.Wrapper):
         return observed, reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: dict[str, Any], ended: bool) -> dict[str, Any]:
-        said = info.get(self._key)
-        if said is None and ended:
-            said = np.ones(self._size, np.int8)
-        choices = said if isinstance(said, tuple | list) else (said,)
+        report = info.get(self._key)
+        if report is None and ended:
+            report = np.ones(self._size, np.int8)
+        choices = report if isinstance(report, tuple | list) else (report,)
         mask = np.concatenate([np.ravel(choice) for choice in choices])
-        if said is None or mask.shape != (self._size,):
+        if report is None or mask.shape != (self._size,):
             there = ", ".join(map(repr, info)) or "nothing"
-            what = f"has {there}" if said is None else f"has {mask.size} entries under that name"
+            what = f"has {there}" if report is None else f"has {mask.size} entries under that name"
             raise EnvFaultError(
                 f"ActionMask looks for '{self._key}' with {self._size} entries, one per category, "
                 f"and the info {what}: give the name under which the env says it at each reset and "

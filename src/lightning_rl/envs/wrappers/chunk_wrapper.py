@@ -9,7 +9,7 @@ from lightning_rl.envs.step_results import (
     EXECUTED_ACTION,
     INTERVENED,
     one_number,
-    say_intervention,
+    report_intervention,
 )
 from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import ConfigurationError
@@ -55,13 +55,13 @@ class ChunkWrapper(gymnasium.Wrapper):
         for k in range(self._execute):
             observation, reward, terminated, truncated, info = self.env.step(action[k])
             step_reward[k], executed[k] = float(reward), 1
-            said = info.get("rewards")
-            if isinstance(said, dict):
-                for name, value in said.items():
+            report = info.get("rewards")
+            if isinstance(report, dict):
+                for name, value in report.items():
                     if (number := one_number(value)) is not None:
                         terms[name] = terms.get(name, 0.0) + number
             if EXECUTED_ACTION in info or INTERVENED in info:
-                one = say_intervention(info, action[k], False)
+                one = report_intervention(info, action[k], False)
                 # A copy of the chunk: its other actions were executed unchanged.
                 taken_over.setdefault(EXECUTED_ACTION, np.array(action))[k] = one[EXECUTED_ACTION]
                 taken_over[INTERVENED] = taken_over.get(INTERVENED, False) or one[INTERVENED]

@@ -110,7 +110,7 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
     return False
 
 
-class Exploring(ActionDistribution):
+class CorrelatedNoise(ActionDistribution):
     """Base class of distributions with standard normal noise, optionally correlated over time.
 
     e_0 = x_0 and e_t = c e_(t-1) + sqrt(1 - c^2) x_t with independent x_t: a first-order
@@ -141,7 +141,7 @@ class Exploring(ActionDistribution):
         self.noise_size = size
         self.state_size = size + 1 if noise_correlation else 0
 
-    def around(
+    def sample_around(
         self,
         mean: Tensor,
         std: Tensor,
@@ -175,7 +175,7 @@ class Exploring(ActionDistribution):
         return torch.addcmul(mean, noise, std), following
 
 
-class DiagonalGaussian(Exploring):
+class DiagonalGaussian(CorrelatedNoise):
     """Independent normal distributions with a state-independent log standard deviation.
 
     The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
@@ -184,7 +184,7 @@ class DiagonalGaussian(Exploring):
         shape: *A, of an action.
         log_std_init: initial log standard deviation, in units of the action.
         log_std_bounds: (low, high), clamps the log standard deviation.
-        noise_correlation: see `Exploring`.
+        noise_correlation: see `CorrelatedNoise`.
 
     Raises:
         ConfigurationError: for `log_std_init` outside its bounds, or a correlation outside [0, 1).
@@ -213,7 +213,7 @@ class DiagonalGaussian(Exploring):
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         std = self.clamped_log_std().exp()
-        action, following = self.around(output, std, noise, state)
+        action, following = self.sample_around(output, std, noise, state)
         log_prob = self._log_prob(output, action)
         return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
 
@@ -279,7 +279,7 @@ class RescaledGaussian(DiagonalGaussian):
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         std = self.clamped_log_std().exp()
-        unit, following = self.around(output, std, noise, state)
+        unit, following = self.sample_around(output, std, noise, state)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
             "sample_log_prob": self._log_prob(output, unit) - self.scale.log().sum(),
@@ -385,7 +385,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         std = self.clamped_log_std().exp()
-        u, following = self.around(output, std, noise, state)
+        u, following = self.sample_around(output, std, noise, state)
         action = self.squashed(u)
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
@@ -407,7 +407,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         return self._log_prob(output, u, executed) - self._log_volume(u, executed), entropy
 
 
-class UnitActions(Squashing, Exploring):
+class UnitActions(Squashing, CorrelatedNoise):
     """Base class for off-policy actors: actions in units of their bounds, [-1, 1].
 
     Raises:
@@ -464,7 +464,7 @@ class StateStdTanhGaussian(UnitActions):
     Args:
         space: floating-point Box with finite bounds.
         log_std_bounds: (low, high), clamps the log standard deviation of u.
-        noise_correlation: see `Exploring`.
+        noise_correlation: see `CorrelatedNoise`.
 
     Raises:
         ConfigurationError: for another space, or bounds without low < high.
@@ -494,7 +494,7 @@ class StateStdTanhGaussian(UnitActions):
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         mean, log_std = self.split(output)
-        u, following = self.around(mean, log_std.exp(), noise, state)
+        u, following = self.sample_around(mean, log_std.exp(), noise, state)
         return {
             "action": self.from_unit(u.tanh()),
             "sample_log_prob": self._log_prob(mean, log_std, u) - self._log_volume(u),
@@ -545,7 +545,7 @@ class NoisyTanh(UnitActions):
     Args:
         space: floating-point Box with finite bounds.
         exploration_std: standard deviation of the noise, in units of the bounds.
-        noise_correlation: see `Exploring`.
+        noise_correlation: see `CorrelatedNoise`.
 
     Raises:
         ConfigurationError: for another space, or a negative deviation.
@@ -563,7 +563,9 @@ class NoisyTanh(UnitActions):
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         unit = output.tanh()
-        noise, following = self.around(torch.zeros_like(unit), torch.ones_like(unit), noise, state)
+        noise, following = self.sample_around(
+            torch.zeros_like(unit), torch.ones_like(unit), noise, state
+        )
         action = self.from_unit((unit + self.exploration_std * noise).clamp(-1.0, 1.0))
         return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
 

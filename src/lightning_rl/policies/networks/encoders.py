@@ -437,12 +437,12 @@ class SpatialSoftmaxCNN(PictureEncoder):
         check_range("SpatialSoftmaxCNN.points", points, least=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         before, *sides = numbers
-        layers += [_convolution(before, points, 1, 1, gain=1.0), _MeanPlace(*sides)]
+        layers += [_convolution(before, points, 1, 1, gain=1.0), _SpatialSoftmax(*sides)]
         self.layers = nn.Sequential(*layers)
         self.size = 2 * points
 
 
-class _MeanPlace(nn.Module):
+class _SpatialSoftmax(nn.Module):
     """Map logits [M, K, H, W] to the mean places [M, 2K], (x, y) per channel."""
 
     places: Tensor

@@ -75,11 +75,13 @@ class Memory(nn.Module, ABC):
         """
         steps = (each.unbind(1) for each in (self.project(features), starts, real))
         for projected, start, is_real in zip(*steps, strict=True):
-            _, following = self.step(projected, state.masked_fill(start[:, None], 0.0))
-            state = torch.where(is_real[:, None], following, state)
+            _, next_state = self.step(projected, state.masked_fill(start[:, None], 0.0))
+            state = torch.where(is_real[:, None], next_state, state)
         return state
 
-    def recall(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
+    def unroll_samples(
+        self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]
+    ) -> Tensor:
         """Return the outputs [M, H] at the samples of `sequences`.
 
         Args:
@@ -93,17 +95,17 @@ class Memory(nn.Module, ABC):
         return sequences.samples(self.unroll(encode(steps), state, steps["starts"]))
 
     @torch.no_grad()
-    def recall_next(
-        self, sequences: Sequences, encode: Callable[[TensorDict], Tensor], following: Tensor
+    def unroll_next(
+        self, sequences: Sequences, encode: Callable[[TensorDict], Tensor], next_features: Tensor
     ) -> Tensor:
         """Return the outputs [M, H] for the next observations of the samples.
 
         Uses the state after a sample's last step, even if the episode ended there.
 
         Args:
-            sequences: see `recall`; `last` is required.
-            encode: see `recall`.
-            following: [M, D], features of the next observations.
+            sequences: see `unroll_samples`; `last` is required.
+            encode: see `unroll_samples`.
+            next_features: [M, D], features of the next observations.
         """
         state = self._first_state(sequences, encode)
         steps = sequences.steps[:, sequences.burn_in :]
@@ -114,7 +116,7 @@ class Memory(nn.Module, ABC):
             states.append(state)
         last = cast(Tensor, sequences.last)
         behind = torch.stack(states, 1).flatten(0, 1).index_select(0, last)
-        output: Tensor = self(following, behind)[0]
+        output: Tensor = self(next_features, behind)[0]
         return output
 
     def _first_state(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
@@ -160,8 +162,8 @@ class GRU(Memory):
         gates, recalled = _in_float32(self.recurrent(state)).tensor_split([2 * self.size], -1)
         reset, update = (of_gates + gates).sigmoid().chunk(2, -1)
         new = (of_new + reset * recalled).tanh()
-        following = new + update * (state - new)
-        return following, following
+        next_state = new + update * (state - new)
+        return next_state, next_state
 
 
 class LSTM(Memory):

@@ -111,8 +111,10 @@ class QEnsemble(nn.Module):
         self.biases = nn.ParameterList()
         self.gains = nn.ParameterList()
         self.shifts = nn.ParameterList()
-        spread = None if atoms is None else torch.linspace(-1, 1, atoms.num_atoms) * atoms.limit
-        self.register_buffer("atoms", spread, persistent=False)
+        atom_values = (
+            None if atoms is None else torch.linspace(-1, 1, atoms.num_atoms) * atoms.limit
+        )
+        self.register_buffer("atoms", atom_values, persistent=False)
         if self.residual:
             check_residual(hidden_sizes, "critic_hidden_sizes")
             width = hidden_sizes[0]
@@ -165,7 +167,7 @@ class QEnsemble(nn.Module):
         """
         return widened(self._pass(_joined(features, unit_action), False))
 
-    def together(
+    def joint_outputs(
         self, features: Tensor, unit_action: Tensor, next_features: Tensor, next_action: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs [E, B, K] of two sets of samples, from one pass over both.

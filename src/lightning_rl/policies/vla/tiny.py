@@ -69,10 +69,10 @@ class TinyVLA(Backbone):
             )
         self.numbers = [key for key in NUMBERS if key in observation.keys()]
         numbers = sum(observation[key].shape[-1] for key in self.numbers)
-        told = 64 if self.film is not None else 0
-        self.told = nn.Linear(2 * third, told) if told else None
+        language_size = 64 if self.film is not None else 0
+        self.told = nn.Linear(2 * third, language_size) if language_size else None
         self.trunk = nn.Sequential(
-            nn.Linear(2 * third + numbers + told, self.summary_size),
+            nn.Linear(2 * third + numbers + language_size, self.summary_size),
             nn.ReLU(),
             nn.Linear(self.summary_size, self.summary_size),
             nn.ReLU(),
@@ -83,10 +83,10 @@ class TinyVLA(Backbone):
         maps = self.convolution(_planes(observation))
         inputs = []
         if self.film is not None and self.words is not None and self.told is not None:
-            told = self.film(self._embedded(observation["language"]).flatten(1))
-            scale, shift = told.chunk(2, 1)
+            modulation = self.film(self._embedded(observation["language"]).flatten(1))
+            scale, shift = modulation.chunk(2, 1)
             maps = maps * (1.0 + scale[..., None, None]) + shift[..., None, None]
-            inputs.append(self.told(told).relu())
+            inputs.append(self.told(modulation).relu())
         inputs.append(soft_argmax(maps * SHARPNESS))
         inputs += [observation[key].float() for key in self.numbers]
         summary = self.trunk(torch.cat(inputs, 1))

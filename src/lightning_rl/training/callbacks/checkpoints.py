@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms import OffPolicyAlgorithm
-from lightning_rl.algorithms.checks import weights_to_begin_with
+from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
@@ -216,13 +216,13 @@ class WarmStart(Callback):
         checkpoint, own = read_checkpoint(self.find()), module.policy.state_dict()
         own = {f"policy.{name}": value for name, value in own.items()}
         checkpoint["state_dict"], fresh = with_fresh_adapter(own, checkpoint["state_dict"])
-        weights, note = weights_to_begin_with(module.policy, checkpoint)
+        weights, note = warm_start_weights(module.policy, checkpoint)
         for told in (fresh, note):
             if told is not None:
                 rank_zero_info(told)
         module.policy.load_state_dict(weights)
         if isinstance(module, OffPolicyAlgorithm):
-            module.begin_with_policy()
+            module.warm_start_from_policy()
         reference = getattr(pl_module, "reference", None)
         if isinstance(reference, ReferencePolicy):
             reference.remember()

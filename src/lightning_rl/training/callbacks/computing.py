@@ -25,7 +25,7 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
     choice = algorithm.compilation
     collector = data_of(trainer).collector
     profiler = None if collector is None else _mujoco_profiler(collector.env)
-    ways = {"acting": None, "stepping": None}
+    code_paths = {"acting": None, "stepping": None}
     return {
         "compiled": choice.compiled,
         "why": choice.why,
@@ -34,8 +34,8 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
         "cuda_graphs": algorithm.replays_cuda_graphs,
         "flush_denormal": getattr(trainer, "flush_denormal", None),
         "keeps_freed_memory": getattr(trainer, "keeps_freed_memory", None),
-        "sums_over_ranks": ranks.way_of_sums(),
-        **(ways if collector is None else ways | collector.ways),
+        "sums_over_ranks": ranks.reduction_backend(),
+        **(code_paths if collector is None else code_paths | collector.code_paths),
         **({} if profiler is None else {"mujoco_profiler": profiler}),
     }
 

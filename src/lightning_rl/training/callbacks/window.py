@@ -17,8 +17,8 @@ class EpisodeLines(Callback):
         evaluation = algorithm_of(pl_module).evaluation
         ended = zip(*(evaluation[key] for key in ("seeds", "returns", "lengths")), strict=True)
         for i, (seed, value, length) in enumerate(ended):
-            _say(i, len(evaluation["seeds"]), seed, value, f"{length} env steps")
-        _sum_up(evaluation["avg_reward"])
+            _print_episode(i, len(evaluation["seeds"]), seed, value, f"{length} env steps")
+        _print_average(evaluation["avg_reward"])
 
 
 class Window(Callback):
@@ -51,20 +51,20 @@ class Window(Callback):
         def watch(step: int, returns: Tensor, running: Tensor) -> None:
             if not running.any():
                 count, value = data.num_eval_episodes, float(returns[0])
-                _say(batch_idx, count, batch[0], value, f"{step} {taken}")
+                _print_episode(batch_idx, count, batch[0], value, f"{step} {taken}")
 
         algorithm_of(pl_module).watch = watch
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         algorithm = algorithm_of(pl_module)
         algorithm.watch = None
-        _sum_up(algorithm.evaluation["avg_reward"])
+        _print_average(algorithm.evaluation["avg_reward"])
 
 
-def _say(index: int, count: int, seed: int, value: float, length: str) -> None:
+def _print_episode(index: int, count: int, seed: int, value: float, length: str) -> None:
     said = f"Episode {index + 1} of {count} (seed {seed}): return {value:.2f} after {length}"
     print(said, flush=True)
 
 
-def _sum_up(average: float) -> None:
+def _print_average(average: float) -> None:
     print(f"Average return: {average:.2f}", flush=True)

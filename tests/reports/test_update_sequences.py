@@ -68,7 +68,9 @@ def one_update(cls, compile=False, **settings):
     )
     expected = minibatch.clone()
     with uncompiled_traces():
-        module.in_turn(*module.objectives, then=lambda: None, written=[])(minibatch)
+        module.make_update_sequence(*module.objectives, follow_up=lambda: None, written=[])(
+            minibatch
+        )
     means = {}
     for objective in module.objectives.values():
         means |= objective.statistics.close()

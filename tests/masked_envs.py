@@ -5,7 +5,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 
-class SaysWhatIsAllowed(gymnasium.Env):
+class ReportsActionMask(gymnasium.Env):
     """Of five actions only two are allowed, drawn at each step; another is an error. Its infos say which."""
 
     observation_space, action_space = Box(-1.0, 1.0, (3,)), Discrete(5)
@@ -43,7 +43,7 @@ PARTS = Dict(
 )
 
 
-class TakesParts(gymnasium.Env):
+class StructuredActionEnv(gymnasium.Env):
     """Wants an action in its own structure, and observes what it was given."""
 
     observation_space, action_space = Box(-10.0, 10.0, (13,)), PARTS
@@ -62,5 +62,5 @@ class TakesParts(gymnasium.Env):
         return given, float(action["bits"].sum()), self.age == 7, False, {}
 
 
-gymnasium.register("tests/SaysWhatIsAllowed-v0", entry_point=SaysWhatIsAllowed)
-gymnasium.register("tests/TakesParts-v0", entry_point=TakesParts)
+gymnasium.register("tests/ReportsActionMask-v0", entry_point=ReportsActionMask)
+gymnasium.register("tests/StructuredActionEnv-v0", entry_point=StructuredActionEnv)

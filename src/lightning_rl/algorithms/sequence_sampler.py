@@ -36,7 +36,7 @@ def most_minibatches(
     return -(-num_envs * -(-num_steps // steps) // max(1, batch_size // steps))
 
 
-class Drawing(ABC):
+class Sampler(ABC):
     """A source of minibatches: units, each of one or several samples.
 
     Attributes:
@@ -52,7 +52,7 @@ class Drawing(ABC):
         """Return the number of units."""
 
     @abstractmethod
-    def units_in(self, batch_size: int) -> int:
+    def units_per_minibatch(self, batch_size: int) -> int:
         """Return the number of units in a minibatch of `batch_size` samples, at least one."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Drawing(ABC):
         """
 
 
-class SequenceCut(Drawing):
+class SequenceSampler(Sampler):
     """A rollout cut into sequences of L steps, for a policy with a memory; each sequence is a unit.
 
     The T steps of an env become ceil(T / L) sequences. If L does not divide T, the last sequence
@@ -104,7 +104,7 @@ class SequenceCut(Drawing):
         self._steps["starts"] = starts.t().flatten()
         self._state = flat_transitions(rollout, ["state"])["state"]
         self._length, self._burn_in = steps_of(length, slots - 1), burn_in
-        steps, real, counted = self._cut_of_a_row(slots - 1, done.device)
+        steps, real, counted = self._cut_row(slots - 1, done.device)
         # From [K, ...] of one env to [K*N, ...] of all, as indices of time-major flat transitions.
         rows = torch.arange(envs, device=done.device).view(1, envs, 1)
         self._index = (steps[:, None] * envs + rows).flatten(0, 1)
@@ -117,7 +117,7 @@ class SequenceCut(Drawing):
             self._counted = self._counted[kept]
         self._all_count = bool(self._counted.all())
 
-    def _cut_of_a_row(self, num_steps: int, device: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _cut_row(self, num_steps: int, device: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return each sequence's steps [K, C+L], which of C exist, and which of L count."""
         length = self._length
         begins = torch.arange(0, num_steps, length, device=device)[:, None]
@@ -129,7 +129,7 @@ class SequenceCut(Drawing):
     def __len__(self) -> int:
         return len(self._index)
 
-    def units_in(self, batch_size: int) -> int:
+    def units_per_minibatch(self, batch_size: int) -> int:
         return max(1, batch_size // self._length)
 
     def samples(self, units: Tensor) -> Tensor:
