@@ -21,7 +21,7 @@ def inverse(quaternion: Tensor) -> Tensor:
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
-    """Return the quaternions [..., 4] that rotate by `second`, and then by `first`, both [..., 4]."""
+    """Return the rotations [..., 4] by `second` [..., 4] and then by `first` [..., 4]."""
     w1, u1 = first[..., :1], first[..., 1:]
     w2, u2 = second[..., :1], second[..., 1:]
     w = w1 * w2 - (u1 * u2).sum(-1, keepdim=True)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.gymnasium.mujoco_bindings import hear_mujoco
+from lightning_rl.envs.gymnasium.mujoco_bindings import convert_mujoco_warnings
 from lightning_rl.envs.managers import (
     Actions,
     ActionTerm,
@@ -173,7 +173,7 @@ class MujocoEnv(ManagedEnv):
         check_range("substeps", substeps, least=1)
         check_range("num_threads", num_threads, least=1)
         self.layout = Layout(read_spec(model))
-        hear_mujoco()
+        convert_mujoco_warnings()
         compiled = self.layout.model
         self.step_dt = substeps * float(compiled.opt.timestep)
         self.render_fps = 1.0 / self.step_dt
