@@ -28,6 +28,8 @@ INTERNAL = (
     "envs/torch/counter_random.py",
     "envs/watch.py",
     *(f"envs/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
+    *(f"envs/managers/{name}.py" for name in ("events", "observations", "outcome")),
+    "envs/managers/simulator_events.py",
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
     *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
     "compiled/[!cs]*",

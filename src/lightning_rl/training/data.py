@@ -99,7 +99,10 @@ class RolloutDataset(IterableDataset[TensorDict]):
             yield rollout
 
 
-def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int | None) -> None:
+def _check_ranges(
+    num_envs: int, env_timeout_s: float | None, seed: int | None, eval_seed: int | None
+) -> None:
+    check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
     check_range("data.env_timeout_s", env_timeout_s, above=0)
     check_range("data.seed", seed, least=0)
     check_range("data.eval_seed", eval_seed, least=0)
@@ -194,10 +197,12 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": max_eval_episode_steps,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
-        check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
-        _check_ranges(env_timeout_s, seed, eval_seed)
-        self.num_envs, self.buffer_size = num_envs, buffer_size
-        self.total_env_steps = total_env_steps
+        _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
+        self.num_envs, self.buffer_size, self.total_env_steps = (
+            num_envs,
+            buffer_size,
+            total_env_steps,
+        )
         self._iterations_per_epoch = iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)

@@ -40,7 +40,11 @@ def entry(env: EnvView, name: str) -> Tensor:
 
 
 def measured(env: EnvView, name: str) -> Tensor:
-    """Return a quantity of the task, [M, ...]; see `ManagedEnv.measure`."""
+    """Return a quantity of the task, [M, ...]; see `ManagedEnv.measure`.
+
+    Raises:
+        ConfigurationError: the task has no such quantity.
+    """
     if name not in env.measured:
         raise ConfigurationError(
             f"{type(env.env).__name__} measures no '{name}'; it measures "
@@ -102,12 +106,12 @@ def by_success(
     least: float = 0.0,
     most: float = 1.0,
 ) -> Tensor:
-    """Raise the level after a success, and lower it otherwise."""
+    """Raise the level [M] after a success, and lower it otherwise; return the next one, [M]."""
     return torch.where(env.success, level + up, level - down).clamp(least, most)
 
 
 def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
-    """Raise the level from 0 to `most` within a number of steps of the env."""
+    """Raise the level [M] from 0 to `most` within a number of steps; return the next one, [M]."""
     return (level + env.elapsed * (most / steps)).clamp(max=most)
 
 

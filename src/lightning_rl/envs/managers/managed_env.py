@@ -214,9 +214,9 @@ class ManagedEnv(TorchEnv):
         """Add the levels after the step, and report those before it."""
         for name, (_, term) in self._levels.items():
             metrics[name] = level = env.level(name)
-            following = checked(term, term(env, level), env)
+            next_level = checked(term, term(env, level), env)
             done = env.terminated | env.truncated
-            env.remembered[f"curriculum/{name}"] = torch.where(done, following, level)
+            env.remembered[f"curriculum/{name}"] = torch.where(done, next_level, level)
 
     def _keep_entries(self, env: EnvView, before: TensorDict) -> None:
         """Carry entries over that events have added, and `simulate` does not know."""

@@ -148,16 +148,16 @@ class Curriculum(Term):
     start: float | None = None
 
 
-Kind = TypeVar("Kind", bound=Term)
+_Kind = TypeVar("_Kind", bound=Term)
 
 
 def merged(
-    kind: type[Kind],
-    defaults: Mapping[str, Kind],
+    kind: type[_Kind],
+    defaults: Mapping[str, _Kind],
     given: Mapping[str, Any] | None,
     owner: str,
     shorthand: str | None = None,
-) -> dict[str, Kind]:
+) -> dict[str, _Kind]:
     """Return the terms of a task, with the user's settings over the defaults.
 
     Args:

@@ -16,12 +16,12 @@ ENDLESS = 2**31
 
 
 def names_of(state: TensorDict) -> list[str]:
-    """Return the names of the entries of a state."""
+    """Return the names of the entries of a state [M]."""
     return [str(key) for key in state.keys()]
 
 
 def entries_of(state: TensorDict) -> dict[str, Tensor]:
-    """Return the entries of a state by name."""
+    """Return the entries of a state [M] by name."""
     return {name: state[name] for name in names_of(state)}
 
 
@@ -134,7 +134,8 @@ class EnvView:
         """
         radius, angle = self.uniform(2 * count, part).split(count, 1)
         # 1 - u lies in (0, 1], so that the logarithm is finite.
-        return (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
+        drawn: Tensor = (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
+        return drawn
 
     def remembers(self, prefix: str) -> dict[str, Tensor]:
         """Return the memory of a term from before the step, by its keys."""
@@ -145,7 +146,8 @@ class EnvView:
     def _flags(self, name: str) -> Tensor:
         if name not in self.outcome:
             self.outcome[name] = torch.zeros_like(self.episode, dtype=torch.bool)
-        return self.outcome[name]
+        flags: Tensor = self.outcome[name]
+        return flags
 
     def for_startup(self) -> "EnvView":
         """Return a view of the same start that draws the same numbers in every episode."""

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.chunks import WrapsEach
+from lightning_rl.envs.chunks import WrapsSingleEnvs
 from lightning_rl.envs.managers.actions import ActionTerm, Force, Position, Velocity
 from lightning_rl.envs.managers.observations import Observations
 from lightning_rl.envs.managers.outcome import Metrics, Rewards, Terminations
@@ -71,6 +71,7 @@ class WithTerms(VectorEnvWrapper):
         self._action = action
         if action is not None:
             self.single_action_space = _scaled(self.env, action, name)
+        self.seed = self.episode = self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
         self._seeds(0)
         self._before: dict[str, Any] = {}
         first = self._start(_zeros(self.env.single_observation_space), slice(0, 1))
@@ -79,7 +80,11 @@ class WithTerms(VectorEnvWrapper):
         self._memory: TensorDict = TensorDict({}, [num_envs])
 
     def observe(self, state: Any) -> Tensor:
-        """Return the observation of an env without keys, for the term `own`."""
+        """Return the observation [M, ...] of an env without keys, for the term `own`.
+
+        Raises:
+            ConfigurationError: it has keys.
+        """
         require(
             "observation" in state.keys(),
             f"{type(self.env).__name__} observes a Dict of {', '.join(map(str, state.keys()))}: "
@@ -148,14 +153,16 @@ class WithTerms(VectorEnvWrapper):
         return self._observed(self._memory, observation)
 
     def _end_each(self, terminations: Mapping[str, Termination], name: str) -> None:
-        if not isinstance(self.env, WrapsEach):
+        if not isinstance(self.env, WrapsSingleEnvs):
             raise ConfigurationError(
                 f"{name} has terminations ({', '.join(terminations)}), and an env of this kind "
                 "cannot reset single rows: terminations are for a GymnasiumEnv, and tasks and "
                 "MujocoEnv have terminations of their own."
             )
         terms = merged(Termination, {}, terminations, name)
-        self.env.wrap_each(partial(EndsByTerms, terms=terms, step_dt=self.step_dt, owner=name))
+        self.env.wrap_single_envs(
+            partial(EndsByTerms, terms=terms, step_dt=self.step_dt, owner=name)
+        )
 
     def _seeds(self, seed: Seed) -> None:
         """Begin the streams of random numbers; without a seed, the next episodes."""
@@ -254,7 +261,7 @@ class EndsByTerms(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, info | found
 
     def observe(self, state: Any) -> Tensor:
-        """Return the observation of an env without keys, for the term `own`."""
+        """Return the observation [1, ...] of an env without keys, for the term `own`."""
         return state["observation"]  # type: ignore[no-any-return]  # a tensor
 
     def parameters(self) -> Mapping[str, Tensor]:

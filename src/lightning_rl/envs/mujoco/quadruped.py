@@ -219,11 +219,11 @@ class Quadruped(MujocoEnv):
     velocity of the torso, its height, friction, mass. A policy without `actor_keys` reads both.
     Action [8]: joint positions around standing.
 
-    Commands are drawn at the start and every 3 to 6 s, uniform in [-1, 1] m/s forwards, [-0.5, 0.5]
-    m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2 of the
+    Commands are drawn at the start and every 5 to 10 s, uniform in [-1, 1] m/s forwards,
+    [-0.5, 0.5] m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2 of the
     model's), `load` (0.75 to 1.5 of the torso's mass), `push` (up to 0.5 m/s along each axis, every
-    4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75; `bounce`,
-    `roll_and_pitch`, `tilt`, `action_change` (weights below 0). A fallen robot is `terminated`.
+    4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75;
+    `velocity_error` and `yaw_error`, weights -0.5 and -0.25; `bounce`, `roll_and_pitch`, `tilt`, `action_change` (weights below 0). A fallen robot is `terminated`.
     Metrics: `velocity_error` (m/s), `yaw_error` (rad/s).
 
     Args:
@@ -252,6 +252,8 @@ class Quadruped(MujocoEnv):
     default_rewards: ClassVar[Mapping[str, Reward]] = {
         "velocity": Reward(tracking, {"name": "velocity_error"}, weight=1.0),
         "yaw": Reward(tracking, {"name": "yaw_error"}, weight=0.75),
+        "velocity_error": Reward(velocity_error, weight=-0.5),
+        "yaw_error": Reward(yaw_error, weight=-0.25),
         "bounce": Reward(bounce, weight=-0.5),
         "roll_and_pitch": Reward(roll_and_pitch, weight=-0.05),
         "tilt": Reward(tilt, weight=-1.0),
@@ -279,7 +281,7 @@ class Quadruped(MujocoEnv):
             mode="reset",
         ),
         "load": Event(random_load, mode="reset"),
-        "command": Event(random_command, mode="interval", every_s=(3.0, 6.0), at_reset=True),
+        "command": Event(random_command, mode="interval", every_s=(5.0, 10.0), at_reset=True),
         "push": Event(push, mode="interval", every_s=(4.0, 8.0)),
     }
 

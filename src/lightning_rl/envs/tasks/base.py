@@ -81,6 +81,9 @@ class Task(ManagedEnv):
         default_action, default_episode_steps: see the arguments; actions have the shape [2].
         action_kinds: allowed kinds of action targets.
         render_size: height and width of a picture, in pixels.
+
+    Raises:
+        ConfigurationError: an unknown term or parameter, or pictures and terms to observe.
     """
 
     render_size = (256, 256)
