@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_rl import (
+    ActionChunk,
     AsyncCollector,
     ConfigurationError,
     MujocoEnv,
@@ -24,7 +25,6 @@ from lightning_rl.envs.managers import (
     Position,
     Reward,
 )
-from lightning_rl.envs.managers.term import BoundTerm
 from lightning_rl.envs.mujoco.model import import_mujoco
 from lightning_rl.envs.mujoco.rendering import Marker
 from lightning_rl.functional.rotations import angle_between, heading, inverse, product, rotate
@@ -274,6 +274,23 @@ def test_collected_in_the_background_without_lag_it_is_as_in_the_foreground(tmp_
     )
 
 
+def test_in_a_chunk_of_actions_it_does_what_it_does_one_by_one():
+    env, chunks = world(3, events=RANDOM), ActionChunk(3, lambda n: world(n, events=RANDOM), 4)
+    env.reset(seed=3)
+    chunks.reset(seed=3)
+    action = actions(4, 3).transpose(0, 1)
+    seen = chunks.step(action)[0]
+    for k in range(4):
+        one = env.step(action[:, k])[0]
+    assert torch.equal(seen, one)
+
+
+def test_compiled_steps_are_refused_with_the_reason(tmp_path, traced_only):
+    short = {"total_env_steps": 4 * 16, "num_eval_episodes": 1}
+    train(tmp_path, env=world, data=short, model={"compile": True})
+    assert "MujocoEnv is simulated outside of torch" in (tmp_path / "run.json").read_text()
+
+
 def test_remote_collectors_get_its_factory():
     """Ray sends what makes an env: a path or a function, not the compiled model."""
     made = pickle.loads(pickle.dumps(partial(Quadruped, action_scale=0.3)))(2)
@@ -323,17 +340,12 @@ def test_commands_are_in_the_frame_of_the_robot():
 
 
 def test_goals_of_the_arm_can_be_reached_and_reaching_one_is_success():
-    env = Reach(8)
+    env, sensed = Reach(8), []
+    sense = env.physics.sense
+    env.physics.sense = lambda state: sensed.append(state["qpos"]) or sense(state)
     env.reset(seed=0)
-    pose = env.state["goal"].clone()
-    assert pose[:, :3].std(0).min() > 0.05
-    # The arm at the goal's own joint positions, which the event drew first.
-    view = env.view_class(
-        env, env.state, env.stream_key, env.episode, torch.zeros_like(env.elapsed)
-    )
-    view.stream = BoundTerm(env.default_events["goal"], "events", "goal", "Reach").stream
-    low, high = torch.tensor(env.layout.model.jnt_range, dtype=torch.float32).unbind(1)
-    joints = (low + high) / 2 + (view.uniform(6) - 0.5) * (high - low) * 0.5
+    assert env.state["goal"][:, :3].std(0).min() > 0.05
+    joints = sensed[0]  # at which the event measured the tool
     env.state["qpos"], env.state["qvel"] = joints, torch.zeros(8, 6)
     _, reward, terminated, _, info = env.step(torch.zeros(8, 6))
     assert info["success"].all()

@@ -142,7 +142,7 @@ class MujocoEnv(ManagedEnv):
         ConfigurationError: the model cannot be read or simulated; or an unknown name.
     """
 
-    start_size = 0
+    start_size, in_torch = 0, False
     view_class: ClassVar[type[EnvView]] = MujocoView
     default_terminations: ClassVar[Mapping[str, Termination]] = {
         "diverged": Termination(diverged, ends="truncated")

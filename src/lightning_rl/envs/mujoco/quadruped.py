@@ -203,7 +203,8 @@ def tilt(env: MujocoView) -> Tensor:
 def action_change(env: EnvView) -> Tensor:
     """Return the squared change of the action, [M]."""
     assert env.before is not None
-    return (env.state["action"] - env.before["action"]).square().sum(1)
+    change: Tensor = (env.state["action"] - env.before["action"]).square().sum(1)
+    return change
 
 
 def fallen(env: MujocoView) -> Tensor:
@@ -220,10 +221,11 @@ class Quadruped(MujocoEnv):
     Action [8]: joint positions around standing.
 
     Commands are drawn at the start and every 5 to 10 s, uniform in [-1, 1] m/s forwards,
-    [-0.5, 0.5] m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2 of the
-    model's), `load` (0.75 to 1.5 of the torso's mass), `push` (up to 0.5 m/s along each axis, every
-    4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75;
-    `velocity_error` and `yaw_error`, weights -0.5 and -0.25; `bounce`, `roll_and_pitch`, `tilt`, `action_change` (weights below 0). A fallen robot is `terminated`.
+    [-0.5, 0.5] m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2
+    of the model's), `load` (0.75 to 1.5 of the torso's mass), `push` (up to 0.5 m/s along each
+    axis, every 4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75;
+    `velocity_error` and `yaw_error`, weights -0.5 and -0.25; `bounce`, `roll_and_pitch`, `tilt`,
+    `action_change` (weights below 0). A fallen robot is `terminated`.
     Metrics: `velocity_error` (m/s), `yaw_error` (rad/s).
 
     Args:

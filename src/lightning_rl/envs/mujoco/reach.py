@@ -107,7 +107,8 @@ def reached(env: EnvView, distance: float = 0.03, angle: float = 0.2) -> Tensor:
 
 def action_size(env: EnvView) -> Tensor:
     """Return the squared size of the action, [M]."""
-    return env.state["action"].square().sum(1)
+    size: Tensor = env.state["action"].square().sum(1)
+    return size
 
 
 class Reach(MujocoEnv):
