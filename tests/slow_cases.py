@@ -93,7 +93,7 @@ SLOW_CASES = {
         "fsync-17": "[replace-2]",
     },
     "faults/test_recording.py::test_killed_at_any_moment_all_finished_episodes_open_and_recording_goes_on": {
-        "copyfile-3-3": "[replace-5-10]",
+        "copyfile-3-3": "test_a_rewrite_counts_once_it_is_whole",
         "fsync-19-4": "[unlink-17-3]",
     },
     "faults/test_replay_files.py::test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit": {

@@ -136,6 +136,9 @@ from lightning_rl.envs import (
     Keyboard as Keyboard,
 )
 from lightning_rl.envs import (
+    ManagedEnv as ManagedEnv,
+)
+from lightning_rl.envs import (
     MujocoEnv as MujocoEnv,
 )
 from lightning_rl.envs import (
@@ -179,6 +182,9 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     VLAObservation as VLAObservation,
+)
+from lightning_rl.envs import (
+    WithTerms as WithTerms,
 )
 from lightning_rl.policies import (
     GRU as GRU,

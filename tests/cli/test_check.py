@@ -83,8 +83,7 @@ def test_it_says_what_the_run_will_do(capsys):
         "observations are not scaled, rewards are scaled",
     ]
     assert texts(findings, "evaluation")[0] == (
-        "21 evaluations of 2 episodes, 2 at a time: up to 8,400 env steps beside the 500,000 of "
-        "training"
+        "21 evaluations of 2 episodes, 2 at a time: up to 8,400 env steps, in addition to the 500,000 of training"
     )
     assert texts(findings, "rollout")[1] == (
         "gamma 0.99 looks some 100 env steps ahead; an episode lasts up to 200"
@@ -102,8 +101,8 @@ def test_rollouts_that_cut_whole_episodes_are_told():
     _, findings = check("--config", "grpo.yaml", "--data.buffer_size", "100")
     (cut,) = [one for one in findings if one.level == "warning"]
     assert cut.text == (
-        "32 envs × 100 env steps, and an episode may last 500: those that do are cut, and compared "
-        "by what they have earned so far"
+        "32 envs × 100 env steps, and an episode may last 500: such episodes are cut, and compared by their return "
+        "so far"
     )
     assert cut.cure == "Raise data.buffer_size, or shorten the episodes."
 
@@ -122,7 +121,7 @@ def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
     assert fault.text == (
-        "the 8 members of a group must begin alike, and the same seed gave another start"
+        "the 8 members of a group must begin in the same state, but the same seed gave different starts"
     )
 
 
@@ -153,8 +152,8 @@ def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
     (fault,) = [one for one in findings if one.level == "error"]
     assert fault.topic == "env"
     assert fault.text == (
-        "Env 'Broken-v0' returned an observation of shape [1] instead of [2]: mend its step and "
-        "reset, or the space that it announces."
+        "Env 'Broken-v0' returned an observation of shape [1] instead of [2]: correct its step and reset, or its "
+        "space."
     )
     assert fault.cure == "Correct the env: training would end here."
     assert texts(findings, "update")
@@ -165,9 +164,8 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
         run(["fit", *broken])
     assert stop.value.code == 1
     assert capsys.readouterr().err == (
-        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: mend "
-        "its step and reset, or the space that it announces.\n"
-        "rl-cli check, with the same options, plays the env for some seconds and says more.\n"
+        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: correct its step and "
+        "reset, or its space.\nrl-cli check, with the same options, plays the env for some seconds and says more.\n"
     )
 
 

@@ -145,7 +145,7 @@ def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
 
     run_dir, found = python_run(lambda n: GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
     capsys.readouterr()
-    start = f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
+    start = f"rl-cli: error: The checkpoint {last(run_dir)} comes from a run in Python with settings that a "
     error = error_of(capsys, "validate", "--ckpt_path", "last", status=1)
     assert error == (
         f"{start}configuration cannot hold: model.optimizer (the function optimizer, which is not "
@@ -171,9 +171,9 @@ def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
     capsys.readouterr()
     error = error_of(capsys, "validate", "--ckpt_path", "last", "--trust_code", "true", status=1)
     assert error == (
-        f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
-        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, "
-        "as --model.policy ..., or a whole configuration as --config."
+        f"rl-cli: error: The checkpoint {last(run_dir)} comes from a run in Python with settings that a "
+        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, as --model.policy "
+        "..., or a whole configuration as --config."
     )
 
 
@@ -753,9 +753,9 @@ WHOLE = [
     ),
     (
         "--trainer.accumulate_grad_batches 2",
-        "trainer.accumulate_grad_batches must be 1, got 2: one rollout is a batch to Lightning, "
-        "and the update has minibatches of its own. For larger ones raise model.batch_size; where "
-        "memory does not suffice for one, a policy with micro_batch_size adds gradients up.",
+        "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
+        "its own minibatches. For larger ones raise model.batch_size; if memory runs out, set the policy's "
+        "micro_batch_size, which accumulates gradients.",
     ),
     (
         "--trainer.gradient_clip_val 1",
@@ -769,13 +769,13 @@ WHOLE = [
     ),
     (
         "--trainer.barebones true",
-        "trainer.barebones must be false, got true: it takes away checkpoints and logs, which make "
-        "a run: set trainer.logger and trainer.enable_checkpointing to false where none are wanted.",
+        "trainer.barebones must be false, got true: it disables checkpoints and logs: set trainer.logger and "
+        "trainer.enable_checkpointing to false instead.",
     ),
     (
         "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy, to act "
-        "with. Use --trainer.strategy ddp, or one device.",
+        "trainer.strategy fsdp is not supported: every process needs the whole policy for acting. Use "
+        "--trainer.strategy ddp, or one device.",
     ),
 ]
 

@@ -271,8 +271,8 @@ def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
 REFUSED = {
     "nobody acts": (
         SHOWS,
-        "Nobody acts: give --source (Keyboard, Gamepad, SpaceMouse), --script my_module.my_function, or --ckpt_path of a "
-        "policy.",
+        "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script my_module.my_function, or "
+        "--ckpt_path of a policy.",
     ),
     "no env": (
         STRAIGHTLY,
@@ -292,7 +292,7 @@ REFUSED = {
     ),
     "another action": (
         [*SHOWS, "--script", "tests.cli.test_record.neutral_action_of_another"],
-        "The script gave the action [1, 2, 3], which is none of Box(-1.0, 1.0, (2,), float32).",
+        "The script gave the action [1, 2, 3], which is not in Box(-1.0, 1.0, (2,), float32).",
     ),
     "fps": ([*SHOWS, *STRAIGHTLY, "--fps", "-1"], "fps must be positive, got -1.0."),
     "a config that is not there": (["--config", "none.yaml"], None),

@@ -172,7 +172,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(capsys):
         "These runs are of 2 envs, whose returns cannot be compared: CartPole-v1: outputs/" in err
     )
     err = refused("outputs", "--output", "report.pdf", capsys=capsys)
-    assert "--output report.pdf ends in none of .html, .md, .json" in err
+    assert "--output report.pdf must end in one of .html, .md, .json" in err
     with pytest.raises(SystemExit):
         report("outputs", "--metrc", "x")
     assert "report has no option --metrc; close matches: metric." in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
     again = rl_cli("sweep", "--resume", directory)
     assert again.returncode == 0, again.stderr
     assert "2 trials, 1 of them done, 1 at a time" in again.stdout
-    assert "trial 2/2 goes on: seed 1, total_env_steps 2560\n" in again.stdout
+    assert "trial 2/2 continues: seed 1, total_env_steps 2560\n" in again.stdout
     assert again.stdout.count(" begins: ") == 0
     assert outcomes() == ["finished"] * 2
     for number, steps in enumerate([192, 2560]):
@@ -152,7 +152,7 @@ def test_a_trial_that_had_finished_before_the_sweep_knew_is_noted(capfd):
     (directory / JOURNAL).write_bytes(b"".join(lines[:-1]))
     assert outcomes() == ["running"]
     run(["sweep", "--resume", "last"])
-    assert "trial 1/1 goes on: seed 1" in capfd.readouterr().out
+    assert "trial 1/1 continues: seed 1" in capfd.readouterr().out
     directory, (again,) = state()
     assert again.value == trial.value
     assert log.read_text() == before
@@ -172,10 +172,12 @@ def test_a_signal_has_the_trials_save_and_ends_them_all(fakes, capfd):
     assert not alive(children)
     directory, _ = state()
     assert f"Resume: rl-cli sweep --resume {directory}" in sweep.stdout
-    assert "SIGTERM: the trials that run save, and end (again to end them at once)" in sweep.stderr
+    assert (
+        "SIGTERM: the running trials save and stop (again to stop them immediately)" in sweep.stderr
+    )
     assert outcomes() == ["waiting", "waiting"]
     run(["sweep", "--resume", str(directory)])
-    assert capfd.readouterr().out.count(" goes on: ") == 2
+    assert capfd.readouterr().out.count(" continues: ") == 2
     assert [(one["at"], one["parts"]) for one in saved(directory).values()] == [(12800, 2)] * 2
 
 
@@ -418,7 +420,7 @@ def test_alone_it_says_that_it_needs_a_config(capsys):
     with pytest.raises(SystemExit):
         run(["sweep"])
     error = capsys.readouterr().err
-    assert "sweep needs a config, which all trials begin with: --config FILE; or --resume" in error
+    assert "sweep needs a config for all trials, --config FILE; or --resume" in error
 
 
 def opened(directory, search, space, trials=None, **settings):
@@ -527,7 +529,7 @@ def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes
             other.kill()
     assert "6 trials, 1 at a time" in other.stdout
     assert "seeds" in other.stdout, "the table is of all trials"
-    assert other.stdout.count(" goes on: ") == 2
+    assert other.stdout.count(" continues: ") == 2
     assert outcomes() == ["finished"] * 6
     parts = {number: (one["at"], one["parts"]) for number, one in saved(directory).items()}
     assert parts == {0: (640, 2), 1: (640, 2)} | dict.fromkeys(range(2, 6), (640, 1))
@@ -546,7 +548,7 @@ def test_who_has_no_trial_left_waits_for_those_of_others(fakes):
         for one in filter(None, (first, other)):
             one.kill()
     assert "begins" not in other.stdout
-    assert "goes on" not in other.stdout
+    assert "continues" not in other.stdout
     assert "2 finished" in other.stdout
 
 

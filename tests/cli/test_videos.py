@@ -24,7 +24,7 @@ from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.training.callbacks.video import _TimeShare
 from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
 
-pytestmark = pytest.mark.filterwarnings("error:No videos from here on")
+pytestmark = pytest.mark.filterwarnings("error:No more videos")
 
 EVERYTHING = VideoSettings(max_share=None)
 
@@ -267,7 +267,7 @@ def test_an_env_that_cannot_be_drawn_says_so_once_and_training_goes_on(env, reas
     gymnasium.registry.pop("Blind-v0", None)
     gymnasium.register("Blind-v0", Blind)
     squash = {"squash": True} if env is BrokenRenderer else None
-    with pytest.warns(UserWarning, match=f"No videos from here on: .*{reason}") as warned:
+    with pytest.warns(UserWarning, match=f"No more videos: .*{reason}") as warned:
         module, _, _ = filmed(tmp_path, env=env, policy=squash)
     assert sum("No videos" in str(w.message) for w in warned) == 1
     assert module.env_steps == 384
@@ -276,7 +276,7 @@ def test_an_env_that_cannot_be_drawn_says_so_once_and_training_goes_on(env, reas
 
 def test_a_disk_that_cannot_be_written_to_ends_the_films_and_not_the_run(tmp_path):
     (tmp_path / "videos").write_text("a file where the directory would be")
-    with pytest.warns(UserWarning, match="No videos from here on"):
+    with pytest.warns(UserWarning, match="No more videos"):
         module, _, _ = filmed(tmp_path)
     assert module.env_steps == 384
 
@@ -416,9 +416,9 @@ def test_without_a_window_it_says_how_to_film(evaluated, monkeypatch, capfd):
     )
     task = ["--data.eval_env", "GymnasiumEnv", "--data.eval_env.id", "lightning_rl/CartPole-v0"]
     assert refused(capfd, "--data.env.id", "lightning_rl/CartPole-v0", *task).endswith(
-        "rl-cli: error: Env 'lightning_rl/CartPole-v0' has no window to be shown in: its render "
-        "modes are ['rgb_array'], without human. Film it: --video true.\n"
+        "rl-cli: error: Env 'lightning_rl/CartPole-v0' cannot open a window: its render modes are ['rgb_array'], "
+        "without human. Film it: --video true.\n"
     )
     assert refused(capfd, "--data.env", "CartPole").endswith(
-        "rl-cli: error: CartPole has no window to be shown in: film it, --video true.\n"
+        "rl-cli: error: CartPole cannot open a window: film it, --video true.\n"
     )

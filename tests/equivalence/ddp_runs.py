@@ -47,6 +47,7 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_terms import RUN as TERMS
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
@@ -580,6 +581,8 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
+    terms = {"data": TERMS["data"] | TEN | {"total_env_steps": 256}}
+    run("terms", **TERMS | terms)
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

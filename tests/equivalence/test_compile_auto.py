@@ -23,7 +23,7 @@ CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
 STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
 
-DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
+DIFFERS = "the last digits of its results differ from an uninterrupted run"
 OF_ANOTHER = {"compiled": True, "cpu": "Z80, no vectors"}
 
 
@@ -173,8 +173,8 @@ def test_who_asks_for_another_way_when_resuming_gets_it_and_is_told(
     train(tmp_path, model={"compile": compiled}, trainer={"max_epochs": 1})
     was, now = ("", " not") if compiled else ("not ", "")
     with warns(
-        f"The run was {was}compiled up to the checkpoint, and now is{now}, by compile: "
-        f"{str(not compiled).lower()}: {DIFFERS}. With compile: auto it would go on as it began."
+        f"The run was {was}compiled up to the checkpoint, and now is{now}, by compile: {str(not compiled).lower()}: "
+        f"{DIFFERS}. compile: auto keeps the choice of the checkpoint."
     ):
         train(tmp_path, model={"compile": not compiled}, ckpt_path=last(tmp_path))
 
@@ -186,8 +186,8 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
     train(tmp_path, trainer={"max_epochs": 1})
     monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with warns(
-        "The run was compiled up to the checkpoint, and now is not: No working C++ compiler found "
-        f"in torch._inductor.config.cpp.cxx (RuntimeError). It goes on, but {DIFFERS}."
+        "The run was compiled until the checkpoint, and is uncompiled now: No working C++ compiler found in "
+        f"torch._inductor.config.cpp.cxx (RuntimeError). It continues, but {DIFFERS}."
     ):
         module, *_ = train(tmp_path, ckpt_path=last(tmp_path))
     assert module.optimizer_steps == STEPS
@@ -198,8 +198,8 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
 
 def test_on_another_cpu_it_says_what_that_means():
     with warns(
-        f"The checkpoint was written on another CPU (Z80, no vectors; this is {choice.cpu()}). "
-        f"The run goes on compiled, as it began, but {DIFFERS}."
+        f"The checkpoint was written on another CPU (Z80, no vectors; this is {choice.cpu()}). The run continues "
+        f"compiled, as it began, but {DIFFERS}."
     ):
         assert Choice("auto", 0, OF_ANOTHER).compiled
 

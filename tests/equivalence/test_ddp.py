@@ -209,8 +209,11 @@ def test_another_number_of_processes_may_go_on(directory, tmp_path):
     checkpoint = last(directory / "whole")
     data = RESUMED["data"] | {"total_env_steps": 2 * 2 * 16 * 6 + 64, "num_eval_episodes": 1}
     with (
-        pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"),
-        pytest.warns(UserWarning, match="begins empty, as the checkpoint has one for each of 2 p"),
+        pytest.warns(UserWarning, match="has the state of 2 processes, but this run has 1"),
+        pytest.warns(
+            UserWarning,
+            match="with an empty replay, because the checkpoint has one for each of 2 p",
+        ),
     ):
         module, _, _ = train(tmp_path, ckpt_path=checkpoint, **RESUMED | {"data": data})
     assert module.env_steps == data["total_env_steps"]
@@ -271,6 +274,13 @@ def test_an_algorithm_and_a_policy_of_ones_own_keep_ranks_equal(ranks):
     assert_same(*both(ranks, "own", "state"))
     assert_same(*both(ranks, "own", "evaluation"))
     assert column(ranks, "own", "env_steps")[0] == column(ranks, "own", "env_steps")[1]
+
+
+def test_a_users_terms_and_events_keep_ranks_equal_and_draw_for_each_rank_its_own(ranks, directory):
+    assert_same(*both(ranks, "terms", "state"))
+    collectors = load(last(directory / "terms"))["RLDataModule"]["collectors"]
+    frictions = [one["loop"]["env"]["state"]["friction"] for one in collectors]
+    assert torch.cat(frictions).unique().numel() == 4
 
 
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):

@@ -294,7 +294,7 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     run(["export", "--ckpt_path", path, "--trust_code", "true"])
     out = capsys.readouterr().out
     file = arm_run / "export" / "last.onnx"
-    assert out.startswith(f"Policy:  {file}\nBeside:  {file}.parity.json\n")
+    assert out.startswith(f"Policy:  {file}\nAlso:    {file}.parity.json\n")
     assert "Parity:  1,000 observations, action: at most " in out
     session = onnxruntime.InferenceSession(file)
     said = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
@@ -347,7 +347,7 @@ def test_damaged_files_of_a_run_are_told_and_left_out(tmp_path):
     content = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
     (tmp_path / "run.json").write_text('{"seed": 1')
     os.mkfifo(tmp_path / "evaluation.json")
-    with pytest.warns(UserWarning, match="What is exported lacks it") as seen:
+    with pytest.warns(UserWarning, match="The exported file does not contain it") as seen:
         said = metadata_of(policy, ports_of(policy), tmp_path / "x.ckpt", content, {}, None)
     assert [Path(str(one.message).split()[0]).name for one in seen][:2] == [
         "run.json",
@@ -362,10 +362,10 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
     out = capsys.readouterr().out
     assert out.startswith(
-        "Without what the env says (control period, joints), as it is not here: The configuration "
+        "Without the env's metadata (control period, joints), because the env is not available: The configuration "
         f"in {last(arm_run)} names 'tests/Jointed-v0' as data.env"
     )
-    assert "code that it names is not run. Add --trust_code true if you know where it comes" in out
+    assert "code that it names is not run. Add --trust_code true if you trust its source" in out
     said = json.loads(Path(f"{path}.json").read_text())
     assert said["control_period"] is None
     assert said["evaluation"]["avg_reward"] == 5.0, "as it was while it was trained"
@@ -379,7 +379,7 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
     assert str(error.value).startswith(
-        f"{path}.json does not say how the policy of walker.safetensors is made: FileNotFoundError"
+        f"{path}.json does not describe how to build the policy of walker.safetensors is made: FileNotFoundError"
     )
 
 
@@ -472,9 +472,8 @@ def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_muc
     with pytest.raises(ConfigurationError) as error:
         exported(Odd(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
     assert str(error.value) == (
-        f"{path} acts otherwise than the policy in torch, on 1,000 observations: action by 0.0001; "
-        "1e-05 are allowed, in units of half the range of an action. Do not use it; "
-        "policy.pt2.parity.json says more."
+        f"{path} gives other actions than the policy in torch, on 1,000 observations: action by 0.0001; 1e-05 are "
+        "allowed, in units of half the range of an action. Do not use it; policy.pt2.parity.json says more."
     )
     assert not json.loads(Path(f"{path}.parity.json").read_text())["passed"]
 

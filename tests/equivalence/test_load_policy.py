@@ -358,8 +358,7 @@ def test_a_class_of_the_users_own_needs_trust(tmp_path):
         error.value
     )
     assert str(error.value).endswith(
-        "Pass trust_code=True if you know where it comes from, or what it names yourself: "
-        "policy=..."
+        "Pass trust_code=True if you trust its source, or pass the object yourself: policy=..."
     )
     assert type(load_policy(path, trust_code=True).module) is Mine
     given = Mine(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
@@ -381,12 +380,11 @@ def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
     assert str(error.value) == (
-        f"The checkpoint {path} cannot hold policy (an object of Local), "
-        "and does not say how to make it. Pass it: load_policy(path, policy=...)."
+        f"The checkpoint {path} cannot hold policy (an object of Local). Pass it: load_policy(path, policy=...)."
     )
     narrow = ActorCritic(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), (8,))
     with pytest.raises(ConfigurationError, match="entries differ") as error:
         load_policy(path, policy=narrow)
     assert str(error.value).endswith(
-        "Give the policy that it was trained with, or none where the file says how it is made."
+        "Pass the policy that it was trained with, or none if the file describes its policy."
     )

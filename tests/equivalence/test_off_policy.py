@@ -141,8 +141,8 @@ def test_another_pace_of_a_resumed_run_counts_from_there(pace, tmp_path, caplog)
             module, *_ = train(tmp_path, ckpt_path=ckpt, **run)
             had[budget] = module.updates_done
     assert had == {64: 32, 128: 32 + 64 * pace, 160: 32 + 96 * pace}
-    said = f"From here on, env step 64, updates_per_env_step is {pace:g}; it was 1."
-    assert caplog.text.count("From here on") == caplog.text.count(said) == 1
+    said = f"From env step 64, updates_per_env_step is {pace:g}; it was 1."
+    assert caplog.text.count("From env step") == caplog.text.count(said) == 1
 
 
 RENORMALIZED_EARLY = 3
@@ -234,7 +234,6 @@ def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
     with pytest.raises(ConfigurationError) as refused:
         train(tmp_path, **settings(collector=dropping))
     assert str(refused.value) == (
-        "data.collector.overflow=overwrite drops rollouts that nobody has read, and SAC learns from each env step, with "
-        "updates_per_env_step=1 updates: what is dropped would have none. Leave overflow at block, and raise "
-        "max_staleness where the envs must not wait so soon."
+        "data.collector.overflow=overwrite drops unread rollouts, but SAC trains on each env step, with "
+        "updates_per_env_step=1 updates. Use overflow: block, and raise max_staleness if the envs wait too often."
     )

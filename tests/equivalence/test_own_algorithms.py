@@ -243,6 +243,6 @@ def test_what_samples_from_a_replay_says_where_it_comes_from(written, capsys):
         fit("--config", config, "--data.replay", "null")
     assert ended.value.code == 1
     assert (
-        "ToySAC samples from a replay, and data.replay is not set: name the class, data.replay: "
-        "{class_path: ...}, or pass replay=... to RLDataModule."
+        "ToySAC needs a replay buffer, but data.replay is not set. Set data.replay: {class_path: ...}, or pass "
+        "replay=... to RLDataModule."
     ) in " ".join(capsys.readouterr().err.split())

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_collector_or_of_more_of_them_goes_on(tmp_path):
     train(tmp_path, data=data)
     data["total_env_steps"] = 64 * 4
     with pytest.warns(
-        UserWarning, match="is of 3 collectors, and there are 2: those beyond are left out"
+        UserWarning, match="has 3 collectors, this run 2: the additional states are not used"
     ):
         train(tmp_path, data=data | {"collector": remote(2, 2)}, ckpt_path=last(tmp_path))
     data["total_env_steps"] = 64 * 6

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from lightning_rl import (
+    GRPO,
     AsyncCollector,
     ConfigurationError,
     SyncCollector,
@@ -94,6 +95,21 @@ def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path
     assert names["friction"].unique().numel() == 4
     train(tmp_path / "parts", **RUN, ckpt_path=last(tmp_path / "parts"))
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resumed_with_other_events_the_env_begins_new_episodes_and_says_why(tmp_path):
+    train(tmp_path, **RUN, trainer={"callbacks": [StopAt(3)]})
+    data = RUN["data"] | {"events": {"place": EVENTS["place"]}}
+    with pytest.warns(
+        UserWarning, match="terms or events were others.* events/bump/left, friction"
+    ):
+        train(tmp_path, **RUN | {"data": data}, ckpt_path=last(tmp_path))
+
+
+def test_a_curriculum_that_every_rollout_would_begin_again_is_refused(tmp_path):
+    env = partial(PushCube, curriculum={"level": Curriculum("by_success")})
+    with pytest.raises(ConfigurationError, match=r"has a curriculum .*reset_every_rollout: false"):
+        train(tmp_path, env=env, model={"algorithm": GRPO, "group_size": 2})
 
 
 def test_in_a_chunk_of_actions_they_do_what_they_do_one_by_one():

@@ -336,8 +336,8 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     error = failure(capsys, "fit", "--ckpt_path", str(path))
     assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
     assert error.endswith(
-        " It says whether the run goes on in its directory: mend it, or copy the checkpoint to "
-        "another directory, from which a run of its own begins."
+        " It decides whether the run resumes in its directory. Repair the file, or copy the checkpoint to another "
+        "directory to start a new run."
     )
     elsewhere = tmp_path / "copy.ckpt"
     elsewhere.write_bytes(path.read_bytes())

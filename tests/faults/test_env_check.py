@@ -242,7 +242,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             (
                 "observation",
                 "warning",
-                "observation never changed: it tells a policy nothing",
+                "observation never changed: it holds no information for a policy",
             ),
         ),
         (
@@ -250,7 +250,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             (
                 "seeds",
                 "warning",
-                "all 4 envs begin alike: they share a seed, and give the same data",
+                "all 4 envs begin with the same observation: they share a seed",
             ),
         ),
         (
@@ -322,7 +322,7 @@ def test_a_value_outside_of_its_bounds_is_named_with_its_place():
 def test_a_reward_that_never_changes_or_is_huge_is_told():
     (constant,) = found(factory(ConstantReward))
     assert constant.text.startswith("it was 0 at each of ")
-    assert "nothing to learn" in constant.text
+    assert "no other reward" in constant.text
     (huge,) = found(factory(HugeReward))
     assert huge.text.startswith("it is as large as ")
     assert huge.cure == "Set model.normalize_reward: true, or scale the reward in the env."
@@ -356,8 +356,8 @@ def test_what_an_env_raises_is_a_finding_with_its_place():
     assert fault.text.startswith(f"it raised KeyError: 'gripper', at {__file__}, line ")
     (refused,) = found(factory(WrongShape))
     assert refused.text == (
-        "Env 'CheckWrongShape-v0' returned an observation of shape [3] instead of [4]: mend its "
-        "step and reset, or the space that it announces."
+        "Env 'CheckWrongShape-v0' returned an observation of shape [3] instead of [4]: correct its step and reset, "
+        "or its space."
     )
 
 

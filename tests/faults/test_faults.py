@@ -407,8 +407,8 @@ def test_a_disk_that_fills_up_under_tensorboard_is_one_message(most, capsys, mon
     (run_dir,) = Path("outputs").iterdir()
     assert re.fullmatch(
         rf"rl-cli: error: Cannot write {run_dir}/logs: No space left on device \([\d.]+ MiB are free"
-        r"\)\. Free some space, or set --output_dir to another disk\. The last checkpoint is whole; "
-        rf"go on with: rl-cli fit --ckpt_path {run_dir}/checkpoints/last\.ckpt",
+        r"\)\. Free some space, or set --output_dir to another disk\. The last checkpoint is complete\. "
+        rf"Resume: rl-cli fit --ckpt_path {run_dir}/checkpoints/last\.ckpt",
         error,
     )
     outcome = json.loads((run_dir / "run.json").read_text())["outcome"]
@@ -636,10 +636,9 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
         run(["fit", "--ckpt_path", "last", "--data.total_env_steps", "64"])
     assert stop.value.code == 1
     assert capsys.readouterr().err.strip() == (
-        f"rl-cli: error: Run {run_dir.absolute()} is being trained by process {process.pid} on "
-        f"{platform.node()}: two would write over each other. Wait for it or end it (a SIGTERM has "
-        "it save first), or add --exp_name with another name, which begins a run of its own from "
-        "that checkpoint."
+        f"rl-cli: error: Run {run_dir.absolute()} is being trained by process {process.pid} on {platform.node()}: "
+        "two runs would overwrite each other's files. Wait for it, stop it (after a SIGTERM it saves first), or "
+        "start a new run from that checkpoint with another --exp_name."
     )
     run(["validate", "--ckpt_path", "last"])  # which writes nothing of the run's
     children = process.children()

@@ -154,9 +154,9 @@ def test_a_class_of_the_users_own_needs_trust():
     module, run_dir = trained_by(OfThisFile)
     assert refusal(PPO, run_dir) == (
         f"The configuration in {last(run_dir)} names 'tests.faults.test_loading.OfThisFile' as "
-        "model.init_args.policy.class_path, which is no Policy of lightning_rl. Nothing was "
-        "imported. A checkpoint is data, and code that it names is not run. Pass trust_code=True "
-        "if you know where it comes from, or what it names yourself: policy=..."
+        "model.init_args.policy.class_path, which is no Policy of lightning_rl. Nothing was imported. A checkpoint "
+        "is data, and code that it names is not run. Pass trust_code=True if you trust its source, or pass the "
+        "object yourself: policy=..."
     )
     found = PPO.load_from_checkpoint(run_dir, trust_code=True)
     assert type(found.policy) is OfThisFile
@@ -192,9 +192,9 @@ def test_what_no_configuration_holds_is_named_and_can_be_given():
 
     module, run_dir = trained_by(Local, optimizer=optimizer)
     assert refusal(Algorithm, run_dir) == (
-        f"The checkpoint {last(run_dir)} cannot hold policy (an object of Local), optimizer (the "
-        "function optimizer, which is not at the top of a module), and does not say how to make "
-        "it. Pass it: PPO.load_from_checkpoint(path, optimizer=..., policy=...)."
+        f"The checkpoint {last(run_dir)} cannot hold policy (an object of Local), optimizer (the function "
+        "optimizer, which is not at the top of a module). Pass it: PPO.load_from_checkpoint(path, optimizer=..., "
+        "policy=...)."
     )
     policy = Local(module.policy.observation_space, module.policy.action_space)
     found = PPO.load_from_checkpoint(run_dir, policy=policy, optimizer=optimizer)
@@ -225,8 +225,8 @@ def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
     assert type(found.policy) is InScript
     monkeypatch.delattr(sys.modules["__main__"], "InScript")
     assert refusal(PPO, run_dir, trust_code=True) == (
-        f"The checkpoint {last(run_dir)} cannot hold policy (InScript of the script that was run), "
-        "and does not say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
+        f"The checkpoint {last(run_dir)} cannot hold policy (InScript of the script that was run). Pass it: "
+        "PPO.load_from_checkpoint(path, policy=...)."
     )
 
 
@@ -265,8 +265,8 @@ def test_a_policy_of_another_form_is_one_message(policy, settings, trained):
 def test_one_without_a_configuration_wants_the_policy(trained):
     path = save(without(trained, CONFIG_KEY))
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration of it), and does "
-        "not say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
+        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration of it). Pass it: "
+        "PPO.load_from_checkpoint(path, policy=...)."
     )
     made = make_ppo(make_data())
     found = PPO.load_from_checkpoint(path, policy=made.policy)
@@ -413,9 +413,8 @@ def test_what_it_says_it_lacks_steers_no_terminal(trained):
     config["model"]["init_args"] = {"pol\x1b[2Jicy": "not written: a\x1b[31m\nlie"}
     path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), policy (it holds no "
-        "configuration of it), and does not say how to make it. Pass it: "
-        "PPO.load_from_checkpoint(path, pol?[2Jicy=..., policy=...)."
+        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), policy (it holds no configuration of it). "
+        "Pass it: PPO.load_from_checkpoint(path, pol?[2Jicy=..., policy=...)."
     )
 
 

@@ -392,11 +392,10 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
     }
     attack(run_dir, trained, config, by_command("validate"))
     assert capsys.readouterr().err.splitlines()[:2] == [
-        "Left out of the checkpoint's configuration, which is data and decides nothing about files, "
-        "machines or code: trainer.callbacks (EarlyStopping), trainer.devices (100000), "
-        "trainer.num_nodes (2), trainer.plugins (Popen), trainer.profiler (simple), "
-        "trainer.strategy (deepspeed). To keep them give them again, or add --trust_code true if "
-        "you know where it comes from, or give the run's config.yaml as --config.",
+        "Settings of the checkpoint that concern files, machines or code are not used: trainer.callbacks "
+        "(EarlyStopping), trainer.devices (100000), trainer.num_nodes (2), trainer.plugins (Popen), "
+        "trainer.profiler (simple), trainer.strategy (deepspeed). To use them, pass them again, add --trust_code "
+        "true if you trust its source, or give the run's config.yaml as --config.",
         "The checkpoint's configuration reads, as data: some?[2J.pt "
         "(data.collector.init_args.path).",
     ]

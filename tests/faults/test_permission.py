@@ -60,7 +60,7 @@ SETS = (
     "code or downloads, and nothing was run or downloaded. "
 )
 IN_PYTHON = SETS + (
-    "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
+    "Pass trust_code=True if you trust its source, or pass the object yourself: policy=..."
 )
 
 
@@ -78,8 +78,8 @@ def test_code_that_comes_with_a_model_does_not_run(command, directory, trained, 
         run([command, "--ckpt_path", "policy.ckpt"])
     assert stop.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"rl-cli: error: {SETS.format('trust_code')}Add --trust_code true if you know where it "
-        "comes from, or give your own --config."
+        f"rl-cli: error: {SETS.format('trust_code')}Add --trust_code true if you trust its source, or give your own "
+        "--config."
     )
     assert not Path("ran").exists()
 

@@ -218,7 +218,7 @@ def cluster(address, **room):
     [
         (
             "127.0.0.1:9",
-            "The Ray cluster at 127.0.0.1:9 cannot be joined: nobody answers there. Start its head",
+            "The Ray cluster at 127.0.0.1:9 cannot be joined: there is no answer. Start its head",
         ),
         ("nowhere.invalid:6379", "cannot be joined: .* Is the name of its machine right"),
         ("node0", "The address of a Ray cluster is host:port, as in node0:6379, got 'node0'"),
@@ -367,7 +367,7 @@ def test_who_collects_for_others_says_in_one_message_what_is_wrong(tmp_path, mon
     with pytest.raises(SystemExit) as stop:
         app.run(["collect", "--address", "127.0.0.1:9", "--run", "robot"])
     assert stop.value.code == 1
-    expected = "rl-cli: error: The Ray cluster at 127.0.0.1:9 cannot be joined: nobody answers there. Start its head"
+    expected = "rl-cli: error: The Ray cluster at 127.0.0.1:9 cannot be joined: there is no answer. Start its head"
     assert capfd.readouterr().err.startswith(expected)
     with pytest.raises(SystemExit) as stop:
         app.run(["collect", "--adress", "node0:6379", "--run", "robot"])
@@ -489,8 +489,9 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
     [
         (
             "gcs/gcs_server",
-            "rl-cli: error: The head of the Ray cluster at .* has not answered for 15 s: it has ended, or this machine "
-            "was cut off from it. Start it again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
+            "rl-cli: error: The head of the Ray cluster at .* has not answered for 15 s: it has ended, or this "
+            "machine was cut off from it. Restart it, and resume from the last checkpoint: rl-cli fit --ckpt_path "
+            "last.",
         ),
         ("raylet/raylet", re.escape(ENDED.strip())),
     ],

@@ -288,7 +288,8 @@ def test_where_nothing_comes_it_says_what_they_are_doing():
         cluster.due.update({request: (float("inf"), None)}),
     )[0]
     with pytest.raises(
-        TimeoutError, match=r"No rollout came within 5 s\. Of 2 collectors are 2 starting: one that"
+        TimeoutError,
+        match=r"No rollout came within 5 s\. Of 2 collectors are 2 starting\. A starting",
     ):
         collectors.take()
 

@@ -338,16 +338,16 @@ def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
     )
     said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
     assert (
-        "The replay of the resumed run begins empty, as restore_replay is false: what was learnt from it may be lost "
-        "before it is filled again, and the run will differ from an uninterrupted one."
+        "The resumed run starts with an empty replay, because restore_replay is false: performance may drop until "
+        "it is filled, and the run will differ from an uninterrupted one."
     ) in said
     run(toy, half, ckpt_path=last(half), data={"total_env_steps": 224})  # the choice was for once
 
 
 def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
     assert refusal(toy, half, data={"num_envs": 4}) == (
-        "The checkpoint's replay is of 2 envs, and data.num_envs is 4: each env has its place in it. Go on with "
-        "--data.num_envs 2, or begin with an empty replay: --restore_replay false."
+        "The checkpoint's replay is of 2 envs, and data.num_envs is 4. Resume with --data.num_envs 2, or start with "
+        "an empty replay: --restore_replay false."
     )
     state = load(last(half))["RLDataModule"]["replays"][0]
     other = ReplayBuffer(NESTED, ACTION, 2, "cpu", 1, capacity=100)
@@ -378,14 +378,14 @@ def test_a_checkpoint_names_files_of_its_own_folder_only(name, tmp_path, monkeyp
 def test_who_would_rather_not_is_told_what_that_means(toy, tmp_path):
     said = warnings_of(run, toy, tmp_path, max_steps=4, save_replay=False)
     assert (
-        "trainer.save_replay is false: checkpoints hold no replay. A run that is resumed will begin with an empty one, "
-        "and what was learnt from it may be lost before it is filled again."
+        "trainer.save_replay is false: checkpoints hold no replay. A resumed run starts with an empty replay, and "
+        "performance may drop until it is filled."
     ) in said
     assert not (tmp_path / "checkpoints" / "replay").exists()
     said = warnings_of(run, toy, tmp_path, max_steps=6, ckpt_path=last(tmp_path))
     assert (
-        "The replay of the resumed run begins empty, as the checkpoint was saved without it: what was learnt from it "
-        "may be lost before it is filled again, and the run will differ from an uninterrupted one."
+        "The resumed run starts with an empty replay, because the checkpoint was saved without it: performance may "
+        "drop until it is filled, and the run will differ from an uninterrupted one."
     ) in said
     assert files(tmp_path)
 

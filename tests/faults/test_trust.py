@@ -12,6 +12,7 @@ from lightning_rl import Algorithm, load_policy
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.trust import CheckedConfig, checked_config
 from lightning_rl.cli.app import run
+from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import load
 
@@ -240,6 +241,9 @@ def test_of_two_answers_to_whether_it_is_trusted_the_last_one_counts(checkpoint,
     assert name not in sys.modules
     run(["validate", "--ckpt_path", "policy.ckpt", *no, *yes])
     assert name in sys.modules
+    from_checkpoint = ["export", "--ckpt_path", "policy.ckpt"]  # a command with a parser of its own
+    assert is_trusted([*from_checkpoint, *no, *yes])
+    assert not is_trusted([*from_checkpoint, *yes, *no])
 
 
 def test_what_the_user_types_is_trusted(checkpoint, capsys):
@@ -272,7 +276,7 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])
-    assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
+    assert f"'{name}.MyPPO' for model is third-party code" in capsys.readouterr().err
     assert name not in sys.modules
 
 
@@ -286,8 +290,8 @@ def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
         checkpoint(set_at(key, f"{name}.MyPPO"))
         with pytest.raises(ConfigurationError) as refusal:
             Algorithm.load_from_checkpoint("policy.ckpt")
-        assert "is code of others, and the configuration comes from a check" in str(refusal.value)
-        assert str(refusal.value).endswith("or what it names yourself: policy=...")
+        assert "is third-party code, and the configuration comes from a check" in str(refusal.value)
+        assert str(refusal.value).endswith("or pass the object yourself: policy=...")
         assert name not in sys.modules
 
 

@@ -54,7 +54,9 @@ def assert_alike(one, other, size):
 def test_an_observation_normaliser_is_not_left_out_nor_made_up(normalizes, tmp_path):
     settings = [policy(normalize_observation=flag) for flag in (normalizes, not normalizes)]
     words = "normalizer.mean too many" if normalizes else "no normalizer.mean"
-    with pytest.raises(ConfigurationError, match=f"another policy.*{words}.*will act alike"):
+    with pytest.raises(
+        ConfigurationError, match=f"another policy.*{words}.*must give the same actions"
+    ):
         begin(tmp_path, *settings)
 
 
@@ -68,7 +70,7 @@ def test_the_cure_shows_the_settings_of_the_checkpoints_configuration(tmp_path):
     with pytest.raises(ConfigurationError, match=r"with, policy: \{class_path: ActorCritic, init"):
         warm_start_weights(fresh, content)
     for broken in ("model: [", "model: PPO", "a", ""):
-        with pytest.raises(ConfigurationError, match="will act alike"):
+        with pytest.raises(ConfigurationError, match="must give the same actions"):
             warm_start_weights(fresh, content | {"rl_config": broken})
 
 
@@ -139,11 +141,11 @@ def test_a_temperature_is_warned_of():
 @pytest.mark.parametrize(
     ("first", "then", "note"),
     [
-        (PPO, GRPO, "The critic of the checkpoint is left out: critic.0.bias"),
+        (PPO, GRPO, "The critic of the checkpoint is not used: critic.0.bias"),
         (
             GRPO,
             PPO,
-            "The critic begins anew, as that of the checkpoint is not there: critic.0.bias",
+            "The critic starts with new weights, because the checkpoint's policy has no critic: critic.0.bias",
         ),
     ],
 )
@@ -171,7 +173,9 @@ def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):
     logging.getLogger("lightning.pytorch").propagate = True
     with caplog.at_level(logging.INFO):
         pair = begin(tmp_path, policy(), policy(critic_hidden_sizes=(8,)))
-    assert "begins anew, as that of the checkpoint is of another shape" in caplog.text
+    assert (
+        "starts with new weights, because the checkpoint's critic has another shape" in caplog.text
+    )
     torch.testing.assert_close(pair[0].actor[0].weight, pair[1].actor[0].weight)
 
 
@@ -212,11 +216,9 @@ def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
     if cls is Named:
         weights, note = warm_start_weights(without, content)
         assert weights.keys() == without.state_dict().keys()
-        assert note == "The critic of the checkpoint is left out: v_net.bias, v_net.weight."
+        assert note == "The critic of the checkpoint is not used: v_net.bias, v_net.weight."
     else:
-        with pytest.raises(
-            ConfigurationError, match=r"v_net.weight too many.*name the critic's mod"
-        ):
+        with pytest.raises(ConfigurationError, match=r"v_net.weight too many.*it has critic"):
             warm_start_weights(without, content)
 
 

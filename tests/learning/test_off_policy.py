@@ -239,13 +239,12 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     )
     other = message_of(lambda: SAC(ActorCritic(BOX, BOX)))
     assert other == (
-        "SAC trains an actor beside Q critics, and ActorCritic is not a SquashedActorCritic: set model.policy: "
+        "SAC trains an actor and Q critics, but ActorCritic is not a SquashedActorCritic: set model.policy: "
         "{class_path: SquashedActorCritic}, or a subclass of it with networks of your own."
     )
     long = message_of(lambda: learn(tmp_path / "c", Corridor, n_steps=6))
     assert long == (
-        "model.n_steps=6 is longer than an episode, which the env ends after 5 steps: no target would ever sum so many "
-        "rewards. Lower n_steps."
+        "model.n_steps=6 is longer than an episode: the env ends each after 5 steps. Lower n_steps."
     )
 
 

@@ -327,9 +327,9 @@ def test_over_several_processes_batch_statistics_are_refused(monkeypatch):
 def test_what_cannot_be_is_refused():
     make = {"critic_normalization": "batch"}
     assert message_of(lambda: SAC(SquashedActorCritic(OBSERVATION_SPACE, SPACE, **make))) == (
-        "critic_normalization: batch is for critics that make their own targets, in one pass of what was done and what is "
-        "done next, and tau=0.005 keeps target networks beside them: set model.tau: null (CrossQ), or "
-        "critic_normalization: layer."
+        "critic_normalization: batch needs critics without target networks, which evaluate current and next actions "
+        "in one pass, but tau=0.005 uses target networks. Set model.tau: null (CrossQ), or critic_normalization: "
+        "layer."
     )
     arm = gymnasium.spaces.Box(-1.0, 1.0, (3,))
     assert message_of(lambda: GripperActorCritic(OBSERVATION_SPACE, arm, **make)) == (
@@ -338,7 +338,7 @@ def test_what_cannot_be_is_refused():
     assert message_of(
         lambda: DiscreteActorCritic(OBSERVATION_SPACE, gymnasium.spaces.Discrete(3), **make)
     ) == (
-        "critic_normalization: batch is not for critics that value all actions at once: set none, layer or rms."
+        "critic_normalization: batch is not for critics with one output per action: set none, layer or rms."
     )
     uneven = {"network": "residual", "critic_hidden_sizes": (8, 16), "hidden_sizes": (8,)}
     assert message_of(lambda: SquashedActorCritic(OBSERVATION_SPACE, SPACE, **uneven)) == (
@@ -348,8 +348,8 @@ def test_what_cannot_be_is_refused():
     assert message_of(lambda: ValueAtoms(1)) == "value_atoms.num_atoms must be at least 2, got 1."
     assert message_of(lambda: ValueAtoms(limit=0)) == "value_atoms.limit must be positive, got 0."
     assert message_of(lambda: DiscreteActorCritic(OBSERVATION_SPACE, SPACE)) == (
-        f"DiscreteActorCritic chooses one of several actions, a Discrete space; the action space is {SPACE}. Learn a Box "
-        "with SAC and a SquashedActorCritic, several choices at once with PPO."
+        f"DiscreteActorCritic chooses one of several actions, a Discrete space; the action space is {SPACE}. For a "
+        "Box, use SAC and a SquashedActorCritic; for several choices, use PPO."
     )
     continuous = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))
     discrete = DiscreteActorCritic(OBSERVATION_SPACE, gymnasium.spaces.Discrete(3), (8,))
@@ -359,7 +359,7 @@ def test_what_cannot_be_is_refused():
     ):
         name = type(policy).__name__
         assert message_of(lambda a=algorithm, p=policy: a(p)) == (
-            f"{algorithm.__name__} trains an actor beside Q critics, and {name} is not a {wanted}: set model.policy: "
+            f"{algorithm.__name__} trains an actor and Q critics, but {name} is not a {wanted}: set model.policy: "
             f"{{class_path: {wanted}}}, or a subclass of it with networks of your own."
         )
 

@@ -155,9 +155,9 @@ def test_it_trains_checkpoints_resumes_and_is_validated_from_yaml_alone(director
     assert code == 1
     assert error == (
         f"The configuration in {last(part)} names 'my_vla.WithCritic' as "
-        "model.init_args.policy.init_args.model_class, which looks like the path of a Python "
-        "object. Nothing was imported. A checkpoint is data, and code that it names is not run. "
-        "Add --trust_code true if you know where it comes from, or give your own --config."
+        "model.init_args.policy.init_args.model_class, which looks like the path of a Python object. Nothing was "
+        "imported. A checkpoint is data, and code that it names is not run. Add --trust_code true if you trust its "
+        "source, or give your own --config."
     )
     sys.modules.pop("my_vla")  # as in a process of its own
     rest = ["--trust_code", "true", "--trainer.max_epochs", "-1"]
@@ -266,8 +266,8 @@ def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
 
 
 NEEDS = (
-    "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, for "
-    "PPO and other algorithms with a critic, get_value(td), as lightning_rl.Policy says of each."
+    "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, for PPO and other "
+    "algorithms with a critic, get_value(td); see lightning_rl.Policy."
 )
 TAKES = "it takes width, deviation, critic"
 ALLOWED = "a file of weights (.safetensors, .pt, .pth, .bin), or a directory that holds one"

@@ -101,7 +101,7 @@ def test_one_person_steers_one_env(window):
     with pytest.raises(ConfigurationError) as error:
         other.reset()
     assert str(error.value) == (
-        "A Keyboard steers another env of this process already: one person steers one env. Set data.num_envs: 1."
+        "A Keyboard already controls another env of this process: a device controls one env. Set data.num_envs: 1."
     )
     env.close()
     other.reset()

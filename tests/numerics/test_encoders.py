@@ -605,7 +605,7 @@ def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
 
 
 def test_only_pictures_are_shifted_and_where_there_are_none_it_is_refused():
-    with pytest.raises(ConfigurationError, match="random_shift=4 shifts pictures, and there are"):
+    with pytest.raises(ConfigurationError, match="random_shift=4 shifts pictures, but there are"):
         SAC(SquashedActorCritic(Box(-1, 1, (3,)), ACTION), random_shift=4)
 
 

@@ -178,8 +178,8 @@ def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
     with pytest.raises(RuntimeError) as error:
         storage.add(1)
     assert str(error.value) == (
-        "More than 20 episodes have ended in a rollout of as many steps: call "
-        "clear_final_observations(rollout) when a rollout is begun anew."
+        "More than 20 episodes have ended in a rollout of as many steps: call clear_final_observations(rollout) "
+        "before refilling a rollout."
     )
     storage.clear()
     assert len(storage.rows) == 21
@@ -307,9 +307,8 @@ def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed
     rollout["truncated"][2, 5] = rollout["done"][2, 5] = True
     rollout["terminated"][2, 5] = False
     message = (
-        "The rollout has no final observation of env 2 at step 5, where its episode was truncated: "
-        "its return goes on with the value of that observation. Write it by "
-        "FinalObservationWriter(rollout), and then finish()."
+        "The rollout has no final observation of env 2 at step 5, where its episode was truncated: its return needs "
+        "the value of that observation. Write it with FinalObservationWriter(rollout), then call finish()."
     )
     for ask in (successors, lambda rollout: write_values(Values(), rollout)):
         with pytest.raises(ValueError, match="env 2 at step 5") as error:
@@ -342,9 +341,9 @@ def test_one_that_is_not_finite_is_named_by_env_and_step():
     with pytest.raises(FloatingPointError) as error:
         check_finite(rollout)
     assert str(error.value) == (
-        f"The env returned a final_observation that is not finite: nan in env {env}, at step "
-        f"{20 + step} of the rollout, entry [1]. Training cannot go on from it; mend the env, or "
-        "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+        f"The env returned a final_observation that is not finite: nan in env {env}, at step {20 + step} of the "
+        "rollout, entry [1]. Training stops. Correct the env, or clip its values in a wrapper. last.ckpt holds the "
+        "end of the last epoch."
     )
     check_finite(rollout[:, :20])  # it is of a step that was cut off
     clear_final_observations(rollout)

@@ -109,13 +109,12 @@ def test_actions_without_a_gripper_are_refused():
     )
     endless = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, np.inf], np.float32))
     assert message_of(lambda: GripperActorCritic(arms.OBSERVATION, endless)) == (
-        "The last entry of the action space is a gripper's command, from the number that closes it to the one that opens "
-        "it, and has the bounds 0 and inf. Give it finite bounds, low < high, by a wrapper "
-        "(gymnasium.wrappers.TransformAction)."
+        "The last entry of the action space is the command of the gripper, from closed to open, with the bounds 0 "
+        "and inf. Give it finite bounds, low < high, by a wrapper (gymnasium.wrappers.TransformAction)."
     )
     plain = SquashedActorCritic(arms.OBSERVATION, arms.ACTION)
     assert message_of(lambda: GripperSAC(plain)) == (
-        "GripperSAC trains an actor beside Q critics, and SquashedActorCritic is not a GripperActorCritic: set "
+        "GripperSAC trains an actor and Q critics, but SquashedActorCritic is not a GripperActorCritic: set "
         "model.policy: {class_path: GripperActorCritic}, or a subclass of it with networks of your own."
     )
 
@@ -281,8 +280,8 @@ def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             torch.testing.assert_close(slow, fast)
     assert (
-        "GripperSAC begins with the policy of that checkpoint, and with copies of its critics as targets; optimizers "
-        "and whatever else it learns begin anew."
+        "GripperSAC starts with the policy of that checkpoint, and with copies of its critics as target networks; "
+        "optimizers and all other parameters start fresh."
     ) in caplog.text
 
 

@@ -210,7 +210,7 @@ def test_groups_that_agree_on_success_are_left_out(tmp_path):
 
 
 def test_a_filter_needs_an_env_that_says_success(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"needs an env that says info\['success'\]"):
+    with pytest.raises(ConfigurationError, match=r"needs an env that reports info\['success'\]"):
         learn(tmp_path, filter_groups=True)
 
 

@@ -261,8 +261,8 @@ def test_an_action_of_another_shape_is_refused(vectorization, monkeypatch):
     with pytest.raises(ConfigurationError) as error:
         collector.collect()
     assert str(error.value) == (
-        "Env 'Helped-v0' returned an executed_action of shape [3] instead of [2]: mend its step "
-        "and reset, or the space that it announces."
+        "Env 'Helped-v0' returned an executed_action of shape [3] instead of [2]: correct its step and reset, or "
+        "its space."
     )
     env.close()
 
@@ -281,8 +281,8 @@ def test_an_action_of_another_shape_of_ones_own_env_is_refused():
     with pytest.raises(ConfigurationError) as error:
         make_collector(SyncCollector, env, policy_for(env), 4, seed=1).collect()
     assert str(error.value) == (
-        "Wrong returned an executed_action of shape [2, 1] instead of [2, 2]: mend its step and "
-        "reset, or the space that it announces."
+        "Wrong returned an executed_action of shape [2, 1] instead of [2, 2]: correct its step and reset, or its "
+        "space."
     )
 
 

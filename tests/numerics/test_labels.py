@@ -164,7 +164,8 @@ def test_success_is_said_anew(tmp_path):
     path = tmp_path / "data"
     record(path, success=(None, True, None, False, None))
     with pytest.raises(
-        ConfigurationError, match=r"Nobody has said whether episodes 0, 2, 4 of .* --reward env"
+        ConfigurationError,
+        match=r"There is no success label for episodes 0, 2, 4 of .* --reward env",
     ):
         label(path)
     assert "reward" not in read_episodes(path)[0].extra, "nothing is written"
@@ -346,5 +347,5 @@ def test_a_condition_that_is_not_there_is_refused(dataset):
         demonstrations(None, condition="advantage_positive")
     label(dataset, value="mean")
     record(dataset, (2,), (True,))
-    with pytest.raises(ConfigurationError, match="does not say of each step its condition"):
+    with pytest.raises(ConfigurationError, match="has no condition"):
         demonstrations(str(dataset), condition="advantage_positive")

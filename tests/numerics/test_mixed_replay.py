@@ -238,8 +238,8 @@ def test_demonstrations_that_do_not_do_are_refused_before_anything_is_collected(
     )
     bare = write_dataset(tmp_path / "bare", [(1, 2, "terminated")], rewards=False, extra=False)
     assert message_of(lambda: counting(bare)) == (
-        f"The dataset at {bare} holds no rewards, or some that are not finite, and critics learn from them: label it "
-        "(rl-cli label), or say which column they are, keys: {<column>: reward}."
+        f"The dataset at {bare} has no rewards, or rewards that are not finite, but critics need them. Label it "
+        "(rl-cli label), or name the column of the rewards, keys: {<column>: reward}."
     )
     assert "No dataset at" in message_of(lambda: counting(str(tmp_path / "nowhere")))
     assert message_of(lambda: mixed(online_ratio=1.5)) == (

@@ -148,7 +148,7 @@ def test_what_it_cannot_be_is_refused(space, correlation, message):
 
 def test_without_its_state_it_says_what_is_missing():
     policy, _ = make("SAC")
-    with pytest.raises(ValueError, match="needs the `state` of the step before; first_state"):
+    with pytest.raises(ValueError, match="needs the `state` of the previous step; first_state"):
         policy(TensorDict({"observation": torch.zeros(4, 3)}, [4]))
 
 

@@ -62,7 +62,7 @@ def test_a_stale_rollout_is_refused(tmp_path):
             self.policy.version += 1
             super().on_train_batch_start(batch, batch_idx)
 
-    with pytest.raises(RuntimeError, match="collected 1 updates ago, 0 are allowed"):
+    with pytest.raises(RuntimeError, match="collected 1 updates ago, but only 0 are allowed"):
         train(tmp_path, model={"algorithm": Forgetful})
 
 

@@ -114,7 +114,9 @@ def test_a_scaled_loss_is_refused(monkeypatch):
     """On a CPU Lightning takes bf16-mixed instead, so there is no such trainer here."""
     trainer = RLTrainer(**PLAIN, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(RLTrainer, "precision", "16-mixed")
-    with pytest.raises(ConfigurationError, match="16-mixed is not supported: its loss would be sc"):
+    with pytest.raises(
+        ConfigurationError, match="16-mixed is not supported: the update does not support a sc"
+    ):
         check_trainer(trainer)
 
 

@@ -601,7 +601,7 @@ def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_pat
 def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
     (name,) = settings
     with pytest.raises(
-        ConfigurationError, match=f"{name} is about sequences.*memory: {{class_path"
+        ConfigurationError, match=f"{name} applies to sequences.*memory: {{class_path"
     ):
         make_ppo(make_data(), **settings)
 
@@ -614,7 +614,7 @@ def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
 
     env = CartPole(1)
     policy = Own(env.single_observation_space, env.single_action_space)
-    with pytest.raises(ConfigurationError, match="takes each step by itself"):
+    with pytest.raises(ConfigurationError, match="evaluates single steps"):
         PPO(policy, **settings)
 
 
@@ -632,7 +632,7 @@ def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
             return {**super().extra_fields, "state": ((1,), torch.float32)}
 
     policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
-    with pytest.raises(ConfigurationError, match="Recurrent has a state, and no way through them"):
+    with pytest.raises(ConfigurationError, match="Recurrent has a state and cannot evaluate"):
         SAC(policy)
 
 

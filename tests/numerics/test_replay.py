@@ -328,8 +328,8 @@ def test_what_comes_in_while_minibatches_are_drawn_is_refused():
     with pytest.raises(RuntimeError) as error:
         next(batches)
     assert str(error.value) == (
-        "A rollout came into the replay while minibatches were drawn from it, and may have overwritten what was "
-        "drawn: take all minibatches of a call of batches() before the next extend()."
+        "The replay was extended while minibatches were drawn from it, which may have overwritten samples. Use all "
+        "minibatches of batches() before the next extend()."
     )
 
 

@@ -378,11 +378,11 @@ def test_noise_is_no_memory_and_is_not_kept(tmp_path):
 REFUSED = {
     "no memory": (
         {"policy": {}},
-        "sequence_length and burn_in is about sequences, .* it remembers nothing",
+        "sequence_length and burn_in applies to sequences, .* it has no memory",
     ),
     "another replay": (
         {"data": {"replay": partial(MixedReplay, online=ReplayBuffer, offline=ReplayBuffer)}},
-        "MixedReplay hands out single transitions, .* set data.replay: ReplayBuffer",
+        "MixedReplay samples single transitions, .* Set data.replay: ReplayBuffer",
     ),
     "no room": (
         {"data": {"replay": partial(ReplayBuffer, capacity=20)}, "model": {"sequence_length": 16}},
@@ -405,7 +405,7 @@ def test_what_does_not_go_with_a_memory_is_refused(name, tmp_path):
 def test_shifted_pictures_and_a_gripper_are_refused():
     pictures = Box(0, 255, (40, 40, 3), np.uint8)
     policy = SquashedActorCritic(pictures, ACTION, (6,), encoder=NatureCNN, memory=GRU)
-    with pytest.raises(ConfigurationError, match="to a memory everything would jump"):
+    with pytest.raises(ConfigurationError, match="a memory would see jumps"):
         SAC(policy, random_shift=4)
     with pytest.raises(ConfigurationError, match="GripperActorCritic has no memory"):
         GripperActorCritic(SPACE, GRIP, memory=GRU)

@@ -252,8 +252,9 @@ def test_it_reports_its_errors_on_what_was_held_out(dataset, tmp_path, capsys):
 
 
 ALL_OR_NONE = {
-    1e-30: "At threshold 1e-30 100.0% of {} frames without success are taken for one, and 0.0% of 2",
-    1 - 1e-9: "At threshold 1 0.0% of {} frames without success are taken for one, and 100.0% of 2",
+    1e-30: "At threshold 1e-30 100.0% of {} frames without success are false positives, and 0.0% of 2",
+    1
+    - 1e-9: "At threshold 1 0.0% of {} frames without success are false positives, and 100.0% of 2",
 }
 
 
@@ -267,7 +268,7 @@ def test_its_line_says_threshold_and_rates_each_among_its_own_frames(
     (line, *_) = [record.message for record in caplog.records if "Held out" in record.message]
     without = int(model.evaluation["metrics"]["frames_without_success"])
     expected = ALL_OR_NONE[threshold].format(without)
-    assert line == f"Held out: 5 episodes. {expected} with it are missed."
+    assert line == f"Held out: 5 episodes. {expected} frames with success are missed."
     assert model.error_rates.tolist() == ([1, 0] if threshold < 0.5 else [0, 1])
 
 
@@ -301,7 +302,7 @@ def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     assert model.error_rates.tolist() == [0, 0]
     steps = played(ClassifiedReward(gymnasium.make("WalkSeen-v0"), str(tmp_path / "run")))
     assert [reward for reward, *_ in steps] == [0.0] * (GOAL - 1) + [1.0]
-    with pytest.raises(ConfigurationError, match=r"has learnt from observations Dict\('camera'"):
+    with pytest.raises(ConfigurationError, match=r"was trained on observations Dict\('camera'"):
         ClassifiedReward(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
 
 
@@ -344,7 +345,7 @@ def test_an_env_of_something_else_is_refused(dataset, tmp_path):
     data._make_eval_env = partial(LabelledFrames, path=dataset, split_seed=1)
     policy = ActorOnly(data.observation_space, data.action_space)
     runner = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
-    with pytest.raises(ConfigurationError, match=r"may show what was learnt from: remove data\.ev"):
+    with pytest.raises(ConfigurationError, match=r"could contain training data\. Remove data\.ev"):
         runner.fit(RewardClassifier(policy), data)
 
 
@@ -463,7 +464,7 @@ WRONG = {
     "other observations": (
         "classifier",
         "CartPole-v1",
-        r"has learnt from observations Box\(-inf, inf, \(2,\), float32\), and those of the env are "
+        r"was trained on observations Box\(-inf, inf, \(2,\), float32\), but the env's observations are "
         r"Box\(.*\(4,\), float32\): give the env the wrappers",
     ),
 }

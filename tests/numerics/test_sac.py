@@ -310,7 +310,7 @@ def test_discrete_and_unbounded_actions_are_refused():
         SquashedActorCritic(OBSERVATION_SPACE, discrete)
     assert str(refused.value) == (
         "The critics of an off-policy algorithm take continuous actions, a floating-point Box; the action space is "
-        "Discrete(3). Learn discrete actions with DiscreteSAC and a DiscreteActorCritic, or with PPO."
+        "Discrete(3). For discrete actions, use DiscreteSAC with a DiscreteActorCritic, or PPO."
     )
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
     with pytest.raises(ConfigurationError) as refused:

@@ -574,7 +574,7 @@ def test_a_rollout_staler_than_promised_is_refused(tmp_path):
         def _may_begin(self, version):
             return True
 
-    with pytest.raises(RuntimeError, match=r"collected \d updates ago, 1 are allowed"):
+    with pytest.raises(RuntimeError, match=r"collected \d updates ago, but only 1 are allowed"):
         train(tmp_path, data={"collector": partial(Eager, max_staleness=1)}, trainer=SLOW_UPDATES)
 
 

@@ -169,8 +169,8 @@ def test_a_state_that_is_not_as_announced_is_refused(field, told):
     with pytest.raises(ConfigurationError) as error:
         make_collector(SyncCollector, env, policy_for(env, Forgets), 7, seed=1).collect()
     assert str(error.value) == (
-        f"Forgets.forward returned {told} torch.float32 of shape [3, 2], as extra_fields says of "
-        "'state': td.set('next_state', ...), and return td."
+        f"Forgets.forward returned {told} torch.float32 of shape [3, 2], as extra_fields declares for 'state': "
+        "td.set('next_state', ...), and return td."
     )
 
 

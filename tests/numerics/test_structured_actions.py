@@ -197,9 +197,7 @@ def test_an_intervention_stands_around_the_flat_form():
 
 
 def test_sac_and_chunks_refuse_it_and_say_who_does_not():
-    message = (
-        r"the action space is StructuredActions\(Dict.* Learn actions of several parts with PPO"
-    )
+    message = r"the action space is StructuredActions\(Dict.* Use PPO for actions of several parts"
     with pytest.raises(ConfigurationError, match=message):
         SquashedActorCritic(STATE, flat_actions(ARM))
     with pytest.raises(ConfigurationError, match="takes a floating-point Box of one dimension"):

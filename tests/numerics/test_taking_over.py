@@ -221,9 +221,9 @@ def test_actions_in_two_units_are_refused():
     with pytest.raises(ConfigurationError) as error:
         GymnasiumEnv(1, "Shows-v0", wrappers=wrappers)
     assert str(error.value) == (
-        "The wrapper RescaleAction changes actions from Box(0.0, 1.0, (2,), float32) to Box(-1.0, 1.0, (2,), float32), "
-        "and an env inside of it says in the latter what was executed instead: rollouts would hold both beside each "
-        "other. Put what says so, such as Intervention, behind it in `wrappers`."
+        "The wrapper RescaleAction changes actions from Box(0.0, 1.0, (2,), float32) to Box(-1.0, 1.0, (2,), "
+        "float32), but an inner env reports executed actions in the inner space. Put the reporting wrapper, such as "
+        "Intervention, after it in `wrappers`."
     )
     GymnasiumEnv(1, "Shows-v0", wrappers=wrappers[::-1]).close()
 
@@ -340,9 +340,9 @@ def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
 @pytest.mark.parametrize(
     ("space", "action", "message"),
     [
-        (Box(-1, 1, (2,)), [1, 2, 3], "[1, 2, 3], which is none of Box(-1.0, 1.0, (2,), float32)"),
-        (Discrete(3), 3, "3, which is none of Discrete(3)"),
-        (Discrete(3), [1], "[1], which is none of Discrete(3)"),
+        (Box(-1, 1, (2,)), [1, 2, 3], "[1, 2, 3], which is not in Box(-1.0, 1.0, (2,), float32)"),
+        (Discrete(3), 3, "3, which is not in Discrete(3)"),
+        (Discrete(3), [1], "[1], which is not in Discrete(3)"),
     ],
 )
 def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):

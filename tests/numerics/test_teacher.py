@@ -227,11 +227,13 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
 
 
 def test_what_cannot_be_taught_is_refused(teacher, tmp_path):
-    with pytest.raises(ConfigurationError, match="teacher_env_steps is 5, and there is no teacher"):
+    with pytest.raises(ConfigurationError, match="teacher_env_steps is 5, but there is no teacher"):
         teach(tmp_path / "a", None, teacher_env_steps=5)
-    with pytest.raises(ConfigurationError, match=r"Demonstrations plays nothing: set data.collec"):
+    with pytest.raises(
+        ConfigurationError, match=r"Demonstrations does not run the policy. Set data.collec"
+    ):
         teach(tmp_path / "b", teacher, data={"collector": Nothing})
-    with pytest.raises(ConfigurationError, match=r"or name a teacher: model\.teacher"):
+    with pytest.raises(ConfigurationError, match=r"or set model\.teacher"):
         teach(tmp_path / "c", None)
     with pytest.raises(ConfigurationError, match="nowhere"):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
@@ -256,13 +258,13 @@ MISFITS = {
     "reads more": (
         (Dict({"place": PLACE}), ACTION),
         ActorCritic,
-        r"The teacher reads observations Dict\('place'.*and name what the student reads of it",
+        r"The teacher reads observations Dict\('place'.*select the student's with actor_keys",
     ),
     "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "take a teacher of an env with"),
     "remembers": (
         (SPACE, ACTION),
         Remembers,
-        "a Remembers with a memory, which would be that of",
+        "a Remembers with a memory, whose state would not match",
     ),
 }
 

@@ -338,7 +338,7 @@ def test_what_a_vla_cannot_take_is_refused(tmp_path):
         VLAPolicy(observations, unbounded)
     with pytest.raises(ConfigurationError, match="temperature must be positive, got 0"):
         make_policy(temperature=0.0)
-    with pytest.raises(ConfigurationError, match="learns from demonstrations, and Sync"):
+    with pytest.raises(ConfigurationError, match="needs demonstrations, but Sync"):
         fit(tmp_path, BehaviorCloning(make_policy(), batch_size=16), data_module())
 
 

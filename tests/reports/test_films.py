@@ -109,7 +109,7 @@ def test_an_env_whose_id_names_a_module_is_filmed(here, capfd):
         ("filmed_envs:Failing-v0", "the graphics card is gone", ["test"]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:No videos from here on")
+@pytest.mark.filterwarnings("ignore:No more videos")
 def test_a_film_that_cannot_be_made_is_an_error_where_it_is_asked_for(
     id, reason, commands, here, capfd
 ):

@@ -101,8 +101,8 @@ TYPED = {
     f"{PPO_YAML} --data.iterations_per_epoch 9999999999999999999": "data.iterations_per_epoch must lie below 2**63, got "
     "9999999999999999999.",
     f"{PPO_YAML} --data.num_envs=": "data.num_envs must be a whole number, got ''.",
-    "fit --config beside.yaml": "model in beside.yaml has gamma beside class_path: settings of a class stand below "
-    "init_args: {class_path: ..., init_args: {gamma: ...}}.",
+    "fit --config beside.yaml": "model in beside.yaml has gamma next to class_path: settings of a class belong "
+    "below init_args: {class_path: ..., init_args: {gamma: ...}}.",
     "fit --config deeper.yaml": "model.init_args in deeper.yaml has class_path or init_args, which name a class one level "
     "higher: {class_path: ..., init_args: {...}}.",
     "fit --config number.yaml": "data.env.class_path in number.yaml must be the name of a class, got 3.",
@@ -111,8 +111,9 @@ TYPED = {
 
 MOST = max(8, os.cpu_count())
 REFUSED = {
-    f"{PPO_YAML} --trainer.accelerator cuda": "trainer.accelerator must be one of auto, cpu on this machine, got 'cuda': "
-    "torch finds no such device. Where not given, a GPU is taken if there is one.",
+    f"{PPO_YAML} --trainer.accelerator cuda": "trainer.accelerator must be one of auto, cpu on this machine, got "
+    "'cuda': torch finds no such device. By default a GPU is used if "
+    "there is one.",
     f"{PPO_YAML} --trainer.devices 1000": f"trainer.devices must be at most {MOST} on this machine without GPU, got 1000: "
     "on a CPU each is a process of its own.",
     f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
@@ -121,8 +122,9 @@ REFUSED = {
     "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first update would come after 256 "
     "env steps, and the run has 64 (data.total_env_steps). It comes after model.learning_starts=60, and not before there "
     "is a minibatch (model.batch_size=256), or a sequence of each env: lower these, or raise data.total_env_steps.",
-    "fit --config grpo.yaml --model.policy ActorCritic": "GRPO has no use for a critic, and would leave that of "
-    "ActorCritic untrained: use ActorOnly (without settings of a critic), or PPO.",
+    "fit --config grpo.yaml --model.policy ActorCritic": "GRPO does not train a critic: the critic of ActorCritic "
+    "would stay untrained. Use ActorOnly, without the "
+    "critic's settings, or PPO.",
 }
 """Values that are out of range, or do not go together: exit code 1."""
 

@@ -254,8 +254,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         replay = self.data.replay
         if replay is None:
             raise ConfigurationError(
-                f"{type(self).__name__} samples from a replay, and data.replay is not set: name "
-                "the class, data.replay: {class_path: ...}, or pass replay=... to RLDataModule."
+                f"{type(self).__name__} needs a replay buffer, but data.replay is not set. Set "
+                "data.replay: {class_path: ...}, or pass replay=... to RLDataModule."
             )
         return replay
 
@@ -331,8 +331,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         require(
             size is None or not whole,
             f"The loss{f' {name!r}' if name else ''} of {type(self).__name__} needs whole "
-            f"minibatches, and policy.micro_batch_size={size} would cut them into parts: leave "
-            "micro_batch_size out, and lower batch_size where memory is short.",
+            f"minibatches, and policy.micro_batch_size={size} would split them. Remove "
+            "micro_batch_size, and lower batch_size if memory runs out.",
         )
         return WHOLE if whole else size
 
@@ -426,8 +426,8 @@ class Algorithm(LightningModule, ABC, Constructed):
                 name = key if "/" in key else f"train/{key}"
                 if name in metrics:
                     raise ConfigurationError(
-                        f"Two numbers of an iteration would be charted as {name}: have one of the "
-                        f"losses of {type(self).__name__} report '{key}' under another name."
+                        f"Two values of an iteration have the chart name {name}: let a loss of "
+                        f"{type(self).__name__} report '{key}' under another name."
                     )
                 metrics[name] = value
         return metrics
@@ -535,9 +535,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         staleness, allowed = self.staleness(batch), self.data.max_staleness
         if staleness > allowed:
             raise RuntimeError(
-                f"The rollout was collected {staleness} updates ago, {allowed} are allowed: the "
-                "loader must have a length "
-                "and hand out each rollout when it is asked for."
+                f"The rollout was collected {staleness} updates ago, but only {allowed} are "
+                "allowed: the data loader must have a length and must not prefetch rollouts."
             )
         horizon = self.data.total_iterations * self.data.env_steps_per_iteration
         horizon *= ranks.world_size()
@@ -594,9 +593,9 @@ class Algorithm(LightningModule, ABC, Constructed):
         if alike:
             return
         rank_zero_warn(
-            f"The checkpoint is one of {len(states)} processes, and this run has "
-            f"{ranks.world_size()}: weights, optimizer, counters and normalisers go on, random "
-            "streams and episodes begin anew."
+            f"The checkpoint has the state of {len(states)} processes, but this run has "
+            f"{ranks.world_size()}: weights, optimizer, counters and normalizers are restored; "
+            "random streams and episodes start fresh."
         )
 
     def warm_start(self, checkpoint: dict[str, Any]) -> None:

@@ -86,8 +86,8 @@ class BehaviorCloning(Algorithm):
         check_range("teacher_env_steps", teacher_env_steps, least=0)
         require(
             teacher is not None or teacher_env_steps == 0,
-            f"teacher_env_steps is {teacher_env_steps}, and there is no teacher to act in them: "
-            "give its checkpoint, teacher: PATH, or leave teacher_env_steps out.",
+            f"teacher_env_steps is {teacher_env_steps}, but there is no teacher. Set teacher: "
+            "PATH, or remove teacher_env_steps.",
         )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
@@ -125,15 +125,15 @@ class BehaviorCloning(Algorithm):
         if self.teacher is not None:
             require(
                 self.data.acted_by_policy,
-                f"A teacher says what to do where the student has come to, and "
-                f"{type(collector).__name__} plays nothing: set data.collector: SyncCollector, or "
-                "leave the teacher out.",
+                "A teacher labels the states that the student visits, but "
+                f"{type(collector).__name__} does not run the policy. Set data.collector: "
+                "SyncCollector, or remove the teacher.",
             )
         elif collector is not None and not isinstance(collector, Demonstrations):
             raise ConfigurationError(
-                f"BehaviorCloning learns from demonstrations, and {type(collector).__name__} gives "
-                "what the policy does itself: set data.collector: {class_path: Demonstrations}, "
-                "or name a teacher: model.teacher."
+                f"BehaviorCloning needs demonstrations, but {type(collector).__name__} collects "
+                "the policy's own actions. Set data.collector: {class_path: Demonstrations}, or "
+                "set model.teacher."
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:

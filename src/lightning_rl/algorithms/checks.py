@@ -42,9 +42,9 @@ def check_trainer(trainer: Trainer) -> None:
         raise ConfigurationError(
             f"trainer.precision {trainer.precision} is not supported: "
             + (
-                "its loss would be scaled, which the update does not undo."
+                "the update does not support a scaled loss."
                 if "mixed" in str(trainer.precision)
-                else "it would convert the rollouts themselves, rewards and log-probs included."
+                else "it would convert the rollouts too, including rewards and log-probs."
             )
             + f" Use {' or '.join(PRECISIONS)}."
         )
@@ -59,10 +59,10 @@ def check_strategy(trainer: Trainer) -> None:
         raise ConfigurationError(
             f"trainer.strategy {name} is not supported: "
             + (
-                "every process needs the whole policy, to act with."
+                "every process needs the whole policy for acting."
                 if started == "popen"
-                else "its processes would share the worker processes of an env, and what they "
-                "counted would not come back."
+                else "its processes would share the env's worker processes, and their counters "
+                "would be lost."
             )
             + " Use --trainer.strategy ddp, or one device."
         )
@@ -86,14 +86,14 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     given = {"sequence_length": sequence_length is not None, "burn_in": burn_in > 0}
     names = " and ".join(name for name, is_given in given.items() if is_given)
     why = (
-        "it stores a state, but its evaluate_actions takes each step by itself (see "
+        "it stores a state, but its evaluate_actions evaluates single steps (see "
         "Policy.evaluates_sequences)"
         if policy.is_recurrent
-        else "it remembers nothing: give it one, policy.init_args.memory: {class_path: LSTM}"
+        else "it has no memory: add one, policy.init_args.memory: {class_path: LSTM}"
     )
     require(
         policy.evaluates_sequences or not names,
-        f"{names} is about sequences, through which a policy with a memory learns, and "
+        f"{names} applies to sequences, which need a policy with a memory; "
         f"{type(policy).__name__} does not: {why}; or leave {names} out.",
     )
     require(
@@ -123,10 +123,10 @@ def check_all_parameters_move(
     ]
     require(
         not still,
-        f"No objective of {kind} moves {quoted(still)}: they would never be trained. Add them to "
-        "an objective in configure_objectives, such as self.objective(self.loss, groups="
-        "[*self.policy.parameter_groups(), {'params': [...]}]); or, where they are to stay as they "
-        "are (targets, references, frozen parts), call requires_grad_(False) on them.",
+        f"No objective of {kind} moves {quoted(still)}. Add them to an objective in "
+        "configure_objectives, such as self.objective(self.loss, "
+        "groups=[*self.policy.parameter_groups(), {'params': [...]}]); or freeze them (targets, "
+        "references) with requires_grad_(False).",
     )
     loose = [
         f"{prefix}.{name}" if prefix else name
@@ -158,8 +158,8 @@ def check_whole_minibatches(objectives: Collection[Objective]) -> None:
     whole = [one.name for one in objectives if one.micro_batch_size == WHOLE]
     require(
         not whole or ranks.world_size() == 1,
-        f"The loss of {quoted(whole)} needs whole minibatches, and with {ranks.world_size()} "
-        "processes each has a part of one: train in one process, --trainer.devices 1.",
+        f"The loss of {quoted(whole)} needs whole minibatches, but each of {ranks.world_size()} "
+        "processes has only a part: train in one process, --trainer.devices 1.",
     )
 
 
@@ -208,9 +208,9 @@ def check_drawn_fields(algorithm: type, base: type) -> None:
     )
     require(
         draws <= prepares,
-        f"{order[prepares].__name__} overrides `prepare`, which gets a whole minibatch, and with "
-        "several processes each has a part of one: override `drawn_fields` too, which computes the "
-        "same for all minibatches of an update at once, or train with --trainer.devices 1.",
+        f"{order[prepares].__name__} overrides `prepare`, which needs a whole minibatch, but with "
+        "several processes each has only a part. Also override `drawn_fields`, which computes "
+        "the fields of all minibatches of an update, or train with --trainer.devices 1.",
     )
 
 
@@ -287,9 +287,9 @@ def check_checkpoint(
     trainer = trainer_of(module)
     require(
         saved["kind"] != WEIGHTS or trainer is None or trainer.state.fn != "fit",
-        "The checkpoint holds weights only: a run cannot go on from it exactly, for want of the "
-        "optimizer's, the env's and the random streams' states. Resume from last.ckpt, or begin a "
-        "new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
+        "The checkpoint holds weights only: a run cannot resume from it, because the states of "
+        "the optimizer, the envs and the random streams are missing. Resume from last.ckpt, or "
+        "begin a new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
     )
     check_weights(module.state_dict(), checkpoint["state_dict"], USE_ITS_CONFIG)
     check_description(policy, saved, USE_ITS_CONFIG)
@@ -320,10 +320,10 @@ def warm_start_weights(
         own = {key: value for key, value in own.items() if key not in critic}
         saved = {key: value for key, value in saved.items() if key not in its_critic}
     cure = (
-        "A policy begins with another one's weights only where it will act alike: give it the "
-        f"settings that the other was trained with{_policy_section(checkpoint)}. What belongs to a "
-        "critic alone may be left out or new; where that is so here, name the critic's modules in "
-        f"critic_modules of the policy's class, which are {', '.join(policy.critic_modules)}."
+        "The loaded weights must give the same actions. Use the settings that the checkpoint was "
+        f"trained with{_policy_section(checkpoint)}. Only the critic's modules may be missing or "
+        "new. If this is the case here, list them in critic_modules of the policy's class; it has "
+        f"{', '.join(policy.critic_modules)}."
     )
     check_weights(own, saved, cure)
     check_description(policy, checkpoint[STATE_KEY], cure)
@@ -332,9 +332,11 @@ def warm_start_weights(
 
 def _of_the_critic(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
     if not own:
-        return f"The critic of the checkpoint is left out: {_some(sorted(saved))}."
-    why = "is of another shape" if saved else "is not there"
-    return f"The critic begins anew, as that of the checkpoint {why}: {_some(sorted(own))}."
+        return f"The critic of the checkpoint is not used: {_some(sorted(saved))}."
+    why = "critic has another shape" if saved else "policy has no critic"
+    return (
+        f"The critic starts with new weights, because the checkpoint's {why}: {_some(sorted(own))}."
+    )
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
@@ -433,12 +435,13 @@ def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
     classes, settings = differences(describe(policy), state[DESCRIPTION_KEY])
     require(
         not classes,
-        f"The checkpoint is one of another function of the same weights: {_some(classes)}. {cure}",
+        f"The checkpoint's policy computes another function of the same weights: {_some(classes)}. "
+        f"{cure}",
     )
     if settings:
         rank_zero_warn(
-            "The policy may act differently with the weights of the checkpoint, as it is set in "
-            f"another way: {_some(settings)}. {cure}"
+            "The policy may act differently with the weights of the checkpoint, because its "
+            f"settings differ: {_some(settings)}. {cure}"
         )
 
 

@@ -81,8 +81,8 @@ class GRPO(OnPolicyAlgorithm):
         super().__init__(policy, **kwargs)
         require(
             not isinstance(policy, ActorCritic),
-            f"GRPO has no use for a critic, and would leave that of {type(policy).__name__} "
-            "untrained: use ActorOnly (without settings of a critic), or PPO.",
+            f"GRPO does not train a critic: the critic of {type(policy).__name__} would stay "
+            "untrained. Use ActorOnly, without the critic's settings, or PPO.",
         )
         check_range("group_size", group_size, least=2)
         check_range("eps", eps, above=0)
@@ -188,8 +188,8 @@ class GRPO(OnPolicyAlgorithm):
         done: Tensor = rollout["done"][:, :-1]
         if not self.data.reports_success and ranks.agree(bool(done.any())):
             raise ConfigurationError(
-                "filter_groups: true needs an env that says info['success'], and this one has not "
-                "said it of any episode. Set filter_groups: false; groups of equal returns have "
+                "filter_groups: true needs an env that reports info['success'], but no episode "
+                "has reported it. Set filter_groups: false; groups of equal returns have "
                 "advantage 0 anyway."
             )
         first = done.long().argmax(1, keepdim=True)

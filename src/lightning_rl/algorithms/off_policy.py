@@ -93,9 +93,9 @@ class OffPolicyAlgorithm(Algorithm):
         kind, own = type(self).__name__, type(policy).__name__
         require(
             policy.evaluates_sequences or not policy.is_recurrent,
-            f"{kind} learns what is remembered through sequences, and {own} has a state, and no "
-            "way through them (see Policy.evaluates_sequences): give it a memory, "
-            "policy.init_args.memory: {class_path: LSTM}, or train it with PPO or GRPO.",
+            f"{kind} trains a memory on sequences, but {own} has a state and cannot evaluate "
+            "sequences (see Policy.evaluates_sequences). Use policy.init_args.memory: "
+            "{class_path: LSTM}, or train it with PPO or GRPO.",
         )
         check_range("gamma", gamma, least=0, most=1)
         check_range("n_steps", n_steps, least=1)
@@ -119,14 +119,14 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("random_shift", random_shift, least=0)
         require(
             random_shift == 0 or not policy.is_recurrent,
-            f"random_shift={random_shift} shifts each picture by its own, and to a memory "
-            "everything would jump from step to step: leave one of them out.",
+            f"random_shift={random_shift} shifts each picture independently, so a memory would "
+            "see jumps between steps. Remove random_shift or the memory.",
         )
         self.random_shift = random_shift
         self._pictures = picture_keys(policy.observation_space)
         require(
             random_shift == 0 or len(self._pictures) > 0,
-            f"random_shift={random_shift} shifts pictures, and there are none in the observation "
+            f"random_shift={random_shift} shifts pictures, but there are none in the observation "
             f"space {policy.observation_space}: leave it out.",
         )
         self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
@@ -245,8 +245,8 @@ class OffPolicyAlgorithm(Algorithm):
     def warm_start_from_policy(self) -> None:
         """Copy the loaded policy into the target networks, and print what is not loaded."""
         rank_zero_info(
-            f"{type(self).__name__} begins with the policy of that checkpoint, and with copies of "
-            "its critics as targets; optimizers and whatever else it learns begin anew."
+            f"{type(self).__name__} starts with the policy of that checkpoint, and with copies of "
+            "its critics as target networks; optimizers and all other parameters start fresh."
         )
         for target, source in self.target_networks():
             target.load_state_dict(source.state_dict())
@@ -293,7 +293,7 @@ class OffPolicyAlgorithm(Algorithm):
         self._counted_from = max(self.env_steps, self.learning_starts), self.updates_done
         if before[0] != self.updates_per_env_step:
             rank_zero_info(
-                f"From here on, env step {self.env_steps:,}, updates_per_env_step is "
+                f"From env step {self.env_steps:,}, updates_per_env_step is "
                 f"{self.updates_per_env_step:g}; it was {before[0]:g}."
             )
 
@@ -311,8 +311,8 @@ class OffPolicyAlgorithm(Algorithm):
         longest = self.data.max_episode_actions
         require(
             longest is None or self.n_steps <= longest,
-            f"model.n_steps={self.n_steps} is longer than an episode, which the env ends after "
-            f"{longest} steps: no target would ever sum so many rewards. Lower n_steps.",
+            f"model.n_steps={self.n_steps} is longer than an episode: the env ends each after "
+            f"{longest} steps. Lower n_steps.",
         )
         budget = self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
         require(
@@ -327,10 +327,9 @@ class OffPolicyAlgorithm(Algorithm):
         super().on_train_start()
         require(
             not self.data.may_drop_rollouts,
-            "data.collector.overflow=overwrite drops rollouts that nobody has read, and "
-            f"{type(self).__name__} learns from each env step, with updates_per_env_step="
-            f"{self.updates_per_env_step:g} updates: what is dropped would have none. Leave "
-            "overflow at block, and raise max_staleness where the envs must not wait so soon.",
+            f"data.collector.overflow=overwrite drops unread rollouts, but {type(self).__name__} "
+            f"trains on each env step, with updates_per_env_step={self.updates_per_env_step:g} "
+            "updates. Use overflow: block, and raise max_staleness if the envs wait too often.",
         )
         # The replay does not exist before training starts.
         room = getattr(self.replay, "capacity", None)
@@ -367,9 +366,9 @@ def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> 
     """
     if not isinstance(policy, kind):
         raise ConfigurationError(
-            f"{algorithm} trains an actor beside Q critics, and {type(policy).__name__} is not a "
-            f"{kind.__name__}: set model.policy: {{class_path: {kind.__name__}}}, or a subclass of "
-            "it with networks of your own."
+            f"{algorithm} trains an actor and Q critics, but {type(policy).__name__} is not a "
+            f"{kind.__name__}: set model.policy: {{class_path: {kind.__name__}}}, or a subclass "
+            "of it with networks of your own."
         )
 
 
@@ -430,9 +429,9 @@ class QAlgorithm(OffPolicyAlgorithm):
         self.target_critic = self.target_encoder = self.target_memory = None
         require(
             critic.normalization != "batch" or self.tau is None,
-            "critic_normalization: batch is for critics that make their own targets, in one pass "
-            f"of what was done and what is done next, and tau={self.tau} keeps target networks "
-            "beside them: set model.tau: null (CrossQ), or critic_normalization: layer.",
+            "critic_normalization: batch needs critics without target networks, which evaluate "
+            f"current and next actions in one pass, but tau={self.tau} uses target networks. Set "
+            "model.tau: null (CrossQ), or critic_normalization: layer.",
         )
         if self.tau is not None:
             self.target_critic = copy.deepcopy(critic).requires_grad_(False)

@@ -88,8 +88,8 @@ class RewardClassifier(Algorithm):
         _ = self.frames
         require(
             self.data.evaluates_on_the_training_env,
-            "RewardClassifier is evaluated on the episodes that data.env holds out, and another "
-            "data.eval_env may show what was learnt from: remove data.eval_env.",
+            "RewardClassifier is evaluated on the episodes that data.env holds out; data.eval_env "
+            "could contain training data. Remove data.eval_env.",
         )
 
     @property
@@ -102,7 +102,7 @@ class RewardClassifier(Algorithm):
         env = self.data.eval_env
         require(
             isinstance(env, LabelledFrames),
-            f"RewardClassifier learns from the frames of a recorded dataset, and data.env is a "
+            "RewardClassifier trains on the frames of a recorded dataset, but data.env is a "
             f"{type(env).__name__}: set data.env: {{class_path: LabelledFrames, init_args: "
             "{path: ...}}.",
         )
@@ -174,8 +174,9 @@ class RewardClassifier(Algorithm):
         if self.trainer.state.fn == "fit":  # otherwise a table follows
             rank_zero_info(
                 f"Held out: {len(evaluated)} episodes. At threshold {self.threshold:g} "
-                f"{false_positive:.1%} of {int((~shown).sum())} frames without success are taken "
-                f"for one, and {false_negative:.1%} of {int(shown.sum())} with it are missed."
+                f"{false_positive:.1%} of {int((~shown).sum())} frames without success are false "
+                f"positives, and {false_negative:.1%} of {int(shown.sum())} frames with success "
+                "are missed."
             )
 
 
@@ -242,9 +243,9 @@ class ClassifiedReward(gymnasium.Wrapper):
         self._space = self._classifier.policy.observation_space
         require(  # without bounds: a dataset does not have them
             fits(self._space, env.observation_space),
-            f"The reward classifier of {checkpoint} has learnt from observations {self._space}, "
-            f"and those of the env are {env.observation_space}: give the env the wrappers that the "
-            "dataset was recorded with, or train a classifier on recordings of this env.",
+            f"The reward classifier of {checkpoint} was trained on observations {self._space}, "
+            f"but the env's observations are {env.observation_space}: give the env the wrappers "
+            "that the dataset was recorded with, or train a classifier on recordings of this env.",
         )
         self.threshold = self._classifier.threshold if threshold is None else threshold
         self.success_reward = success_reward

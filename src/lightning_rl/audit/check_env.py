@@ -298,13 +298,13 @@ class EnvCheck:
             )
         still = array.still
         if still.all():
-            text = f"{array.name} never changed: it tells a policy nothing"
+            text = f"{array.name} never changed: it holds no information for a policy"
             self.add(topic, "warning", text, "Check that the env writes what it observes.")
         elif still.any() and np.issubdtype(array.space.dtype, np.floating) and not is_picture:
             which = ", ".join(str(list(map(int, at))) for at in np.argwhere(still)[:4])
             more = ", ..." if still.sum() > 4 else ""
             text = f"{int(still.sum())} of {still.size} numbers never changed: {which}{more}"
-            self.add(topic, "note", f"{begin}{text}", "Leave them out if they never will.")
+            self.add(topic, "note", f"{begin}{text}", "Remove them if they are always constant.")
 
     def _check_rewards(self, env: VectorEnv, play: Play) -> None:
         reward = play.rewards
@@ -325,10 +325,10 @@ class EnvCheck:
             sparse = constant < 0 or (constant == 0 and play.reports_success)
             self.add(
                 *("reward", "note" if sparse else "warning"),
-                f"it was {constant:.6g} at each of {reward.size:,} steps, for all actions: there "
-                "is nothing to learn until chance brings another reward",
-                "If it is sparse: longer episodes, a reward for progress, or demonstrations. If it "
-                "is not: check that step returns it.",
+                f"it was {constant:.6g} at each of {reward.size:,} steps, for all actions: random "
+                "actions have found no other reward",
+                "For a sparse reward, try longer episodes, a reward for progress, or "
+                "demonstrations. Otherwise check that step returns the reward.",
             )
         largest = float(np.abs(reward).max())
         if largest > LARGE and not self._scaling.reward:
@@ -424,11 +424,11 @@ class EnvCheck:
         )
         by_seed = all(_same(start, starts[0]) for start in starts[1:])
         if by_seed and (env.num_envs == 1 or alike) and _same(following, starts[0]):
-            text = "every episode begins with the same observation, whatever the seed"
-            cure = "If it should not: draw the start from self.np_random in reset."
+            text = "every episode begins with the same observation for every seed"
+            cure = "If this is not intended, draw the start from self.np_random in reset."
             self.add("seeds", "note", text, cure)
         elif alike:
-            text = f"all {env.num_envs} envs begin alike: they share a seed, and give the same data"
+            text = f"all {env.num_envs} envs begin with the same observation: they share a seed"
             cure = "Seed each with its own: reset(seed=...) of env i gets seed + i."
             self.add("seeds", "warning", text, cure)
         elif by_seed:
@@ -449,8 +449,8 @@ class EnvCheck:
         with self._calls("state_dict"):
             state, here = env.state_dict(), _copy(observation)
         cure = (
-            "It costs the episodes under way, no more. To have them continue, give the env "
-            "state_dict and load_state_dict."
+            "Only the running episodes are lost. To continue them, add state_dict and "
+            "load_state_dict to the env."
         )
         if state is None:
             text = "the env does not save its state: a resumed run begins new episodes"
@@ -486,7 +486,10 @@ class EnvCheck:
             self.add("resume", "ok", text)
         else:
             level: Level = "error" if self.reproducible else "warning"
-            cure = "Save in state_dict all that the env depends on, its generators too."
+            cure = (
+                "Save everything that the env depends on in state_dict, including its random "
+                "generators."
+            )
             self.add("resume", level, f"restored, the env gave another {differs}", cure)
 
     # --- one env ---
@@ -568,7 +571,7 @@ def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
     for step, (a, b) in enumerate(zip(one, other, strict=True)):
         for name, array in a.items():
             if not _equal(array, b[name]):
-                return f"{name} {f'after {step} steps' if step else 'at once'}"
+                return f"{name} {f'after {step} steps' if step else 'at the start'}"
     return None
 
 

@@ -109,8 +109,8 @@ class RunCheck(Callback):
             low, high = bounds_of(env.single_action_space)
             self.add(
                 *("action", "warning" if play.beyond > 0.5 else "ok"),
-                f"{play.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
-                f"of {np.min(low):.4g} to {np.max(high):.4g}, and is clipped",
+                f"{play.beyond:.0%} of the untrained policy's actions lie beyond the bounds "
+                f"{np.min(low):.4g} to {np.max(high):.4g}, and are clipped",
                 "Leave rescale_action on, or lower log_std_init." if play.beyond > 0.5 else "",
             )
         return play
@@ -164,9 +164,9 @@ class RunCheck(Callback):
         if size > 1 and not env_check.same_starts:
             self.add(
                 *("rollout", "error"),
-                f"the {size} members of a group must begin alike, and the same seed gave another "
-                "start",
-                "Have the env draw its starts from the seed of reset alone.",
+                f"the {size} members of a group must begin in the same state, but the same seed "
+                "gave different starts",
+                "Let the env draw its starts from the seed of reset only.",
             )
 
     def _check_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
@@ -193,17 +193,17 @@ class RunCheck(Callback):
         self.add(
             *("rollout", "note" if short else "ok"),
             f"{text}; an episode lasts up to {longest:,}",
-            "Where what counts comes late, raise model.gamma." if short else "",
+            "If important rewards come late, raise model.gamma." if short else "",
         )
 
     def _check_whole_episodes(self, text: str, each: int, longest: int) -> None:
         if each >= longest:
-            self.add("rollout", "ok", f"{text}, of which an episode takes up to {longest:,}")
+            self.add("rollout", "ok", f"{text}; an episode takes up to {longest:,}")
         else:
             self.add(
                 *("rollout", "warning"),
-                f"{text}, and an episode may last {longest:,}: those that do are cut, and compared "
-                "by what they have earned so far",
+                f"{text}, and an episode may last {longest:,}: such episodes are cut, and "
+                "compared by their return so far",
                 "Raise data.buffer_size, or shorten the episodes.",
             )
 
@@ -237,9 +237,12 @@ class RunCheck(Callback):
         longest = env.max_episode_steps
         if longest:
             most = count * data.num_eval_episodes * longest
-            text += f": up to {most:,} env steps beside the {data.total_env_steps:,} of training"
+            text += (
+                f": up to {most:,} env steps, in addition to the {data.total_env_steps:,} of "
+                "training"
+            )
             if most > data.total_env_steps:
-                cure = "Where that takes too long: fewer data.num_eval_episodes, or a larger "
+                cure = "If that takes too long, lower data.num_eval_episodes, or raise "
                 cure += "data.iterations_per_epoch."
                 self.add("evaluation", "note", text, cure)
             else:

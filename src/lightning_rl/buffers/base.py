@@ -64,9 +64,7 @@ class RolloutBuffer(Buffer):
     def extend(self, rollout: TensorDict) -> None:
         validate(rollout)
         if self._rollout is not None:
-            raise RuntimeError(
-                "The buffer still holds a rollout that nobody has taken; call get() first."
-            )
+            raise RuntimeError("The buffer still holds an unread rollout: call get() first.")
         self._rollout = rollout
 
     def ready(self) -> bool:
@@ -168,8 +166,8 @@ class Replay(ABC):
             RuntimeError: if there is no sequence, or if a rollout was added during the iteration.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} hands out single transitions, and a policy with a memory "
-            "learns from sequences: set data.replay: ReplayBuffer, or leave the memory out."
+            f"{type(self).__name__} samples single transitions, but a policy with a memory trains "
+            "on sequences. Set data.replay: ReplayBuffer, or remove the memory."
         )
 
     def take_offline_rewards(self) -> "OfflineRewards | None":

@@ -252,4 +252,4 @@ class CircularBuffer:
 
     def _refuse_stopped(self) -> None:
         if self.closed:
-            raise BufferClosed("The buffer was closed: nothing is written or read any more.")
+            raise BufferClosed("The buffer is closed.")

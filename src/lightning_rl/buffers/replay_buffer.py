@@ -324,9 +324,8 @@ class ReplayBuffer(Replay):
     def _check_undisturbed(self, end: int) -> None:
         if self._end != end:
             raise RuntimeError(
-                "A rollout came into the replay while minibatches were drawn from it, and may have "
-                "overwritten what was drawn: take all minibatches of a call of batches() before "
-                "the next extend()."
+                "The replay was extended while minibatches were drawn from it, which may have "
+                "overwritten samples. Use all minibatches of batches() before the next extend()."
             )
 
     def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
@@ -380,8 +379,7 @@ class ReplayBuffer(Replay):
         self._check_drawing(n_steps)
         require(
             STATE in self._ring,
-            "Sequences are for a policy with a memory, and the rollouts in the replay have no "
-            "state: they come from one without.",
+            "Sequences need a policy with a memory, but the rollouts in the replay have no state.",
         )
         beginnings = self._beginnings_of(length)
         choices = max(0, self._end - self._oldest - length + 1) * self.num_envs
@@ -542,7 +540,7 @@ class ReplayBuffer(Replay):
         """
         require(
             ("steps",) not in self._ring,
-            "The replay holds chunks of actions, and single ones are asked for: collect them "
+            "The replay holds chunks of actions, but single actions were requested: collect "
             "without ActionChunk.",
         )
         names = [*self._action, ("reward",), ("terminated",), ("intervened",), ("penalty",)]
@@ -618,8 +616,8 @@ class ReplayBuffer(Replay):
         require(
             state["num_envs"] == self.num_envs,
             f"The checkpoint's replay is of {state['num_envs']} envs, and data.num_envs is "
-            f"{self.num_envs}: each env has its place in it. Go on with --data.num_envs "
-            f"{state['num_envs']}, or begin with an empty replay: --restore_replay false.",
+            f"{self.num_envs}. Resume with --data.num_envs {state['num_envs']}, or start with an "
+            "empty replay: --restore_replay false.",
         )
         self._restore_generator(state["generator"])
         parts = parts_of(state)
@@ -657,9 +655,9 @@ class ReplayBuffer(Replay):
             self._generator.set_state(state.cpu())
         except RuntimeError:
             rank_zero_warn(
-                "The checkpoint's replay drew on another device than this one does, "
-                f"{self._home}: what is drawn begins anew, and the resumed run will differ from an "
-                "uninterrupted one."
+                "The checkpoint's replay sampled on another device than this replay, "
+                f"{self._home}: its random stream starts fresh, and the resumed run will differ "
+                "from an uninterrupted one."
             )
 
     def _take(self, part: Part, content: dict[Column, Tensor]) -> None:

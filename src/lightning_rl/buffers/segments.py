@@ -88,9 +88,9 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
     envs, slots = segment.rollout.batch_size
     if rollout.batch_size[0] != envs or rollout.batch_size[1] > slots:
         raise ValueError(
-            f"{rollout.batch_size[0]} envs and {rollout.batch_size[1] - 1} steps do not "
-            f"fit into segments of {envs} envs and {slots - 1} steps; num_envs and the steps per "
-            "rollout must be those of the buffer."
+            f"{rollout.batch_size[0]} envs and {rollout.batch_size[1] - 1} steps do not fit into "
+            f"segments of {envs} envs and {slots - 1} steps; num_envs and the steps per rollout "
+            "must match the buffer."
         )
     expected, actual = _layout(segment.rollout), _layout(rollout)
     for key in expected | actual:

@@ -103,7 +103,7 @@ class SavedRun:
     def _model(self) -> dict[str, Any]:
         model = self.settings.get("model", {})
         is_one = isinstance(model, dict) and isinstance(model.get("init_args", {}), dict)
-        require(is_one, f"The configuration in {self.path} says nothing of the model.")
+        require(is_one, f"The configuration in {self.path} has no section `model`.")
         return cast(dict[str, Any], model)
 
     def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -115,8 +115,8 @@ class SavedRun:
         arguments = sorted({f"{name.partition('.')[0]}=..." for name in lacks})
         require(
             not lacks,
-            f"The checkpoint {self.path} cannot hold {describe_missing(lacks)}, and does not say "
-            f"how to make it. Pass it: {call}(path, {', '.join(arguments)}).",
+            f"The checkpoint {self.path} cannot hold {describe_missing(lacks)}. Pass it: "
+            f"{call}(path, {', '.join(arguments)}).",
         )
 
     def _refuse_code(self, config: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ class SavedRun:
     def _named(self, name: Any, path: str) -> Any:
         require(
             self._trust_code or str(name) in NAMES,
-            f"'{name}' for {path} is code of others, and the configuration comes from a "
+            f"'{name}' for {path} is third-party code, and the configuration comes from a "
             f"checkpoint. {self._cure}",
         )
         try:

@@ -155,8 +155,8 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
     state = checkpoint.get(STATE_KEY)
     if not isinstance(state, dict):
         raise ConfigurationError(
-            f"{name} was not written by lightning_rl: it has no key '{STATE_KEY}', so it says "
-            "nothing of how to go on. Give one that rl-cli or RLTrainer wrote."
+            f"{name} was not written by lightning_rl: it has no key '{STATE_KEY}', so no run can "
+            "resume from it. Use a checkpoint of rl-cli or RLTrainer."
         )
     schema, here = state.get("schema"), own_version()
     if schema == SCHEMA:
@@ -166,7 +166,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
     if isinstance(schema, int) and schema > SCHEMA:
         cure = "Upgrade lightning_rl."
     else:
-        cure = "Use the version that wrote it, or train anew."
+        cure = "Use the version that wrote it, or train again."
     raise ConfigurationError(
         f"{name} has schema {schema}, written by {writer}; this is lightning_rl {here}, which "
         f"reads schema {SCHEMA}. {cure}"

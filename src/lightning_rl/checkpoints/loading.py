@@ -70,7 +70,7 @@ def load_trained(
         policy = run.policy(Policy)
     own = {f"policy.{name}": value for name, value in policy.state_dict().items()}
     weights = {k: one for k, one in content["state_dict"].items() if k.startswith("policy.")}
-    cure = "Give the policy that it was trained with, or none where the file says how it is made."
+    cure = "Pass the policy that it was trained with, or none if the file describes its policy."
     check_weights(own, weights, cure)
     check_description(policy, content[STATE_KEY], cure)
     policy.load_state_dict({name.removeprefix("policy."): one for name, one in weights.items()})

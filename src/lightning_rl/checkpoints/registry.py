@@ -36,7 +36,8 @@ _PROBES = "ActionProbe TimeLimitProbe ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames MujocoEnv "
-    f"PointMass PushBlocks PushCube Quadruped Reach TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
+    "PointMass PushBlocks PushCube Quadruped Reach TensorSimulator WithTerms "
+    f"{_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"

@@ -27,9 +27,9 @@ from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 
-CURE = "Add --trust_code true if you know where it comes from, or give your own --config."
+CURE = "Add --trust_code true if you trust its source, or give your own --config."
 CURE_IN_PYTHON = (
-    "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
+    "Pass trust_code=True if you trust its source, or pass the object yourself: policy=..."
 )
 """Cures for a refusal on the command line, and in `load_policy`."""
 
@@ -87,10 +87,9 @@ class CheckedConfig(NamedTuple):
         if self.left_out:
             names = ", ".join(f"{key} ({_brief(value)})" for key, value in self.left_out.items())
             lines.append(
-                f"Left out of the checkpoint's configuration, which is data and decides nothing "
-                f"about files, machines or code: {names}. To keep them give them again, or add "
-                "--trust_code true if you know where it comes from, or give the run's config.yaml "
-                "as --config."
+                "Settings of the checkpoint that concern files, machines or code are not used: "
+                f"{names}. To use them, pass them again, add --trust_code true if you trust its "
+                "source, or give the run's config.yaml as --config."
             )
         if self.reads:
             names = ", ".join(f"{path} ({key})" for key, path in self.reads.items())

@@ -162,7 +162,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             "--restore_replay",
             type=bool,
             default=True,
-            help="Go on with the replay of the checkpoint; false begins with an empty one.",
+            help="Restore the replay of the checkpoint; false starts with an empty one.",
         )
         for option in TITLES_OF:
             parser.add_argument(option, action=SectionHelp, help="Show this section alone.")
@@ -399,8 +399,8 @@ def _curable(error: BaseException) -> BaseException | None:
 
 
 NAMES_THE_RUN = (
-    "It says whether the run goes on in its directory: mend it, or copy the checkpoint to another "
-    "directory, from which a run of its own begins."
+    "It decides whether the run resumes in its directory. Repair the file, or copy the checkpoint "
+    "to another directory to start a new run."
 )
 
 

@@ -151,10 +151,10 @@ def _refuse_lacking(
     }
     if lacking:
         raise ConfigurationError(
-            f"The checkpoint {path} is of a run in Python, with what a configuration cannot hold: "
-            f"{describe_missing(lacking)}. Give it, as "
-            f"{', '.join(f'--{name} ...' for name in lacking)}, "
-            "or a whole configuration as --config."
+            f"The checkpoint {path} comes from a run in Python with settings that a configuration "
+            f"cannot hold: {describe_missing(lacking)}. Give it, as "
+            f"{', '.join(f'--{name} ...' for name in lacking)}, or a whole configuration as "
+            "--config."
         )
 
 

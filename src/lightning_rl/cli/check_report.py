@@ -20,7 +20,7 @@ def processes_not_checked(trainer: Any) -> list[Finding]:
     if not several:
         return []
     text = ", ".join(f"trainer.{name}: {value}" for name, value in several.items())
-    what = f"{text}, and this check had one process: each more plays data.num_envs envs beside it"
+    what = f"{text}, but this check had one process: each process plays data.num_envs envs"
     return [Finding("update", "note", f"{what}, and the iterations become so many times fewer")]
 
 

@@ -413,7 +413,7 @@ def _imported(name: str, family: type, path: str) -> Any:
         return import_object(name)
     except ImportDenied:
         raise UsageError(
-            f"{what} is code of others, and the configuration comes from a checkpoint. {CURE}"
+            f"{what} is third-party code, and the configuration comes from a checkpoint. {CURE}"
         ) from None
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):

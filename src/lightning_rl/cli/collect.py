@@ -24,7 +24,7 @@ OPTIONS = {
     "run": Option(str, NEEDED, "name by which a learner asks for this machine: data.collector.run"),
     "num_gpus": Option(float, 0.0, "GPUs that its collector may use"),
 }
-DESCRIPTION = "Join this machine to a Ray cluster, to collect for runs of a name."
+DESCRIPTION = "Join this machine to a Ray cluster, and collect for the runs with a given name."
 
 STARTED = "Ray runtime started."
 """Line of `ray start` after the machine has joined."""

@@ -24,7 +24,7 @@ OPTIONS = {
 }
 DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
 
-CURE = "Add --trust_code true if you know where it comes from."
+CURE = "Add --trust_code true if you trust its source."
 """Cure if a checkpoint names third-party code."""
 
 
@@ -57,7 +57,10 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
     if kind != "safetensors" and trained.policy.autocast_dtype is not None:
         print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
     if why_none is not None:
-        print(f"Without what the env says (control period, joints), as it is not here: {why_none}")
+        print(
+            "Without the env's metadata (control period, joints), because the env is not "
+            f"available: {why_none}"
+        )
     construction = construction_of(run.content, run.settings)
     return export_policy(
         trained.policy,
@@ -102,6 +105,6 @@ def _summary(done: Exported) -> list[str]:
     ]
     return [
         f"Policy:  {done.files[0]}",
-        *(f"Beside:  {file}" for file in done.files[1:]),
+        *(f"Also:    {file}" for file in done.files[1:]),
         f"Parity:  {report['observations']:,} observations, {', '.join(parts)}",
     ]

@@ -45,7 +45,7 @@ DOES = {
     "fit": "Train from a config, or resume from a checkpoint.",
     "validate": "Evaluate the policy of a checkpoint.",
     "test": "Evaluate the policy of a checkpoint on seeds that no evaluation has used.",
-    "check": "Play the env of a run for some seconds, and say what training would meet.",
+    "check": "Play the env of a run for some seconds, and report problems before training.",
     "play": "Watch the policy of a checkpoint play the episodes of its evaluation, or film it.",
 }
 
@@ -57,7 +57,7 @@ SETTINGS = (
 )
 
 SUPPORTED = {
-    "trainer.accelerator": "cpu, gpu or mps; auto takes a GPU where there is one (default: auto)",
+    "trainer.accelerator": "cpu, gpu or mps; auto uses a GPU if there is one (default: auto)",
     "trainer.strategy": "auto: one device; ddp: a process for each device (default: auto)",
     "trainer.precision": "32-true, or bf16-mixed: networks in bfloat16 (default: 32-true)",
     "trainer.plugins": "of Lightning: a class, or a list of them (default: null)",
@@ -67,7 +67,7 @@ SUPPORTED = {
 DESCRIBED = {
     "config": "a YAML file, or the name of a shipped one; may be given several times",
     "ckpt_path": "a checkpoint, a run directory, or last or best of the newest run",
-    "seconds": "how long the env is played, about; making envs comes on top (default: 5.0)",
+    "seconds": "approximate play time, without the time to create envs (default: 5.0)",
     "json_file": "write the findings there too, as JSON",
     "seed_everything": "seed of the run; true draws one",
     "model": "the algorithm; its settings are --model.NAME VALUE",

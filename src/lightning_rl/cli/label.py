@@ -23,7 +23,7 @@ OPTIONS = {
     ),
     "gamma": Option(float, 1.0, "discount per step"),
     "value": Option(
-        Values, "fitted", "what an advantage is above; mean: the mean return of the task"
+        Values, "fitted", "baseline of the advantage; mean: the mean return of the task"
     ),
     "epochs": Option(int, 50, "passes over the steps to fit the value"),
     "n_steps": Option(int, None, "rewards of an advantage before the value. Default: all"),

@@ -108,8 +108,8 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
     stray = [key for key in content if key not in ("class_path", "init_args", "dict_kwargs")]
     if "class_path" in content and stray:
         raise UsageError(
-            f"{path}{within} has {', '.join(map(str, stray))} beside class_path: settings of a "
-            f"class stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
+            f"{path}{within} has {', '.join(map(str, stray))} next to class_path: settings of a "
+            f"class belong below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
         )
     if "init_args" in content and not stray:
         content = {key: one for key, one in content.items() if key != "init_args"} | init_args

@@ -44,7 +44,7 @@ from lightning_rl.system.runs import find_checkpoint
 OPTIONS = {
     "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),
     "config": Option(str, None, "a training config, for its env"),
-    "data.env": Option(EnvFactory, None, "the env, where neither config nor checkpoint says which"),
+    "data.env": Option(EnvFactory, None, "the env, if neither config nor checkpoint names it"),
     "source": Option(InterventionSource, None, "who takes over: Keyboard, Gamepad, SpaceMouse"),
     "script": Option(
         Callable[[Any], Any],
@@ -53,11 +53,11 @@ OPTIONS = {
     ),
     "ckpt_path": Option(str, None, "a checkpoint, a run directory, or last or best: it acts"),
     "deterministic": Option(bool, True, "the checkpoint acts by its mode; false draws actions"),
-    "episodes": Option(int, 20, "how many; those that are recorded again do not count"),
+    "episodes": Option(int, 20, "number of episodes; re-recorded ones do not count"),
     "fps": Option(float, None, "steps per second. Default: the env's own rate"),
     "real_time": Option(bool, None, "keep that pace. Default: only with a source of interventions"),
     "max_steps": Option(int, None, "of an episode. Default: the env's own limit"),
-    "task": Option(str, "", "what is to be done, in words"),
+    "task": Option(str, "", "instruction of the task, as text"),
     "pictures": Option(Literal["video", "png"], "video", "format of pictures; png loses nothing"),
     "extra": Option(list[str], [], "names of numbers in info that each frame holds: penalties"),
     "seed": Option(int, 1, "of the env"),
@@ -99,7 +99,7 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         recorder = Recorder(env, source, source is not None and not acts, settings.extra)
         require(
             acts or source is not None or env.reports_interventions,
-            "Nobody acts: give --source (Keyboard, Gamepad, SpaceMouse), --script "
+            "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )
         choose_for = interrupt.asked_before(_action_functions(settings, env))

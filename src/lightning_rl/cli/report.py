@@ -59,7 +59,8 @@ def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | No
         suffix = Path(output or DEFAULT).suffix
         require(
             suffix in known,
-            f"--output {output} ends in none of {', '.join(known)}: say --format html, md or json.",
+            f"--output {output} must end in one of {', '.join(known)}: set --format html, md or "
+            "json.",
         )
         wanted = known[suffix]
     if output is None:

@@ -255,9 +255,15 @@ class RolloutLoop:
         env, policy = context.env, context.policy
         require(
             not policy.is_recurrent or "padding" not in env.extra_fields,
-            f"{type(env).__name__} resets what has finished a step late, and in that step the "
-            f"memory of {type(policy).__name__} would take over the last observation of one "
-            "episode into the next: have the simulator reset within the step.",
+            f"{type(env).__name__} resets finished envs one step late; in that step the memory of "
+            f"{type(policy).__name__} would carry the last observation of an episode into the "
+            "next. Configure the simulator to reset within the step.",
+        )
+        require(
+            not env.keeps or not context.episode_settings.reset_every_rollout,
+            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), and every rollout "
+            "would begin it again, because the algorithm resets the envs with seeds: set "
+            "reset_every_rollout: false, or leave out the curriculum.",
         )
         self._env = env
         self._policy = policy

@@ -262,9 +262,11 @@ class RayCollector(Collector):
             if len(saved["return"]) == self.env.num_envs:
                 statistics.load_state_dict(saved)
         if len(others) + 1 != known:
+            rest = (
+                "additional states are not used" if known <= len(others) else "others start fresh"
+            )
             warnings.warn(
-                f"The checkpoint is of {len(others) + 1} collectors, and there are {known}: those "
-                f"{'beyond are left out' if known <= len(others) else 'it lacks begin anew'}.",
+                f"The checkpoint has {len(others) + 1} collectors, this run {known}: the {rest}.",
                 stacklevel=2,
             )
         if state.get("buffer", {}).get("windows"):

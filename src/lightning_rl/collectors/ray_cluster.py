@@ -27,10 +27,9 @@ HEAD_SECONDS = 15.0
 """Seconds without an answer of the head after which the run ends; Ray's own limit is a minute."""
 
 ENDED = (
-    "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
-    "because its node on this machine has ended (by ray stop, with the head of the cluster, or for "
-    "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
-    "--ckpt_path last.\n"
+    "rl-cli: error: The learner's process was killed, by a signal or by Ray, because its node on "
+    "this machine has ended (by ray stop, with the head of the cluster, or for lack of memory). "
+    "Restart the node, and resume from the last checkpoint: rl-cli fit --ckpt_path last.\n"
 )
 """Message that a `KillReporter` prints."""
 
@@ -141,8 +140,8 @@ class Head:
         require(
             not self.is_lost,
             f"The head of the Ray cluster at {self._address} has not answered for "
-            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Start it "
-            "again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
+            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Restart it, "
+            "and resume from the last checkpoint: rl-cli fit --ckpt_path last.",
         )
 
     def close(self) -> None:
@@ -262,7 +261,7 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
         return f"{where}: {said}. Is the name of its machine right, as in node0:6379?"
     if isinstance(error, OSError) and type(error) is not ConnectionError:
         return (
-            f"{where}: nobody answers there. Start its head, 'ray start --head --port 6379', and "
+            f"{where}: there is no answer. Start its head, 'ray start --head --port 6379', and "
             "open that port to this machine."
         )
     whole = f"{error}\n{printed}"

@@ -72,7 +72,7 @@ class Remote:
         doing: last known state of the collector.
         version: version of the weights at the beginning of its rollout.
         begun: number of its rollout among all rollouts.
-        told: number of the last publication sent to it.
+        last_sent: number of the last publication sent to it.
         healthy: whether it has not failed since its last rollout.
     """
 
@@ -182,7 +182,7 @@ class RemoteCollectors:
             if found is not None:
                 break
             if self.closed:
-                raise BufferClosed("The collector was closed: nobody collects any more.")
+                raise BufferClosed("The collector is closed.")
             if self.interrupted:
                 raise ReadInterrupted("The learner was asked not to wait for a rollout.")
             if self.clock() - began > self.settings.timeout_s:
@@ -341,7 +341,7 @@ class RemoteCollectors:
         error = self._last_error()
         cause = "" if error is None else f" The last error was {type(error).__name__}: {error}"
         return (
-            f"No rollout came within {self.settings.timeout_s:g} s. Of {self.count} collectors are "
-            f"{seen}: one that is starting waits for a node with room for it, or for its env; a "
-            f"rollout that takes longer wants a larger timeout_s.{cause}"
+            f"No rollout came within {self.settings.timeout_s:g} s. Of {self.count} collectors "
+            f"are {seen}. A starting collector waits for a free node or for its env. Raise "
+            f"timeout_s if a rollout takes longer.{cause}"
         )

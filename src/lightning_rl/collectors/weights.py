@@ -77,7 +77,7 @@ class PublishedWeights:
             BufferClosed: after `close`.
         """
         if self.closed:
-            raise BufferClosed("The collector was closed: nobody acts any more.")
+            raise BufferClosed("The collector is closed.")
 
     def close(self) -> None:
         """Wake all waiting threads, for good."""

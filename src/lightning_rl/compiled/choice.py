@@ -24,7 +24,7 @@ On a core of an AMD EPYC compiling saves 0.3 to 0.6 ms per step of a batched tor
 policy, and takes 5 to 10 s the first time, 2 to 3 s with Inductor's cache.
 """
 
-DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
+DIFFERS = "the last digits of its results differ from an uninterrupted run"
 """The effect of another machine or of a changed decision, for messages."""
 
 
@@ -77,8 +77,8 @@ class Choice:
             rank_zero_warn(warning)
         elif self._before is not None:
             rank_zero_warn(
-                f"The run was compiled up to the checkpoint, and now is not: {why}. It goes on, "
-                f"but {DIFFERS}."
+                f"The run was compiled until the checkpoint, and is uncompiled now: {why}. It "
+                f"continues, but {DIFFERS}."
             )
         self.print_decision()
 
@@ -107,14 +107,14 @@ class Choice:
         was, now = self._before["compiled"], self.compiled
         if was != now:
             rank_zero_warn(
-                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and now is"
-                f"{'' if now else ' not'}, by {self.why}: {DIFFERS}. With compile: auto it would "
-                "go on as it began."
+                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and now "
+                f"is{'' if now else ' not'}, by {self.why}: {DIFFERS}. compile: auto keeps the "
+                "choice of the checkpoint."
             )
         if self._before["cpu"] != cpu():
             rank_zero_warn(
                 f"The checkpoint was written on another CPU ({self._before['cpu']}; this is "
-                f"{cpu()}). The run goes on {'compiled' if now else 'uncompiled'}, as it began, "
+                f"{cpu()}). The run continues {'compiled' if now else 'uncompiled'}, as it began, "
                 f"but {DIFFERS}."
             )
 

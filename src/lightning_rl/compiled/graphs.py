@@ -18,7 +18,7 @@ from lightning_rl.compiled.attributes import (
 )
 from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
-from lightning_rl.system.torch_private import list_options, make_fx, standalone_compile, version_of
+from lightning_rl.system.torch_private import list_options, standalone_compile, trace, version_of
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class Graphs:
         """Stop using graphs, and report the reason once."""
         if self.available:
             self._choice.give_up(
-                why, f"From here on {self._choice.subject} uncompiled, since {why}."
+                why, f"From now on {self._choice.subject} uncompiled, since {why}."
             )
         self.available = False
 
@@ -223,7 +223,7 @@ class Graphs:
         copies = [tensor.detach().clone() for tensor in inputs]
         try:
             with replaced(values), TensorReadRecorder() as reads:
-                traced = make_fx(function)(*copies)
+                traced = trace(function, *copies)
         finally:
             for buffer, value in kept:
                 buffer.copy_(value)

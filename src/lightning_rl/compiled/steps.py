@@ -36,7 +36,7 @@ from lightning_rl.policies.base import NOISE, RolloutActor
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FinalObservationWriter, time_major
 from lightning_rl.system.machine import settings
-from lightning_rl.system.torch_private import copy_all, make_fx, version_of
+from lightning_rl.system.torch_private import copy_all, trace, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
 """Most steps that run before the results are read, and most bytes of the final observations that
@@ -123,7 +123,7 @@ class CompiledSteps:
                 raise NoGraphError(f"{type(env).__name__} has a {name} of its own")
         if env.extra_fields:
             raise NoGraphError(
-                f"{type(env).__name__} says of each step {', '.join(env.extra_fields)}"
+                f"{type(env).__name__} stores for each step {', '.join(env.extra_fields)}"
             )
         try:
             trial = copy.deepcopy(env)
@@ -531,7 +531,7 @@ def _numbers_of_a_start(env: TorchEnv) -> int:
         return list(_leaves(env.observed(env.starts_of(key, episode))).values())
 
     try:
-        traced = make_fx(start)(env.stream_key, env.episode)
+        traced = trace(start, env.stream_key, env.episode)
     except Exception:  # a reset that cannot be traced runs outside the graph
         return sys.maxsize
     made = [node.meta.get("val") for node in traced.graph.nodes]

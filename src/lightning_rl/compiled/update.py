@@ -105,9 +105,9 @@ class CompiledUpdate(Update):
         if sequences is not None and sequences.counted is not None:
             # The number of samples varies, but a graph has a fixed number.
             self.graphs.give_up(
-                "some steps of its sequences count in no loss, and how many changes from minibatch "
-                "to minibatch (a step that somebody took over, one after the first episode, or a "
-                "sequence_length that does not divide data.buffer_size)"
+                "the number of steps without a loss changes between minibatches (steps of "
+                "interventions, steps after the first episode, or a sequence_length that does not "
+                "divide data.buffer_size)"
             )
         if not self._sizes_known:
             self._sizes.add(len(minibatch))

@@ -165,7 +165,7 @@ class Demonstrations(Collector):
         labels = episode.extra.get(self._condition)
         require(
             labels is not None and labels.ndim == 1 and bool(labels.float().isfinite().all()),
-            f"The dataset at {self._dataset.path} does not say of each step its condition "
+            f"The dataset at {self._dataset.path} has no condition "
             f"'{self._condition}'{closest(self._condition, episode.extra)}; it has "
             f"{', '.join(sorted(episode.extra)) or 'no labels'}. Label it: rl-cli label "
             f"{self._dataset.path}",

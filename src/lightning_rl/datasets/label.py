@@ -312,9 +312,9 @@ def _rewards(
     unknown = [str(i) for i, episode in enumerate(episodes) if episode.success is None]
     require(
         not unknown,
-        f"Nobody has said whether {_listed(unknown)} of {path} succeeded, and rewards of success "
-        "need it of all: --success and --failure with their numbers (or all, for those that the "
-        "other does not name), or --reward env for those that were recorded.",
+        f"There is no success label for {_listed(unknown)} of {path}, but rewards of success need "
+        "all labels. Set --success and --failure to the numbers of episodes (or all, for the "
+        "other episodes), or use the recorded rewards: --reward env.",
     )
     for rows in tasks:
         longest = max(len(episodes[i]) for i in rows)

@@ -150,8 +150,8 @@ class MinariEpisodes(Episodes):
             require(
                 sorted(mine) == sorted(theirs)
                 and (name == "observation" or _same_choices(given, there)),
-                f"The dataset at {self.path} is of another env: its {name} space is {there}, and "
-                f"that of this env is {given}. Record it with this env.",
+                f"The dataset at {self.path} is of another env: its {name} space is {there}, but "
+                f"this env's is {given}. Record it with this env.",
             )
 
     def _check_size(self, number: int) -> None:

@@ -51,8 +51,8 @@ def read_episodes(
     directory = expanded(path)
     require(
         directory.is_dir(),
-        f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (the one that "
-        "holds meta/info.json), or of a Minari dataset (that which holds data/metadata.json).",
+        f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (it contains "
+        "meta/info.json) or of a Minari dataset (it contains data/metadata.json).",
     )
     kind = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
     episodes: Episodes = kind(directory, keys or {}, observation_space, action_space, ends)

@@ -219,7 +219,7 @@ def script_action_function(
         action = nothing if given is None else np.asarray(given, dtype=space.dtype)
         require(
             action.shape == space.shape,
-            f"The script gave the action {given!r}, which is none of {space}.",
+            f"The script gave the action {given!r}, which is not in {space}.",
         )
         return torch.as_tensor(as_policy_counts(action, first))[None]
 

@@ -81,9 +81,9 @@ def rewarded(episodes: Episodes) -> Iterator[Episode]:
     for episode in episodes:
         require(
             bool(episode.reward.isfinite().all()),
-            f"The dataset at {episodes.path} holds no rewards, or some that are not finite, and "
-            "critics learn from them: label it (rl-cli label), or say which column they are, keys: "
-            "{<column>: reward}.",
+            f"The dataset at {episodes.path} has no rewards, or rewards that are not finite, but "
+            "critics need them. Label it (rl-cli label), or name the column of the rewards, "
+            "keys: {<column>: reward}.",
         )
         if len(known := episode.steps_with_successor()):
             yield known

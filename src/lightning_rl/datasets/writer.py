@@ -213,7 +213,7 @@ class EpisodeWriter:
         require(
             said.keys() == set(self._extras),
             f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
-            f"{sorted(said)}: give each step all of them, 0 where nothing is said.",
+            f"{sorted(said)}: give all of them at each step, 0 for a missing value.",
         )
         return {name: said[name] for name in self._extras}
 

@@ -4,6 +4,8 @@ from lightning_rl.envs.chunks import ActionChunk as ActionChunk
 from lightning_rl.envs.chunks import StepsActiveRows as StepsActiveRows
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv as GymnasiumEnv
 from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv as EnvPoolEnv
+from lightning_rl.envs.managers import ManagedEnv as ManagedEnv
+from lightning_rl.envs.managers import WithTerms as WithTerms
 from lightning_rl.envs.mujoco.env import MujocoEnv as MujocoEnv
 from lightning_rl.envs.mujoco.env import MujocoView as MujocoView
 from lightning_rl.envs.mujoco.quadruped import Quadruped as Quadruped

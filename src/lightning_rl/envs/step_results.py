@@ -125,11 +125,11 @@ def refuse_missing_end(name: str, missing: Any) -> None:
     *step, row = (int(index) for index in np.argwhere(np.asarray(missing))[0])
     at = f", at step {step[0]} of the rollout" if step else ""
     raise EnvFaultError(
-        f"{name} truncated the episode of env {row}{at} without info['final_obs']. A return that "
-        "time cut short goes on with the value of the observation at which it was cut, and the one "
-        "that step returns is of the next episode. Return info['final_obs'] [N, ...] from step, "
-        "the observation before the reset of every env that finished (other rows mean nothing); "
-        "or report `terminated`, where the episode is over for another reason than time."
+        f"{name} truncated the episode of env {row}{at} without info['final_obs']. The return of "
+        "a truncated episode needs the value of its final observation, but step returns the first "
+        "observation of the next episode. Return info['final_obs'] [N, ...] from step, the "
+        "observation before the reset of every env that finished (other rows mean nothing); or "
+        "report `terminated` if the episode did not end by time."
     )
 
 
@@ -229,14 +229,14 @@ def _other_things(env: gymnasium.Env, method: str, result: Any, wanted: str) -> 
     kind = f"{len(result)} things" if isinstance(result, tuple | list) else _in_short(result)
     return (
         f"{name_of(env)} returned {kind} from {method}, not {wanted}: is it written for an old "
-        "version of Gym? Mend it, or wrap it (shimmy's GymV21CompatibilityV0 does that)."
+        "version of Gym? Correct it, or wrap it (shimmy's GymV21CompatibilityV0 does that)."
     )
 
 
 def _not_one(name: str, field: str, value: Any, wanted: str) -> str:
     return (
-        f"{name} returned {_article(field)} that is {_in_short(value)} instead of {wanted}: mend "
-        "its step and reset."
+        f"{name} returned {_article(field)} that is {_in_short(value)} instead of {wanted}: "
+        "correct its step and reset."
     )
 
 
@@ -297,8 +297,8 @@ def _refuse_kind(
         why = None if fits else "which does not hold these numbers"
     if why is not None:
         raise EnvFaultError(
-            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: mend "
-            "its step and reset, or the space that it announces."
+            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: "
+            "correct its step and reset, or its space."
         )
 
 
@@ -366,7 +366,7 @@ def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest
     )
     return (
         f"{name} returned {_article(field)} of the category {array[tuple(beyond)]}, and its space "
-        f"has {least} to {greatest} there: mend its step and reset, or the space that it announces."
+        f"has {least} to {greatest} there: correct its step and reset, or its space."
     )
 
 
@@ -388,7 +388,7 @@ def name_of(env: gymnasium.Env) -> str:
 def _message(name: str, field: str, got: Any, announced: Any) -> str:
     return (
         f"{name} returned {_article(field)} of shape {list(got)} instead of {list(announced)}: "
-        "mend its step and reset, or the space that it announces."
+        "correct its step and reset, or its space."
     )
 
 
@@ -584,7 +584,7 @@ class InfoReader:
     def _refusal(self, key: str, value: Any, wanted: str) -> str:
         return (
             f"{self._name} says info['{key}'] = {_in_short(value)}, which is read as {wanted}. "
-            "Mend the env, or rename the key by a wrapper."
+            "Correct the env, or rename the key in a wrapper."
         )
 
 

@@ -64,6 +64,10 @@ class VectorEnv(ABC):
     steps_per_action: int = 1
     """Maximum env steps per action: more than 1 for action chunks."""
 
+    keeps: tuple[str, ...] = ()
+    """State entries that stay when an episode ends, such as `curriculum/<name>`; a seeded reset
+    begins them again."""
+
     reports_interventions: bool = False
     """Whether a person or a script may take over, and rollouts store it; see `step`."""
 
@@ -167,7 +171,7 @@ class VectorEnv(ABC):
             ConfigurationError: this env has no window.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} has no window to be shown in: film it, --video true."
+            f"{type(self).__name__} cannot open a window: film it, --video true."
         )
 
     def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions

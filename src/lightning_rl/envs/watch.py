@@ -173,9 +173,9 @@ class EnvWatch:
         shown = "".join(stack.format()) or "  (no stack: its process stands still)\n"
         call.error = error = EnvTimeoutError(
             f"{which} of {self.whose}{_name(envs[0]) if envs else ''} hung: the {call.doing} took "
-            f"more than data.env_timeout_s: {self.timeout_s:g} seconds. Raise it where that may "
-            "take longer, or set it to null, for no limit, where a person takes part. "
-            f"{at} at:\n{shown.rstrip()}"
+            f"more than data.env_timeout_s: {self.timeout_s:g} seconds. Raise it if a step may "
+            f"take longer, or set it to null (no limit) if a person takes part. {at} "
+            f"at:\n{shown.rstrip()}"
         )
         if hanging_envs and steppers[0].give_up() and call.ends_within(GRACE_SECONDS):
             return

@@ -360,7 +360,7 @@ class StepwiseActor(RolloutActor):
         if not isinstance(result, TensorDictBase):
             raise ConfigurationError(
                 f"{self._name}.forward returned {type(result).__name__}, not a TensorDict with "
-                f"{', '.join(self._fields)}: return the one that it was given."
+                f"{', '.join(self._fields)}: return the given TensorDict."
             )
         for key, slot, version in zip(self._fields, slots, before, strict=True):
             value = result.get(key, None)
@@ -402,9 +402,9 @@ class StepwiseActor(RolloutActor):
                 f"{list(value.shape)}; it must be {wanted}"
             )
         origin = {
-            "action": "as the action space says",
-            "sample_log_prob": "one number per env, unless extra_fields says otherwise",
-            "next_state": "as extra_fields says of 'state'",
+            "action": "as the action space declares",
+            "sample_log_prob": "one number per env, unless extra_fields declares another shape",
+            "next_state": "as extra_fields declares for 'state'",
         }.get(key, "as extra_fields says")
         raise ConfigurationError(f"{told}, {origin}: td.set('{key}', ...), and return td.")
 

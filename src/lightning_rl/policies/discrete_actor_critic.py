@@ -45,11 +45,11 @@ class DiscreteActorCritic(QActorCritic):
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),
-            f"DiscreteActorCritic chooses one of several actions, a Discrete space; the action "
-            f"space is {action_space}. Learn a Box with SAC and a SquashedActorCritic, several "
-            "choices at once with PPO.",
+            "DiscreteActorCritic chooses one of several actions, a Discrete space; the action "
+            f"space is {action_space}. For a Box, use SAC and a SquashedActorCritic; for several "
+            "choices, use PPO.",
         )
-        refuse_batch(critic_normalization, "critics that value all actions at once")
+        refuse_batch(critic_normalization, "critics with one output per action")
         super().__init__(
             observation_space,
             action_space,

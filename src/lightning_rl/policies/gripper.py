@@ -157,9 +157,9 @@ def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
     low, high = (float(bound[-1]) for bound in (box.low, box.high))
     require(
         math.isfinite(low) and math.isfinite(high) and low < high,
-        f"The last entry of the action space is a gripper's command, from the number that closes "
-        f"it to the one that opens it, and has the bounds {low:g} and {high:g}. Give it finite "
-        "bounds, low < high, by a wrapper (gymnasium.wrappers.TransformAction).",
+        "The last entry of the action space is the command of the gripper, from closed to open, "
+        f"with the bounds {low:g} and {high:g}. Give it finite bounds, low < high, by a wrapper "
+        "(gymnasium.wrappers.TransformAction).",
     )
     arm = gymnasium.spaces.Box(box.low[:-1], box.high[:-1], dtype=cast(Any, box.dtype).type)
     return arm, torch.linspace(low, high, 3)

@@ -33,14 +33,14 @@ class Teacher:
         name, wanted = type(policy).__name__, policy.observation_space
         require(
             not policy.is_recurrent,
-            f"The teacher is a {name} with a memory, which would be that of its own episodes, not "
-            "of the student's: take a teacher without one.",
+            f"The teacher is a {name} with a memory, whose state would not match the student's "
+            "episodes. Use a teacher without a memory.",
         )
         require(
             fits(wanted, student.observation_space),
-            f"The teacher reads observations {wanted}, and those of data.env are "
-            f"{student.observation_space}: have the env give what the teacher was trained with, "
-            "and name what the student reads of it as its actor_keys.",
+            f"The teacher reads observations {wanted}, but data.env has "
+            f"{student.observation_space}. The env must provide all observations of the teacher; "
+            "select the student's with actor_keys.",
         )
         require(
             policy.action_space == student.action_space,

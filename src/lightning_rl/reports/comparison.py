@@ -237,7 +237,7 @@ def _env_of(runs: Sequence[RunRecord]) -> str:
         each = "; ".join(f"{env}: {paths[0]} ({len(paths)} runs)" for env, paths in envs.items())
         raise ConfigurationError(
             f"These runs are of {len(envs)} envs, whose returns cannot be compared: {each}. "
-            "Report on those of one env at a time."
+            "Report on one env at a time."
         )
     return next(iter(envs))
 

@@ -33,8 +33,8 @@ TITLES = {
 
 METHOD = (
     "Scores and curves are interquartile means over the runs of a group, with 95 % intervals by "
-    "the stratified percentile bootstrap (Agarwal et al. 2021, as in rliable). Training time is "
-    "that of collecting and updating, without evaluations."
+    "the stratified percentile bootstrap (Agarwal et al. 2021, as in rliable). Training time "
+    "covers collection and updates, without evaluations."
 )
 """Description of the statistics, for the reports."""
 

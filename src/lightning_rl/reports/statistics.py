@@ -108,8 +108,8 @@ def _finite(scores: Any) -> np.ndarray:
     wrong = values[~np.isfinite(values)]
     require(
         len(wrong) == 0,
-        f"A score is {wrong[:1]}, and scores are compared by their order and mean: leave that run "
-        "out, or give it the score of a failure.",
+        f"A score is {wrong[:1]}, which cannot be compared: remove that run, or give it the score "
+        "of a failure.",
     )
     return values
 

@@ -337,7 +337,7 @@ class FinalObservations:
             if needed > capacity:
                 raise RuntimeError(
                     f"More than {self._most} episodes have ended in a rollout of as many steps: "
-                    "call clear_final_observations(rollout) when a rollout is begun anew."
+                    "call clear_final_observations(rollout) before refilling a rollout."
                 )
 
         def grown(leaf: Tensor) -> Tensor:
@@ -502,8 +502,8 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         at = int(missing.nonzero()[0])
         raise ValueError(
             f"The rollout has no final observation of env {int(rows[at])} at step "
-            f"{int(steps[at])}, where its episode was truncated: its return goes on with the value "
-            "of that observation. Write it by FinalObservationWriter(rollout), and then finish()."
+            f"{int(steps[at])}, where its episode was truncated: its return needs the value of "
+            "that observation. Write it with FinalObservationWriter(rollout), then call finish()."
         )
 
     def chosen(leaf: Tensor) -> Tensor:
@@ -657,8 +657,8 @@ def _first_fault(rollout: TensorDict) -> str | None:
         where = f", entry {entry}" if entry else ""
         return (
             f"The env returned a {name} that is not finite: {found[tuple(place)].item()} in env "
-            f"{row}, at step {step} of the rollout{where}. Training cannot go on from it; mend the "
-            "env, or bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+            f"{row}, at step {step} of the rollout{where}. Training stops. Correct the env, or "
+            "clip its values in a wrapper. last.ckpt holds the end of the last epoch."
         )
     return None
 

@@ -42,7 +42,7 @@ class Sequences(NamedTuple):
         return int(self.steps.batch_size[1]) - self.burn_in - self.ahead
 
     def samples(self, outputs: Tensor) -> Tensor:
-        """Select the outputs of the samples, [M, ...], from those of the steps, [S, L, ...]."""
+        """Select the outputs [M, ...] of the samples from the outputs [S, L, ...] of the steps."""
         flat = outputs.flatten(0, 1)
         return flat if self.counted is None else flat.index_select(0, self.counted)
 

@@ -192,8 +192,8 @@ class SweepJournal:
         living = ", ".join(owner for owner in owners if owner is not None)
         require(
             allowed or not living,
-            f"Sweep {self._directory} is being run by {living}: wait for it, end it, or run trials "
-            f"beside it: rl-cli sweep --join {self._directory}",
+            f"Sweep {self._directory} is being run by {living}: wait for it, stop it, or run "
+            f"trials in parallel: rl-cli sweep --join {self._directory}",
         )
         require(
             not allowed or self._descriptor is not None,

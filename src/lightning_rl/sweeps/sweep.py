@@ -121,8 +121,8 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
     require(
         value_of("--config", rest) is not None or value_of("--model", rest) is not None,
-        "sweep needs a config, which all trials begin with: --config FILE; or --resume last, to go "
-        f"on with a sweep. Shipped: {', '.join(shipped_configs())}.",
+        "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep. "
+        f"Shipped: {', '.join(shipped_configs())}.",
     )
     text = parse(rest, list(_probes(_space_of(settings))))
     base = read_yaml(text, "The configuration")
@@ -405,7 +405,7 @@ class _Sweep:
         taken = {running.slot for running in self._running.values()}
         slot = next(i for i in range(self.jobs) if i not in taken)
         cores = self._cores[slot]
-        again = "goes on" if run else "begins"
+        again = "continues" if run else "begins"
         short = short_names(list(trial.point))
         told = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
         where = f", on core {', '.join(map(str, cores))}" if cores else ""
@@ -475,9 +475,9 @@ class _Sweep:
                 self._hurried = True
                 return
             self._signal = number
-            again = " (again to end them at once)"
+            again = " (again to stop them immediately)"
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: the trials that run save, and end{again}\n".encode())
+            os.write(2, f"\n{name}: the running trials save and stop{again}\n".encode())
 
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, handle) for number in numbers}

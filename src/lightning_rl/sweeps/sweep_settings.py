@@ -78,11 +78,11 @@ def sweep_parser() -> OptionParser:
         allow_abbrev=False,
         usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
         "...]",
-        description="Train by several seeds and settings, some at a time. Other options are those "
-        "of fit, for all trials.",
+        description="Train by several seeds and settings, some at a time. Other options are "
+        "passed to fit for all trials.",
     )
     parser.add_argument(
-        "--resume", type=str, default=None, help="Directory of a sweep to go on with, or last."
+        "--resume", type=str, default=None, help="Directory of a sweep to resume, or last."
     )
     parser.add_argument(
         "--join",

@@ -96,9 +96,9 @@ def locked_run(run_dir: Path) -> Iterator[None]:
     # A record lock (`lockf`): forked env workers inherit `flock`, and a hanging one would keep it.
     descriptor = lock_file(
         path,
-        f"Run {run_dir} is being trained by {{owner}}: two would write over each other. Wait for "
-        "it or end it (a SIGTERM has it save first), or add --exp_name with another name, which "
-        "begins a run of its own from that checkpoint.",
+        f"Run {run_dir} is being trained by {{owner}}: two runs would overwrite each other's "
+        "files. Wait for it, stop it (after a SIGTERM it saves first), or start a new run from "
+        "that checkpoint with another --exp_name.",
     )
     try:
         with before_forced_exit(lambda error: path.unlink(missing_ok=True)):

@@ -4,11 +4,17 @@ Tried with torch 2.13.0. A test checks the imports below, and names what another
 Nothing is compiled without `torch._inductor`; the rest is required.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import _foreach_copy_ as copy_all
+from torch._guards import TracingContext, tracing
 from torch._inductor import list_options, standalone_compile
+from torch._subclasses import FakeTensorMode
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,9 +28,9 @@ __all__ = [
     "flatten",
     "has_step_hooks",
     "list_options",
-    "make_fx",
     "non_persistent_buffers_of",
     "standalone_compile",
+    "trace",
     "unflatten",
     "version_of",
 ]
@@ -40,6 +46,13 @@ EXPORTERS = (
 
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 """Attributes that `nn.Module` reads at each call."""
+
+
+def trace(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
+    """Return the operations of a function of tensors as a graph."""
+    # Without this context each operation makes a fake mode, which records the stack: half the time.
+    with tracing(TracingContext(FakeTensorMode())):
+        return make_fx(function)(*inputs)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

@@ -166,6 +166,11 @@ class RLDataModule(LightningDataModule):
         ConfigurationError: if a number is out of range, or if the env rejects its settings.
     """
 
+    collector: Collector | None = None
+    dataset: RolloutDataset | None = None
+    replay: Replay | None = None
+    _eval_env: VectorEnv | None = None
+
     def __init__(
         self,
         env: EnvLike,
@@ -198,11 +203,8 @@ class RLDataModule(LightningDataModule):
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
-        self.num_envs, self.buffer_size, self.total_env_steps = (
-            num_envs,
-            buffer_size,
-            total_env_steps,
-        )
+        self.num_envs, self.buffer_size = num_envs, buffer_size
+        self.total_env_steps = total_env_steps
         self._iterations_per_epoch = iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
@@ -210,16 +212,12 @@ class RLDataModule(LightningDataModule):
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self.collector: Collector | None = None
-        self.dataset: RolloutDataset | None = None
         self._make_env = env_factory(env, "data.env")
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
         self._events, self._eval_events = events, eval_events
         self._make_collector, self._make_replay = collector, replay
-        self.replay: Replay | None = None
-        self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # next to the resumed checkpoint
         self._replays_saved: Path | None = None  # next to the checkpoint being saved
@@ -358,7 +356,7 @@ class RLDataModule(LightningDataModule):
                 require(
                     ours == theirs,
                     f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
-                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                    f"{ours}, the space of data.env. Evaluate on an env with the same spaces.",
                 )
         return self._eval_env
 
@@ -401,9 +399,8 @@ class RLDataModule(LightningDataModule):
             )
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(
-                    "trainer.save_replay is false: checkpoints hold no replay. A run that is "
-                    "resumed will begin with an empty one, and what was learnt from it may be lost "
-                    "before it is filled again."
+                    "trainer.save_replay is false: checkpoints hold no replay. A resumed run "
+                    "starts with an empty replay, and performance may drop until it is filled."
                 )
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
@@ -433,8 +430,8 @@ class RLDataModule(LightningDataModule):
                 self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
-            f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
-            "lost before it is filled again, and the run will differ from an uninterrupted one."
+            f"The resumed run starts with an empty replay, because {why}: performance may drop "
+            "until it is filled, and the run will differ from an uninterrupted one."
         )
 
     def val_dataloader(self) -> EpisodeSeeds:

@@ -89,9 +89,9 @@ NOISE = (
 REFUSED: dict[str, tuple[Any, str]] = {
     "accumulate_grad_batches": (
         1,
-        "one rollout is a batch to Lightning, and the update has minibatches of its own. For "
-        "larger ones raise model.batch_size; where memory does not suffice for one, a policy with "
-        "micro_batch_size adds gradients up",
+        "for Lightning one rollout is a batch; the update makes its own minibatches. For larger "
+        "ones raise model.batch_size; if memory runs out, set the policy's micro_batch_size, "
+        "which accumulates gradients",
     ),
     "gradient_clip_val": (
         None,
@@ -104,8 +104,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "barebones": (
         False,
-        "it takes away checkpoints and logs, which make a run: set trainer.logger and "
-        "trainer.enable_checkpointing to false where none are wanted",
+        "it disables checkpoints and logs: set trainer.logger and trainer.enable_checkpointing to "
+        "false instead",
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
 }
@@ -131,7 +131,7 @@ class RLTrainer(Trainer, Constructed):
         flush_denormal: flush numbers below 1.2e-38 to zero in the learner's, collector's and
             evaluation's threads. Intel CPUs are many times slower on such numbers, which do not
             affect learning. It applies to the calling thread and the threads that it starts; some
-            CPUs lack the feature. The attribute of the same name tells whether it is active.
+            CPUs lack the feature. The attribute `flush_denormal` is true if it is active.
         machine: optimisations that change speed only, each with a switch; see `MachineSettings`.
         exp_name: prefix of the run directory's name.
         output_dir: parent of the run directories.
@@ -379,7 +379,7 @@ class RLTrainer(Trainer, Constructed):
         if not last.is_file():
             return f"{error} No checkpoint has been written."
         resume = f"rl-cli fit --ckpt_path {shown(last)}"
-        return f"{error} The last checkpoint is whole; go on with: {resume}"
+        return f"{error} The last checkpoint is complete. Resume: {resume}"
 
     def _report_error(self, error: Exception) -> None:
         """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
@@ -492,8 +492,8 @@ def _refuse(settings: dict[str, Any]) -> None:
     strategy = settings.get("strategy")
     require(
         not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
-        f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
-        "act with. Use --trainer.strategy ddp, or one device.",
+        f"trainer.strategy {strategy} is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp, or one device.",
     )
 
 
@@ -505,8 +505,8 @@ def _check_devices(accelerator: Any, devices: Any) -> None:
         require(
             accelerator.lower() in usable,
             f"trainer.accelerator must be one of {', '.join(usable)} on this machine, got "
-            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. "
-            "Where not given, a GPU is taken if there is one.",
+            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. By "
+            "default a GPU is used if there is one.",
         )
     on_cpu = accelerator == "cpu" or not here["gpu"]
     processes = int(devices) if str(devices).isdecimal() else 1

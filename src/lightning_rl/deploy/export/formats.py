@@ -163,7 +163,7 @@ def _refuse_differing(path: Path, report: Mapping[str, Any]) -> None:
     ]
     if differing:
         raise ConfigurationError(
-            f"{path} acts otherwise than the policy in torch, on {report['observations']:,} "
+            f"{path} gives other actions than the policy in torch, on {report['observations']:,} "
             f"observations: {', '.join(differing)}; {report['tolerance']:g} are allowed, in units "
             f"of half the range of an action. Do not use it; {path.name}.parity.json says more."
         )

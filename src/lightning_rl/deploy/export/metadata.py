@@ -178,5 +178,5 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ConfigurationError as error:
-        rank_zero_warn(f"{error} What is exported lacks it.")
+        rank_zero_warn(f"{error} The exported file does not contain it.")
         return {}

@@ -83,8 +83,8 @@ def read_exported(path: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{beside} does not say how the policy of {path.name} is made: {error!r}. Give a file "
-            "that rl-cli export wrote, with the JSON beside it."
+            f"{beside} does not describe how to build the policy of {path.name}: {error!r}. Use a "
+            "file written by rl-cli export, next to its JSON file."
         ) from error
     try:
         weights = safetensors().load_file(path)

@@ -273,8 +273,8 @@ class GymnasiumEnv(VectorEnv):
         modes = self.metadata.get("render_modes", [])
         require(
             "human" in modes,
-            f"Env '{self.id}' has no window to be shown in: its render modes are {modes}, without "
-            "human. Film it: --video true.",
+            f"Env '{self.id}' cannot open a window: its render modes are {modes}, without human. "
+            "Film it: --video true.",
         )
         screen = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
         require(

@@ -238,9 +238,8 @@ def _check_units(env: gymnasium.Env) -> None:
             require(
                 env.action_space == within.action_space,
                 f"The wrapper {type(env).__name__} changes actions from {env.action_space} to "
-                f"{within.action_space}, and an env inside of it says in the latter what was "
-                "executed instead: rollouts would hold both beside each other. Put what says so, "
-                "such as Intervention, behind it in `wrappers`.",
+                f"{within.action_space}, but an inner env reports executed actions in the inner "
+                "space. Put the reporting wrapper, such as Intervention, after it in `wrappers`.",
             )
         env = within
 
@@ -267,9 +266,8 @@ def _of_a_script(id: str) -> ConfigurationError:
     entry_point = gymnasium.registry[id].entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else "module"
     return ConfigurationError(
-        f"Env '{id}' is registered in this process, and not in those of the envs, which are "
-        "spawned and import modules alone. Let a module register it, and name that with the id: "
-        f"{module}:{id}."
+        f"Env '{id}' is registered in this process, but not in the spawned processes of the envs. "
+        f"Register it in a module, and put the module before the id: {module}:{id}."
     )
 
 

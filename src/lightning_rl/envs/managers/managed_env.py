@@ -27,6 +27,7 @@ from lightning_rl.envs.managers.view import EnvView, entries_of, names_of
 from lightning_rl.envs.torch.counter_random import uniforms
 from lightning_rl.envs.torch.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import Observation as Observed
+from lightning_rl.envs.vector_env import RestoreError
 from lightning_rl.system.errors import require
 
 Groups = Mapping[str, Mapping[str, Observation]]
@@ -203,6 +204,16 @@ class ManagedEnv(TorchEnv):
         self._keep_entries(env, before)
         self.observations.compute(env)
         return self._with_remembered(env), reward, env.terminated, info
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observed:
+        own = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
+        changed = sorted({*own} ^ {*state["state"]})
+        if changed:
+            raise RestoreError(
+                "its terms or events were others when it was saved, as the state shows: "
+                f"{', '.join(changed)}"
+            )
+        return super().load_state_dict(state)
 
     def observed(self, state: TensorDict) -> Observed:
         if self.observations:

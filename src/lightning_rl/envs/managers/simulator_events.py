@@ -75,6 +75,10 @@ class SimulatorEvents:
         self._left: dict[str, Tensor] = {}
         self._started = False
 
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return nothing: the simulator has its own."""
+        return {}
+
     def reset(self, seed: Any) -> None:
         """Fire at a reset of all envs, with one seed, one for each env, or None."""
         rows = torch.arange(self._num_envs, device=self._all.device)

@@ -73,8 +73,8 @@ class Device(InterventionSource):
         name, kind = type(self).__name__, type(self)
         require(
             self._in_use.get(kind, self) is self,
-            f"A {name} steers another env of this process already: one person steers one env. Set "
-            "data.num_envs: 1.",
+            f"A {name} already controls another env of this process: a device controls one env. "
+            "Set data.num_envs: 1.",
         )
         self._space = env.action_space
         self._check_space()

@@ -309,7 +309,7 @@ class Intervention(gymnasium.Wrapper):
         if given.shape == space.shape and space.contains(given.astype(space.dtype)):
             return given.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
         raise ConfigurationError(
-            f"{type(self.source).__name__} gave the action {action!r}, which is none of {space}: "
+            f"{type(self.source).__name__} gave the action {action!r}, which is not in {space}: "
             "give one of the env's, or None to leave the step to the policy."
         )
 

@@ -67,8 +67,8 @@ class RslRlVecEnv:
         if not (isinstance(result, tuple) and len(result) == 4):
             count = len(result) if isinstance(result, tuple) else 1
             raise EnvFaultError(
-                f"{type(self.env).__name__} returned {count} things from step, not obs, rew, done "
-                "and extras: TensorSimulator takes an env that returns five as it is."
+                f"{type(self.env).__name__} returned {count} values from step, not obs, rew, done "
+                "and extras: use TensorSimulator for an env that returns five values."
             )
         return result
 

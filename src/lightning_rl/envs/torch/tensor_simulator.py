@@ -289,10 +289,10 @@ class TensorSimulator(VectorEnv):
         if cut.any():
             raise EnvFaultError(
                 f"{self._name} truncated the episode of env {int(cut.nonzero()[0])} without "
-                f"{' or '.join(FINAL)} in its info, and what it returned is of the next episode. A "
-                "return that time cut short goes on with the value of the observation at which it "
-                "was cut. Have the simulator give it, or take the one before that step: "
-                "missing_final: last_observation."
+                f"{' or '.join(FINAL)} in its info, but the returned observation belongs to the "
+                "next episode. The return of a truncated episode needs the value of its final "
+                "observation. Let the simulator return it, or use the observation before that "
+                "step: missing_final: last_observation."
             )
 
 

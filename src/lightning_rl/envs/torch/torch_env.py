@@ -22,9 +22,11 @@ from lightning_rl.system.errors import require
 class ResetMode(Enum):
     """How `step` begins the next episode of finished envs."""
 
-    ROWS = "of those envs alone, which are looked up: where looking costs nothing"
-    WHERE = "a start for every env, taken where it is needed: where looking would wait for a device"
-    LATER = "not at all: whoever steps does it, by `starts_of`"
+    ROWS = (
+        "reset only the finished envs: fast if their indices are known without waiting for a device"
+    )
+    WHERE = "compute a start for every env, and select the finished envs: no wait for a device"
+    LATER = "do not reset: the caller resets with `starts_of`"
 
 
 class TorchEnv(VectorEnv):
@@ -59,7 +61,6 @@ class TorchEnv(VectorEnv):
             it.
         stream_key: [2, N] int64, the key of each env's random numbers.
         restarts: how finished envs begin the next episode.
-        keeps: names of the state entries that the next episode of an env begins with.
 
     Raises:
         ConfigurationError: `num_envs` or `max_episode_steps` is below 1.
@@ -68,7 +69,6 @@ class TorchEnv(VectorEnv):
     start_size: int
     in_torch: ClassVar[bool] = True
     max_episode_steps: int
-    keeps: tuple[str, ...] = ()
 
     def __init__(
         self,

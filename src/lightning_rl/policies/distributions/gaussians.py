@@ -134,8 +134,8 @@ class CorrelatedNoise(ActionDistribution):
         """
         require(
             0 <= noise_correlation < 1,
-            f"noise_correlation must be at least 0 and below 1, got {noise_correlation}: 0 draws "
-            "each action by itself, 0.97 keeps some of the noise for 33 steps.",
+            f"noise_correlation must be at least 0 and below 1, got {noise_correlation}: with 0 "
+            "actions are independent, with 0.97 noise is correlated over 33 steps.",
         )
         self.noise_correlation = float(noise_correlation)
         self.noise_size = size
@@ -165,8 +165,8 @@ class CorrelatedNoise(ActionDistribution):
             return torch.addcmul(mean, noise, std), {}
         if state is None:
             raise ValueError(
-                "Noise that is correlated from step to step needs the `state` of the step before; "
-                "first_state(policy, num_envs) is that of an episode's beginning."
+                "Correlated noise needs the `state` of the previous step; first_state(policy, "
+                "num_envs) returns the state at the start of an episode."
             )
         last, begun = state[..., :-1], state[..., -1:]
         kept = self.noise_correlation * begun
@@ -421,11 +421,11 @@ class UnitActions(Squashing, CorrelatedNoise):
         )
         in_parts = isinstance(flat_actions(space), StructuredActions)
         if not continuous or in_parts:
-            cure = "Learn discrete actions with DiscreteSAC and a DiscreteActorCritic, or with PPO."
+            cure = "For discrete actions, use DiscreteSAC with a DiscreteActorCritic, or PPO."
             if in_parts:
                 cure = (
-                    "Learn actions of several parts with PPO; an arm beside a gripper, in one Box, "
-                    "GripperSAC learns as well."
+                    "Use PPO for actions of several parts. GripperSAC supports an arm and a "
+                    "gripper in one Box."
                 )
             raise ConfigurationError(
                 f"The critics of an off-policy algorithm take continuous actions, a floating-point "

@@ -665,9 +665,9 @@ class FrozenEncoder(Encoder):
         report = compared(self.inner.state_dict(), state)
         require(
             not any(report),
-            f"FrozenEncoder: the weights of {weights} are not those of a "
-            f"{type(self.inner).__name__} with these settings: {report}. Give `encoder` the "
-            "settings that they were trained with, and `prefix` what their names begin with.",
+            f"FrozenEncoder: the weights of {weights} do not fit a {type(self.inner).__name__} "
+            f"with these settings: {report}. Give `encoder` the settings that they were trained "
+            "with, and `prefix` what their names begin with.",
         )
         self.inner.load_state_dict(state)
         self.inner.requires_grad_(False)

@@ -237,8 +237,7 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
     """Refuse a model without the required methods; return whether it works on plain tensors."""
     needs = (
         "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, "
-        "for PPO and other algorithms with a critic, get_value(td), as lightning_rl.Policy says "
-        "of each."
+        "for PPO and other algorithms with a critic, get_value(td); see lightning_rl.Policy."
     )
     require(
         not issubclass(cls, Policy),

@@ -180,9 +180,9 @@ class TransformersBackbone(Backbone):
         known = (mean, std) if mean is not None and std is not None else image_statistics(path)
         require(
             known is not None or kind == "hf_config",
-            f"{path} does not say how pixels are scaled: there is no preprocessor_config.json with "
-            "image_mean and image_std in it. Copy that of the model there, or set both (0.5 for "
-            "each colour, if the model takes -1 to 1).",
+            f"{path} does not say how pixels are scaled: there is no preprocessor_config.json "
+            "with image_mean and image_std in it. Copy the model's file there, or set both (0.5 "
+            "for each colour, if the model takes -1 to 1).",
         )
         scaling = known or ([0.5] * 3, [0.5] * 3)
         for name, values in zip(("pixel_mean", "pixel_std"), scaling, strict=True):

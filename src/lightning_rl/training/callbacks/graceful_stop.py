@@ -97,7 +97,7 @@ class GracefulStop(Callback):
         if self._collector is not None:
             self._collector.interrupt()
         name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
-        again = f" ({name} again to stop at once, without saving)" if name else ""
+        again = f" ({name} again to stop immediately, without saving)" if name else ""
         sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
 
     def _ends_at_once(self, number: int) -> bool:

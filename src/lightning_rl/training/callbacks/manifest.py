@@ -41,7 +41,7 @@ class RunManifest(Callback):
 
     `outcome` is `running`, `finished`, `stopped by SIGTERM` (or another signal), `interrupted`
     (Ctrl-C twice), or `failed: <error>`. A resumed run moves its previous parts to `earlier`; a
-    part with the outcome `running` was killed. `seconds` are those of the run, its evaluations and
+    part with the outcome `running` was killed. `seconds` cover the run, its evaluations and
     the CPU; `peak_memory` is in bytes. Both cover this process and its threads, without env
     workers.
 

@@ -39,7 +39,7 @@ class VideoSettings:
     Args:
         every_n_evaluations: film every n-th evaluation of a training run; `validate` and `test` are
             always filmed.
-        at_best: keep a film of the best evaluation, that of `best.ckpt`, as `best_<env steps>.mp4`.
+        at_best: keep a film of the evaluation of `best.ckpt` as `best_<env steps>.mp4`.
             If this evaluation was not filmed, its episodes are played again.
         num_envs: number of episodes shown side by side, from the first seed on.
         fps: maximum frames per second; fewer if the env is slower.
@@ -188,7 +188,7 @@ class VideoRecorder(Callback):
                     f"The film that was asked for cannot be made: {reason} (Without one: --video "
                     "false.)"
                 ) from error
-            rank_zero_warn(f"No videos from here on: {reason}")
+            rank_zero_warn(f"No more videos: {reason}")
         self._clock.spent = before + time.perf_counter() - began  # includes nested attempts
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -32,8 +32,8 @@ class Window(Callback):
         """
         require(
             trainer.world_size == 1,
-            f"A policy is watched in one process, and these are {trainer.world_size}: add "
-            "--trainer.devices 1 --trainer.strategy auto.",
+            f"play runs in one process, but there are {trainer.world_size}: add --trainer.devices "
+            "1 --trainer.strategy auto.",
         )
         data_of(trainer).show_evaluation()
 
