@@ -215,7 +215,7 @@ class MujocoEnv(ManagedEnv):
     def initial_state(self, uniform: Tensor) -> TensorDict:
         rows = len(uniform)
         values = {name: value.repeat(rows, 1) for name, value in self._first.items()}
-        values["action"] = uniform.new_zeros(rows, *self.single_action_space.shape)
+        values["action"] = uniform.new_zeros(rows, *(self.single_action_space.shape or ()))
         values["diverged"] = torch.zeros(rows, dtype=torch.bool, device=self.device)
         state = TensorDict(values, [rows])
         return state if self.events else self.refreshed(state)
