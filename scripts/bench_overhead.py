@@ -35,7 +35,6 @@ from lightning.pytorch import seed_everything
 from tensordict import TensorDict
 
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
-from lightning_rl.buffers import RolloutBuffer
 from lightning_rl.collectors import CollectorContext, SyncCollector
 from lightning_rl.optim.update import is_finite
 from lightning_rl.training.data import RolloutDataset
@@ -129,7 +128,7 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
     (optimizer,), objective = ppo.configure_optimizers(), ppo.objectives[""]
     parameters = list(ppo.policy.parameters())
     ppo.generator.manual_seed(data.seed_for("shuffle"))
-    for rollout in RolloutDataset(collector, RolloutBuffer(), iterations):
+    for rollout in RolloutDataset(collector, iterations):
         ppo.evaluate_values(rollout)
         ppo.add_advantages(rollout)
         for minibatch in ppo.minibatches(rollout, ppo.fields):

@@ -601,7 +601,7 @@ MUTATIONS = (
         "numerics/test_ppo.py",
     ),
     Mutation(
-        "optim/learning_rate.py",
+        "optim/update.py",
         "the adaptive rate rises where the KL is too large",
         "_set_rate(optimizer, max(lowest, rate / self.FACTOR))",
         "_set_rate(optimizer, max(lowest, rate * self.FACTOR))",
@@ -787,14 +787,14 @@ MUTATIONS = (
         "numerics/test_chunks.py",
     ),
     Mutation(
-        "envs/step_results.py",
+        "envs/infos.py",
         "an env that says nothing of success has succeeded",
         "torch.from_numpy(np.nan_to_num(success) != 0)",
         "torch.from_numpy(success != 0)",
         "numerics/test_infos.py",
     ),
     Mutation(
-        "envs/step_results.py",
+        "envs/infos.py",
         "an env's default, False, overwrites that somebody around it took over",
         "INTERVENED: bool(inside) or taken}",
         "INTERVENED: bool(inside)}",
@@ -1058,6 +1058,27 @@ MUTATIONS = (
         'loss = loss + self.kl_coef * scalars["reference_kl"]',
         'loss = loss - self.kl_coef * scalars["reference_kl"]',
         "numerics/test_grpo.py",
+    ),
+    Mutation(
+        "algorithms/off_policy.py",
+        "the target networks stay as they began",
+        "self.learner.sequence(objectives, self.update_targets, self._moved)",
+        "self.learner.sequence(objectives, lambda: None, self._moved)",
+        "numerics/test_sac.py",
+    ),
+    Mutation(
+        "algorithms/learner.py",
+        "the learning rate stays as it began",
+        "optimizer, env_steps, horizon)",
+        "optimizer, 0, horizon)",
+        "numerics/test_ppo.py",
+    ),
+    Mutation(
+        "algorithms/learner.py",
+        "the run goes on after many skipped steps",
+        "            if objective.statistics.exhausted:\n",
+        "            if False:\n",
+        "numerics/test_ppo.py",
     ),
     Mutation(
         "algorithms/base.py",

@@ -103,6 +103,10 @@ def pytest_sessionstart(session):
     if not xdist.is_xdist_controller(session):  # the controller runs no test, and needs no imports
         import torch
 
+        from lightning_rl.training.callbacks import manifest
+
+        # Each run asks git for the commit: a sixth of a short run.
+        manifest._git_commit = cache(manifest._git_commit)
         # Two threads that wait for each other on a busy machine of two cores are slower than one.
         torch.set_num_threads(1)
 

@@ -37,6 +37,7 @@ EXPLAINED = [
     for name in re.findall(r"`([^`]+)`", row)
 ]
 SHORT = partial(PushCube, max_episode_steps=8)
+FEW = {"buffer_size": 10, "total_env_steps": 160}
 OBJECTIVE = "(?:actor|critic|alpha|gripper)"
 
 
@@ -77,7 +78,7 @@ def clone(run_dir):
 
 def off_policy(run_dir):
     seed_everything(1)
-    data = make_data(SHORT, buffer_size=10, replay=partial(ReplayBuffer, capacity=1000))
+    data = make_data(SHORT, **FEW, replay=partial(ReplayBuffer, capacity=1000))
     policy = SquashedActorCritic(data.observation_space, data.action_space, (16,))
     trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
     trainer.fit(SAC(policy, batch_size=16, random_env_steps=80), data)
@@ -86,24 +87,22 @@ def off_policy(run_dir):
 def in_processes(run_dir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "RayCluster", Threads)
-        train(run_dir, env=SHORT, data={"collector": RayCollector, "buffer_size": 10})
+        train(run_dir, env=SHORT, data={"collector": RayCollector, **FEW})
 
 
 RUNS = {
     "remote collectors": in_processes,
-    "PPO in the background": partial(
-        train, env=SHORT, data={"collector": background(1), "buffer_size": 10}
-    ),
+    "PPO in the background": partial(train, env=SHORT, data={"collector": background(1), **FEW}),
     "GRPO": partial(
         train,
         env=SHORT,
-        data={"buffer_size": 10},
+        data=FEW,
         model={"algorithm": GRPO, "group_size": 2, "kl_coef": 0.1},
     ),
     "GRPO of some groups": partial(
         train,
         env=SHORT,
-        data={"buffer_size": 10},
+        data=FEW,
         model={"algorithm": GRPO, "group_size": 2, "filter_groups": True},
     ),
     "cloning": clone,
@@ -111,7 +110,7 @@ RUNS = {
     "an arm with a gripper": partial(
         train,
         env=helped_arm,
-        data={"replay": MixedReplay, "buffer_size": 10},
+        data={"replay": MixedReplay, **FEW},
         model={"algorithm": GripperSAC},
     ),
     "somebody takes over": partial(train, env=partial(helped, source=Schedule())),

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -554,12 +553,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
 
 
 def test_help_is_answered_at_once_and_without_torch():
-    began = time.perf_counter()
-    outcome = new_process("--help")
-    assert (
-        time.perf_counter() - began < 10
-    )  # a busy machine; the import check below is the real one
-    assert "rl-cli fit --config ppo.yaml" in outcome.stdout
+    assert "rl-cli fit --config ppo.yaml" in new_process("--help").stdout
     check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
     assert (
         subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
@@ -572,9 +566,9 @@ def test_help_is_answered_at_once_and_without_torch():
 
 
 def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
-    outcome = new_process("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
+    outcome = rl_cli("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
     assert outcome.returncode == 0
-    assert outcome.stderr == ""
+    assert outcome.stderr == ""  # nor is there anything of the imports: see test_help.py
     lines = outcome.stdout.splitlines()
     assert len(lines) == 10, outcome.stdout  # two of the start and evaluations, six of summary
     with pytest.raises(SystemExit):

@@ -111,7 +111,7 @@ def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
         children = sweep.children()
     finally:
         sweep.kill()
-    soon(lambda: not alive(children), timeout=10)
+    soon(lambda: not alive(children))
     assert len(children) == 1
     assert outcomes() == ["finished", "running"]
     directory = last.parents[2]
@@ -345,7 +345,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.first", "[{}]", *GAMMAS],
             1,
-            "sweep.first: a point has no model.gamma; it needs all of the space.",
+            "sweep.first: a point lacks model.gamma; a point needs every setting of sweep.space.",
         ),
         (
             ["--sweep.first", "[{model.gamma: 0.8}]", *GAMMAS],

@@ -269,7 +269,7 @@ def test_an_env_that_cannot_be_drawn_says_so_once_and_training_goes_on(env, reas
     squash = {"squash": True} if env is BrokenRenderer else None
     with pytest.warns(UserWarning, match=f"No more videos: .*{reason}") as warned:
         module, _, _ = filmed(tmp_path, env=env, policy=squash)
-    assert sum("No videos" in str(w.message) for w in warned) == 1
+    assert sum("No more videos" in str(w.message) for w in warned) == 1
     assert module.env_steps == 384
     assert films(tmp_path) == []
 

@@ -8,7 +8,6 @@ does the same outside of the suite.
 import os
 import signal
 import sys
-import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -513,24 +512,6 @@ def no_compiler(*args, **kwargs):
     raise RuntimeError("no compiler")
 
 
-@contextmanager
-def one_after_the_other(directory):
-    """Have rank 1 compile each graph after rank 0: it finds it in Inductor's cache, for a third of the time."""
-    compile, numbers = graphs.standalone_compile, count()
-
-    def compiled(*args, **kwargs):
-        done = directory / f"graph {next(numbers)}"
-        while ranks.rank() == 1 and not done.exists():
-            time.sleep(0.05)
-        made = compile(*args, **kwargs)
-        done.touch()
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "standalone_compile", compiled)
-        yield
-
-
 def main(directory):
     findings = {}
     run = Run(directory, findings)
@@ -596,7 +577,7 @@ def main(directory):
         findings[f"helped {name}"]["taken"] = helped.taken
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
-    with one_after_the_other(directory):
+    with uncompiled_traces():
         run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(
         "uneven",

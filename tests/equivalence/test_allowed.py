@@ -78,7 +78,7 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     eager, *_ = train(tmp_path / "eager", **settings)
     model = settings.get("model", {}) | {"compile": True}
     compiled, *_ = train(tmp_path / "compiled", **settings | {"model": model})
-    assert compiled.compilation.compiled
+    assert compiled.learner.compilation.compiled
     for key, value in eager.state_dict().items():
         if torch.is_tensor(value) and value.is_floating_point():
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)

@@ -73,7 +73,7 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
     module, *_ = train(tmp_path)
     why = f"{STEPS} minibatches, and it pays from {STEPS}"
     assert said() == [f"The update is compiled (compile: auto): {why}."]
-    assert module._graphs.have_served
+    assert module.learner.graphs.have_served
     found = computing(tmp_path)
     assert (found["compiled"], found["why"]) == (True, why)
 
@@ -160,7 +160,7 @@ def test_a_resumed_run_goes_on_as_it_began(compiled, tmp_path, monkeypatch, said
     train(tmp_path / "parts", trainer={"max_epochs": 1})
     monkeypatch.setattr(Choice, "pays_from", 10**9 if compiled else 1)
     module, *_ = train(tmp_path / "parts", ckpt_path=last(tmp_path / "parts"))
-    assert (module._graphs is not None) is compiled
+    assert (module.learner.graphs is not None) is compiled
     how = "is compiled" if compiled else "runs uncompiled"
     assert said()[-1] == f"The update {how} (compile: auto): as in the checkpoint."
     assert_same_run(tmp_path / "whole", tmp_path / "parts")

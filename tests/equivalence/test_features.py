@@ -59,7 +59,7 @@ def test_stopped_within_warm_up_or_after_it_they_resume_exactly(iteration, plain
 
 def test_compiled_they_follow_the_eager_run(plain, tmp_path, traced_only):
     module, *_ = train(tmp_path, **changed(compile=True))
-    graphs = module._graphs._compiled
+    graphs = module.learner.graphs._compiled
     assert any(key[1] == "loss" for key in graphs), "it was compiled"
     for key, value in plain[0].policy.state_dict().items():
         torch.testing.assert_close(module.policy.state_dict()[key], value, rtol=1e-3, atol=1e-4)

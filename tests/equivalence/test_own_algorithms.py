@@ -1,4 +1,4 @@
-"""An algorithm of one's own is one file and one YAML: it trains, is saved, and resumes bit for bit, compiled or not."""
+"""An algorithm or an encoder of one's own is one file and one YAML: it trains, is saved, and resumes bit for bit, compiled or not."""
 
 import sys
 import textwrap
@@ -178,7 +178,55 @@ ON_POLICY_CONFIG = """
       iterations_per_epoch: 2
       num_eval_episodes: 2
 """
-KINDS = {"off": (OFF_POLICY, OFF_POLICY_CONFIG), "on": (ON_POLICY, ON_POLICY_CONFIG)}
+ENCODER = '''
+    """An encoder with a parameter and running statistics of its own."""
+
+    import torch
+    from torch import nn
+
+    from lightning_rl.policies.networks.encoders import Encoder
+
+
+    class Waves(Encoder):
+        def __init__(self, observation_space, frequencies: int = 4):
+            super().__init__(observation_space)
+            self.frequencies = nn.Parameter(2.0 ** torch.arange(frequencies) / 4)
+            self.register_buffer("largest", torch.ones(observation_space.shape))
+            self.size = observation_space.shape[0] * 2 * frequencies
+
+        def update_normalization(self, observation):
+            self.largest.copy_(torch.maximum(self.largest, observation.abs().amax(0)))
+
+        def forward(self, observation):
+            angles = ((observation / self.largest).unsqueeze(-1) * self.frequencies).flatten(-2)
+            return torch.cat([angles.sin(), angles.cos()], -1)
+'''
+
+ENCODER_CONFIG = """
+    seed_everything: 1
+    model:
+      class_path: PPO
+      init_args:
+        policy:
+          class_path: ActorCritic
+          init_args:
+            hidden_sizes: [16]
+            encoder: {class_path: MODULE.Waves, init_args: {frequencies: 3}}
+        n_epochs: 1
+        batch_size: 32
+    data:
+      env: {class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}
+      num_envs: 2
+      buffer_size: 32
+      total_env_steps: 512
+      iterations_per_epoch: 2
+      num_eval_episodes: 2
+"""
+KINDS = {
+    "off": (OFF_POLICY, OFF_POLICY_CONFIG),
+    "on": (ON_POLICY, ON_POLICY_CONFIG),
+    "encoder": (ENCODER, ENCODER_CONFIG),
+}
 
 
 @pytest.fixture
@@ -206,8 +254,10 @@ def fit(*arguments):
     run(["fit", *arguments, *options])
 
 
-@pytest.mark.parametrize("compile", ["false", "true"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "compile"),
+    [(kind, c) for kind in KINDS for c in ("false", "true") if (kind, c) != ("encoder", "true")],
+)
 def test_it_trains_is_saved_and_resumes_bit_for_bit(kind, compile, written, tmp_path, traced_only):
     config = written(kind)
     settings = ["--config", config, "--model.compile", compile]
@@ -218,6 +268,12 @@ def test_it_trains_is_saved_and_resumes_bit_for_bit(kind, compile, written, tmp_
     assert_same_run(whole, half)
     state = load(last(whole))
     assert len(state["optimizer_states"]) == (2 if kind == "off" else 1)
+    if kind == "encoder":
+        began = 2.0 ** torch.arange(3) / 4
+        (name,) = [name for name in state["state_dict"] if name.endswith("frequencies")]
+        assert not torch.equal(state["state_dict"][name], began), "it is trained"
+        (name,) = [name for name in state["state_dict"] if name.endswith("largest")]
+        assert (state["state_dict"][name] > 1).any(), "its statistics are moved"
     if kind == "off":
         saved, other = (load(last(run))["RLDataModule"]["replays"][0] for run in (whole, half))
         assert saved["count"] == other["count"] == 256 > 150

@@ -20,7 +20,7 @@ from lightning_rl.collectors import ray
 from lightning_rl.envs import ActionChunk, PushCube
 from lightning_rl.envs.managers import Curriculum, Event, Noise, Observation, Reward, Termination
 from tests import own_terms
-from tests.equivalence.test_compiled_steps import assert_follows
+from tests.equivalence.test_compiled_steps import assert_follows, collector_of, is_compiled
 from tests.equivalence.test_ray import StopAt, remote
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.remote import Threads
@@ -60,6 +60,42 @@ RUN = {
 
 def test_they_are_stepped_compiled_as_eagerly(traced_only):
     assert_follows(lambda: managed(6, EVENTS), 16, 3)
+
+
+def noisy(env):
+    return torch.rand(env.num_envs)
+
+
+def decided(env):
+    return env.elapsed.float() if env.action.sum() > 1e9 else env.measured["distance"]
+
+
+class Counting:
+    """Keeps in the object what belongs into the memory of `start`."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, env):
+        self.count += 1
+        return env.measured["distance"]
+
+
+UNCOMPILED = {
+    "draws": (noisy, "drawn by aten.rand.default: an env draws by self.uniform(count), a term by"),
+    "a decision": (decided, "test_terms.py, line "),
+    "an attribute": (Counting, "a step changes Counting.count, which is no part of its state"),
+}
+
+
+@pytest.mark.parametrize("name", UNCOMPILED)
+def test_what_cannot_be_compiled_runs_eagerly_and_is_named(name, traced_only):
+    term, why = UNCOMPILED[name]
+    with pytest.warns(UserWarning, match="stepped uncompiled"):
+        collector = collector_of(lambda: PushCube(4, rewards={"own": Reward(term)}), True, 4)
+    assert not is_compiled(collector)
+    assert why in collector.context.compilation.why
+    collector.collect()
 
 
 @pytest.mark.parametrize("kind", ["in the background", "by a remote collector"])

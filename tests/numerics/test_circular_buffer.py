@@ -32,7 +32,7 @@ EXTRA = {"noise": ((4,), torch.float32)}
 
 
 def make(**kwargs):
-    given = {"num_steps": T, "max_staleness": 1, "timeout_s": 5.0, "extra_fields": EXTRA} | kwargs
+    given = {"num_steps": T, "max_staleness": 1, "timeout_s": 60.0, "extra_fields": EXTRA} | kwargs
     steps, extra, lag = (given.pop(key) for key in ("num_steps", "extra_fields", "max_staleness"))
     spaces = OBSERVATION, Discrete(5)
     return CircularBuffer(

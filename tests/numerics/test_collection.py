@@ -1,6 +1,7 @@
 """From env to learner: what is collected, counted, handed out once, and evaluated."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -11,7 +12,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import ActorCritic
-from lightning_rl.buffers import RolloutBuffer
 from lightning_rl.collectors import SyncCollector, evaluation
 from lightning_rl.collectors.evaluation import bootstrap_interval, run_episodes, summarize
 from lightning_rl.collectors.statistics import EpisodeStatistics
@@ -444,39 +444,23 @@ def test_a_collector_keeps_the_statistics_of_its_episodes():
 # --- buffer and dataset ---
 
 
-def some_rollout():
-    return allocate_rollout(Box(-1, 1, (2,)), Discrete(2), 2, 3)
-
-
-def test_a_buffer_gives_each_rollout_once():
-    buffer, rollout = RolloutBuffer(), some_rollout()
-    assert not buffer.ready()
-    with pytest.raises(RuntimeError, match=r"empty.*Call extend\(\) first"):
-        buffer.get()
-    buffer.extend(rollout)
-    assert buffer.ready()
-    with pytest.raises(RuntimeError, match=r"still holds.*call get\(\) first"):
-        buffer.extend(some_rollout())
-    assert buffer.get() is rollout
-    assert not buffer.ready()
-    with pytest.raises(RuntimeError, match="given out once"):
-        buffer.get()
-
-
-def test_a_buffer_refuses_what_is_no_rollout():
-    buffer = RolloutBuffer()
-    with pytest.raises(ValueError, match=r"steps \+ 1"):
-        buffer.extend(some_rollout().reshape(-1))
-    incomplete = some_rollout()
-    del incomplete["done"]
-    with pytest.raises(ValueError, match="no field 'done'"):
-        buffer.extend(incomplete)
-    assert not buffer.ready()
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rollout: rollout.reshape(-1), r"steps \+ 1"),
+        (lambda rollout: rollout.exclude("done"), "no field 'done'"),
+    ],
+)
+def test_the_dataset_refuses_what_is_no_rollout(change, message):
+    rollout = allocate_rollout(Box(-1, 1, (2,)), Discrete(2), 2, 3)
+    collector = SimpleNamespace(collect=lambda: change(rollout))
+    with pytest.raises(ValueError, match=message):
+        next(iter(RolloutDataset(collector, 1)))
 
 
 def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
     collector = collector_of("CartPole-v1")
-    dataset = RolloutDataset(collector, RolloutBuffer(), 3)
+    dataset = RolloutDataset(collector, 3)
     assert len(dataset) == 3
     for epoch in range(2):
         stream = iter(dataset)
@@ -495,7 +479,7 @@ def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
 
 def test_the_dataset_yields_as_many_rollouts_as_it_says():
     for count in (1, 4):
-        dataset = RolloutDataset(collector_of("CartPole-v1", num_steps=2), RolloutBuffer(), count)
+        dataset = RolloutDataset(collector_of("CartPole-v1", num_steps=2), count)
         assert len(list(dataset)) == len(dataset) == count
 
 

@@ -1,6 +1,7 @@
 """A compiled loss notices what it reads of its algorithm, and of all that hangs on it."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,10 +152,25 @@ class MyAlgorithm(OnPolicyAlgorithm):
         return loss, {"policy_loss": loss}
 
 
-def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp_path, traced_only):
+class HoldsItsCoefficient(MyAlgorithm):
+    """The coefficient lies in an object that the algorithm holds."""
+
+    @property
+    def my_coef(self):
+        return self.holder.value
+
+    @my_coef.setter
+    def my_coef(self, value):
+        vars(self).setdefault("holder", SimpleNamespace()).value = value
+
+
+@pytest.mark.parametrize("algorithm", [MyAlgorithm, HoldsItsCoefficient])
+def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(
+    algorithm, tmp_path, traced_only
+):
     kwargs = {
         "data": {"total_env_steps": 4 * 16 * 5},
-        "model": {"algorithm": MyAlgorithm, "n_epochs": 1, "batch_size": 64},
+        "model": {"algorithm": algorithm, "n_epochs": 1, "batch_size": 64},
         "trainer": {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
     }
     eager, _, _ = train(tmp_path / "eager", **kwargs)
@@ -162,7 +178,7 @@ def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp
     compiled, _, _ = train(tmp_path / "compiled", **kwargs)
     assert eager.losses == pytest.approx(compiled.losses, abs=1e-5)
     assert compiled.losses[-1] == 0.0 != compiled.losses[0]
-    graphs = compiled._graphs._compiled.items()
+    graphs = compiled.learner.graphs._compiled.items()
     assert [len(made) for key, made in graphs if key[1] == "loss"] == [2]
 
 
@@ -194,7 +210,7 @@ def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(algorithm, tmp_path, t
             compiled, _, _ = train(tmp_path / "compiled", **kwargs)
     else:
         compiled, _, _ = train(tmp_path / "compiled", **kwargs)
-        assert compiled.compilation.compiled
+        assert compiled.learner.compilation.compiled
     assert eager.losses == pytest.approx(compiled.losses, rel=1e-4)
 
 

@@ -333,12 +333,12 @@ def test_what_cannot_be_is_refused():
     )
     arm = gymnasium.spaces.Box(-1.0, 1.0, (3,))
     assert message_of(lambda: GripperActorCritic(OBSERVATION_SPACE, arm, **make)) == (
-        "critic_normalization: batch is not for an arm with a gripper: set none, layer or rms."
+        "critic_normalization: an arm with a gripper cannot use batch; set none, layer or rms."
     )
     assert message_of(
         lambda: DiscreteActorCritic(OBSERVATION_SPACE, gymnasium.spaces.Discrete(3), **make)
     ) == (
-        "critic_normalization: batch is not for critics with one output per action: set none, layer or rms."
+        "critic_normalization: critics with one output per action cannot use batch; set none, layer or rms."
     )
     uneven = {"network": "residual", "critic_hidden_sizes": (8, 16), "hidden_sizes": (8,)}
     assert message_of(lambda: SquashedActorCritic(OBSERVATION_SPACE, SPACE, **uneven)) == (
@@ -435,7 +435,7 @@ def test_twenty_updates_of_discrete_actions_are_those_of_the_reference(
         if masked:
             for key, mask in zip(("observation", "next_observation"), masks, strict=True):
                 fields[key] = TensorDict({"state": fields[key], "action_mask": mask.to(torch.int8)}, [16])  # fmt: skip
-        module.update_all(TensorDict(fields, [16]))
+        module.update_in_turn(TensorDict(fields, [16]), *module.objectives)
         reference.update(batch)
     for ours, theirs in (
         ([actor_layers(module.policy.actor)], [reference.actor]),

@@ -664,7 +664,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path)
 def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     eager, *_ = train(tmp_path / "eager", **settings(name))
     compiled, *_ = train(tmp_path / "compiled", **settings(name, compile=True))
-    assert compiled.compilation.compiled
+    assert compiled.learner.compilation.compiled
     for key, value in eager.state_dict().items():
         if torch.is_tensor(value) and value.is_floating_point():
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
@@ -767,7 +767,7 @@ def test_seen_in_chunks_with_a_warm_up_and_partial_infos_by_a_policy_and_an_algo
     stop_and_resume(tmp_path / "stopped", 1, **meeting(False))
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     compiled, *_ = train(tmp_path / "compiled", **meeting(False, compile=True))
-    assert compiled.compilation.compiled
+    assert compiled.learner.compilation.compiled
     for key, value in module.policy.state_dict().items():
         torch.testing.assert_close(compiled.policy.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 
@@ -810,7 +810,7 @@ def test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled(share, tmp_path
         return  # one graph is enough
     run["model"]["compile"] = True
     compiled, *_ = train(tmp_path / "compiled", **run)
-    assert compiled.compilation.compiled
+    assert compiled.learner.compilation.compiled
     for key, value in module.policy.state_dict().items():
         torch.testing.assert_close(compiled.policy.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 

@@ -200,7 +200,7 @@ def test_each_task_has_its_own_threshold(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "step"), [("replace", 2), ("unlink", 7), ("fsync", 17), ("rmdir", 5)]
+    ("name", "step"), [("replace", 5), ("unlink", 7), ("fsync", 17), ("rmdir", 5)]
 )
 def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, name, step):
     """At each call that changes a directory; what was recorded is there either way."""

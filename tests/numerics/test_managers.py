@@ -313,6 +313,14 @@ REFUSED = {
         lambda: PushCube(1, pictures=Pictures(), observations={"a": {"own": Observation("own")}}),
         "observes either `pictures` or the terms of `observations`",
     ),
+    "drives of a task without names": (
+        lambda: CartPole(1, action=Position(drives=["slider"])),
+        "CartPole has no names for its drives: leave out drives: ['slider'] of Position",
+    ),
+    "other numbers of scales": (
+        lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
+        "Position: scale must be one number or 2, got [1.0, 2.0, 3.0].",
+    ),
     "an action that needs the state": (
         lambda: WithTerms(1, partial(GymnasiumEnv, id="Pendulum-v1"), action=DeltaPosition()),
         "cannot be driven by DeltaPosition, which needs the env's state; allowed: Position",

@@ -20,7 +20,8 @@ from lightning_rl import (
 from lightning_rl.collectors.evaluation import action_function, run_episodes
 from lightning_rl.envs import ActionMask
 from lightning_rl.policies.distributions.gaussians import distribution_for
-from lightning_rl.rollout.contract import allocate_rollout, check_allowed
+from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.helpers import draw_from, make_collector
 from tests.probes import MaskProbe, StructureProbe

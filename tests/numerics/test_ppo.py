@@ -9,8 +9,7 @@ from lightning.pytorch import Callback
 from lightning_rl import GRPO, PPO
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.functional import ratio
-from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.update import UpdateStatistics
+from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 

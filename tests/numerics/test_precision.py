@@ -159,7 +159,7 @@ def test_it_learns(compile, iterations, tmp_path, request):
         model=model | {"compile": compile},
         trainer=PLAIN | BF16,
     )[0]
-    assert (module._graphs is not None) is compile
+    assert (module.learner.graphs is not None) is compile
     asked = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
     td = module.policy.get_action(asked, deterministic=True)
     probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp().min()

@@ -15,10 +15,8 @@ from lightning_rl import (
     GripperSAC,
     SquashedActorCritic,
 )
-from lightning_rl.compiled.graphs import Graphs
-from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
-from lightning_rl.optim.update import Update
-from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.algorithms.learner import Learner
+from lightning_rl.compiled.choice import Choice
 from tests.q_references import DoubleQReference, SACReference, TD3Reference
 
 OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16
@@ -46,25 +44,18 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
     if isinstance(module, TD3):
         module.target_actor.load_state_dict(made.actor.state_dict())
     optimizers = module.configure_optimizers()
-    if compile:
-        module._graphs = Graphs(module, torch.device("cpu"))
-    pairs = list(zip(module.objectives.items(), optimizers, strict=True))
-    for (name, objective), optimizer in pairs:
-        module.updates[name] = (
-            CompiledUpdate(objective, optimizer, module._graphs)
-            if compile
-            else Update(objective, optimizer)
-        )
-    targets = [p for name, p in module.named_parameters() if name.startswith("target_")]
-    follow_up = module.update_targets
-    module.update_all = module.make_update_sequence(
-        *module.objectives, follow_up=follow_up, written=targets
-    )
-    always = getattr(module, "fitted_always", ("critic",))
-    module.update_critics = module.make_update_sequence(
-        *always, follow_up=follow_up, written=targets
-    )
+    module.learn_by(Learner(module, module.objectives, optimizers, Choice(compile, None)))
     return module
+
+
+def update(module, minibatch, with_actor=True):
+    """One update, as in `training_step`."""
+    if with_actor:
+        module.update_in_turn(minibatch, *module.objectives)
+    elif isinstance(module, TD3):
+        module.updates["critic"](minibatch)
+    else:
+        module.update_in_turn(minibatch, *module.fitted_always)
 
 
 def actor_layers(actor):
@@ -164,10 +155,10 @@ def test_twenty_updates_of_sac_are_those_of_the_reference(settings, dtype, compi
         **{key: value for key, value in policy_kwargs.items() if key == "log_std_bounds"},
     )
     rng = np.random.default_rng(2)
-    for update in range(20):
+    for i in range(20):
         batch = drawn(rng, policy_kwargs.get("num_critics"))
-        with_actor = (update + 1) % kwargs.get("policy_delay", 1) == 0
-        (module.update_all if with_actor else module.update_critics)(tensors(batch, dtype))
+        with_actor = (i + 1) % kwargs.get("policy_delay", 1) == 0
+        update(module, tensors(batch, dtype), with_actor)
         reference.update(batch, with_actor)
     # Adam divides by the size of a gradient: where that is near zero, float32's rounding grows to a part of a step.
     assert_follows(module, reference, TOLERANCE[dtype])
@@ -207,17 +198,17 @@ def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
     )
     gripper = DoubleQReference(actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5)
     rng = np.random.default_rng(2)
-    for update in range(20):
+    for i in range(20):
         batch = drawn(rng)
         command = rng.integers(0, 3, BATCH)
         penalty = -0.5 * rng.integers(0, 2, BATCH)
-        with_actor = (update + 1) % delay == 0
+        with_actor = (i + 1) % delay == 0
         td = tensors(batch, dtype)
         near = rng.uniform(-0.9, 0.9, BATCH) * (command == 1)  # the nearest command counts
         last = torch.as_tensor(2.0 * command - 1.0 + near).to(dtype)
         td["action"] = torch.cat((td["action"], last[:, None]), -1)
         td["penalty"] = torch.as_tensor(penalty).to(dtype)
-        (module.update_all if with_actor else module.update_critics)(td)
+        update(module, td, with_actor)
         arm.update(batch, with_actor)
         gripper.update(batch, command, penalty)
     assert_follows(module, arm, TOLERANCE[dtype])
@@ -239,11 +230,11 @@ def test_twenty_updates_of_td3_are_those_of_the_reference(dtype, compile, traced
     actor, critics = actor_layers(module.policy.actor), critic_layers(module.policy.critic)
     reference = TD3Reference(actor, critics, rate=1e-2, tau=0.1)
     rng = np.random.default_rng(2)
-    for update in range(20):
+    for i in range(20):
         batch = drawn(rng)
         batch["next_noise"] = np.clip(0.2 * batch["next_noise"], -0.5, 0.5)
-        with_actor = update % 2 == 1
-        (module.update_all if with_actor else module.updates["critic"])(tensors(batch, dtype))
+        with_actor = i % 2 == 1
+        update(module, tensors(batch, dtype), with_actor)
         reference.update(batch, with_actor)
     assert_follows(module, reference, TOLERANCE[dtype])
 
@@ -252,16 +243,14 @@ def test_a_compiled_update_is_one_graph(traced_only):
     module = built(SAC, SquashedActorCritic, torch.float32, True)
     rng = np.random.default_rng(2)
     for _ in range(3):
-        module.update_all(tensors(drawn(rng), torch.float32))
-    assert isinstance(module.update_all, CompiledSequence)
-    assert [key[1] for key in module._graphs._compiled] == ["sequence"]
+        update(module, tensors(drawn(rng), torch.float32))
+    assert [key[1] for key in module.learner.graphs._compiled] == ["sequence"]
 
 
 def test_an_actor_moves_no_critic_and_leaves_no_gradient_there():
     module = built(SAC, SquashedActorCritic, torch.float32, False)
     before = [p.clone() for p in module.policy.critic.parameters()]
     module.updates["actor"](tensors(drawn(np.random.default_rng(2)), torch.float32))
-    assert isinstance(module.update_all, UpdateSequence)
     for old, parameter in zip(before, module.policy.critic.parameters(), strict=True):
         assert torch.equal(old, parameter)
         assert parameter.grad is None

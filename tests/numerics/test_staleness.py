@@ -372,7 +372,7 @@ class Updates(OffPolicyAlgorithm):
         assert self.env_steps > before
 
 
-@pytest.mark.parametrize("schedules", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedules", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_whoever_is_ahead_waits_and_an_env_step_has_its_updates(schedules):
     """To the end, through an interruption, a crash, and a resumption at some moment of the run."""
     ends, threads = set(), threading.active_count()

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, TorchEnv, check_env, load_policy
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs.step_results import InfoReader
+from lightning_rl.envs.infos import InfoReader
 from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.reports.odd import BOX, making, odd
@@ -157,9 +157,11 @@ def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
     assert not isinstance(came, str), came
 
 
-def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers(step):
+    """Workers are forks, of which 130 take ten seconds."""
     assert len(CASES) > 130
-    compare(CASES)
+    compare(CASES[::step])
 
 
 def test_in_line_every_kind_of_return_is_taken_or_refused_in_one_message():

@@ -7,9 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import SAC, ConfigurationError, ReplayBuffer, SquashedActorCritic
-from lightning_rl.compiled.graphs import Graphs
-from lightning_rl.compiled.update import CompiledUpdate
-from lightning_rl.optim.update import Update
+from lightning_rl.algorithms.learner import Learner
+from lightning_rl.compiled.choice import Choice
 from tests.helpers import train, uncompiled_traces
 
 OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
@@ -47,17 +46,8 @@ def one_update(cls, compile=False, **settings):
     torch.manual_seed(0)
     policy = SquashedActorCritic(OBSERVATION, ACTION, (8,))
     module = cls(policy, batch_size=8, **settings)
-    if compile:
-        module._graphs = Graphs(module, torch.device("cpu"))
-    for (name, objective), optimizer in zip(
-        module.objectives.items(), module.configure_optimizers(), strict=True
-    ):
-        made = (
-            CompiledUpdate(objective, optimizer, module._graphs)
-            if compile
-            else Update(objective, optimizer)
-        )
-        module.updates[name] = made
+    optimizers = module.configure_optimizers()
+    module.learn_by(Learner(module, module.objectives, optimizers, Choice(compile, None)))
     minibatch = TensorDict(
         {
             **{name: torch.rand(8, 3) for name in ("observation", "next_observation")},
@@ -68,9 +58,7 @@ def one_update(cls, compile=False, **settings):
     )
     expected = minibatch.clone()
     with uncompiled_traces():
-        module.make_update_sequence(*module.objectives, follow_up=lambda: None, written=[])(
-            minibatch
-        )
+        module.update_in_turn(minibatch, *module.objectives)
     means = {}
     for objective in module.objectives.values():
         means |= objective.statistics.close()

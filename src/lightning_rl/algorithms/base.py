@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
@@ -23,6 +23,7 @@ from lightning_rl.algorithms.checks import (
     check_whole_minibatches,
     warn_of_unreached,
 )
+from lightning_rl.algorithms.learner import Learner
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.format import (
@@ -43,31 +44,29 @@ from lightning_rl.collectors.evaluation import (
     summarize,
 )
 from lightning_rl.compiled.choice import Choice, Setting, StepsChoice
-from lightning_rl.compiled.graphs import Graphs
-from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.envs import VectorEnv
-from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
-from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
 from lightning_rl.optim.update import (
+    LearningRateSchedule,
     Loss,
     Objective,
     OptimizerFactory,
+    ScheduleKind,
     Update,
 )
-from lightning_rl.optim.update_sequence import UpdateSequence
-from lightning_rl.policies import Policy
+from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.contract import (
-    check_allowed,
     check_finite,
     check_time,
     env_steps_in,
     without_padding,
 )
+from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
@@ -79,70 +78,26 @@ RankState = dict[str, Tensor | None]
 """State of one rank: random streams, and the unfinished returns of its envs."""
 
 
-LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
-"""Attributes of every LightningModule."""
-
-HIDDEN = (
-    *("compilation", "evaluation", "generator", "metrics", "objectives", "phase", "statistics"),
-    *("step_compilation", "update", "updates", "watch", "_computed_before", "_episodes"),
-    *("_graphs", "_iterations", "_restored", "_steps_before", "_trainer"),
-)
-"""Attributes of an algorithm that change constantly: a compiled loss must not read them."""
-
-
 class TrainingData(Protocol):
     """The part of the data module that algorithms use."""
 
-    @property
-    def num_envs(self) -> int: ...
-
-    @property
-    def buffer_size(self) -> int: ...
-
-    @property
-    def env_steps_per_iteration(self) -> int: ...
-
-    @property
-    def max_episode_actions(self) -> int | None: ...
-
-    @property
-    def total_iterations(self) -> int: ...
-
-    @property
-    def iterations_per_epoch(self) -> int: ...
-
-    @property
-    def max_staleness(self) -> int: ...
-
-    @property
-    def may_drop_rollouts(self) -> bool: ...
-
-    @property
-    def reports_success(self) -> bool: ...
-
-    @property
-    def acted_by_policy(self) -> bool: ...
-
-    @property
-    def replay(self) -> Replay | None: ...
-
-    @property
-    def eval_env(self) -> VectorEnv: ...
-
-    @property
-    def eval_calls(self) -> PhaseTimer: ...
-
-    @property
-    def eval_env_reports_success(self) -> bool: ...
-
-    @property
-    def evaluates_on_the_training_env(self) -> bool: ...
-
-    @property
-    def eval_deterministic(self) -> bool: ...
-
-    @property
-    def max_eval_episode_steps(self) -> int: ...
+    num_envs: int
+    buffer_size: int
+    env_steps_per_iteration: int
+    max_episode_actions: int | None
+    total_iterations: int
+    iterations_per_epoch: int
+    max_staleness: int
+    may_drop_rollouts: bool
+    reports_success: bool
+    acted_by_policy: bool
+    replay: Replay | None
+    eval_env: VectorEnv
+    eval_calls: PhaseTimer
+    eval_env_reports_success: bool
+    evaluates_on_the_training_env: bool
+    eval_deterministic: bool
+    max_eval_episode_steps: int
 
     def seed_for(self, purpose: str) -> int: ...
 
@@ -177,11 +132,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         update: `self.update(minibatch)` takes an optimizer step on the first objective with a
             minibatch [B]; the step is skipped if loss or gradient is not finite.
         updates: the same for all objectives, by name: `self.updates["critic"](minibatch)`.
+        learner: makes the updates of a `fit`.
         env_steps: env steps trained on so far, over all ranks.
         metrics: metrics of the last iteration, by name.
         evaluation: summary of the last evaluation (see `summarize`), with `env_steps` and
             `deterministic`.
-        watch: a callback's watcher of evaluation episodes.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -192,6 +147,9 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     adam_eps = 1e-5
     """Eps of the default Adam."""
+
+    gamma: float
+    """Discount per env step; a subclass with a `reward_normalizer` sets it."""
 
     uses_replay = True
     """Whether the algorithm reads `replay`. If not, a config with `data.replay` is refused."""
@@ -221,28 +179,30 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.make_optimizer = optimizer
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
-        self.compilation = Choice(False, None)  # replaced by on_fit_start
-        self.step_compilation = StepsChoice(False, None)  # replaced by the data module
+        self.step_compilation = StepsChoice(False, None)  # see `choose_step_compilation`
+        self._learner: Learner | None = None
+        self.updates: dict[str, Update] = {}
+        self.update: Update  # with `updates`, see `learn_by`
+        self.reward_normalizer: RewardNormalizer | None = None
         self.env_steps = 0
         self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, Any] = {}
-        self.watch: Watcher | None = None
-        self.phase: PhaseTimer = no_phases
+        self._watchers: list[Watcher] = []
         self.generator = torch.Generator()
         self._episodes: list[Episode] = []
         self._reported_cut_episodes = False
-        self._restored: list[RankState] | None = None
-        self._computed_before: dict[str, Any] | None = None
-        self._steps_before: dict[str, Any] | None = None
-        self._graphs: Graphs | None = None
-        self.updates: dict[str, Update] = {}
-        self.update: Update  # set by on_fit_start
+        self._resumed: dict[str, Any] = {}  # from a checkpoint, until training starts
 
     @property
     def data(self) -> TrainingData:
         """The data module of the trainer."""
         return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
+
+    @property
+    def phase(self) -> PhaseTimer:
+        """Times a phase of an iteration for the trainer's profiler."""
+        return no_phases if self._learner is None else self._learner.phase
 
     @property
     def replay(self) -> Replay:
@@ -299,7 +259,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: names of logged scalars that later losses of `make_update_sequence` read, each
+            passes: names of logged scalars that later losses of `update_in_turn` read, each
                 as a field [B] of the minibatch. Other scalars are only logged.
             whole_minibatches: the loss needs all samples together, as batch statistics do, so
                 minibatches are not split into micro-batches.
@@ -336,26 +296,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         )
         return WHOLE if whole else size
 
-    def make_update_sequence(
-        self, *objectives: str, follow_up: Callable[[], None], written: Sequence[Tensor]
-    ) -> UpdateSequence:
-        """Return a callable that takes a step on several objectives per minibatch, in this order.
-
-        A later loss reads the scalars that an earlier one `passes`. Compiled, this is one graph.
-        Call it in `on_fit_start`, after `super().on_fit_start()` has made the updates.
-
-        Args:
-            objectives: names of the objectives.
-            follow_up: runs after them, such as moving target networks; a tensor operation.
-            written: the tensors of this module that `follow_up` writes.
-        """
-        updates = [self.updates[name] for name in objectives]
-        if self._graphs is None:
-            return UpdateSequence(updates, follow_up, written)
-        name = ", ".join(objectives)
-        compiled = cast(list[CompiledUpdate], updates)
-        return CompiledSequence(name, compiled, follow_up, written, self._graphs, self.phase)
-
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the learning rate schedule for an initial learning rate."""
         return LearningRateSchedule(self.lr_schedule, learning_rate)
@@ -375,9 +315,22 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Optimizer steps that were skipped because a loss or gradient was not finite."""
         return sum(one.statistics.skipped for one in self.objectives.values())
 
-    def optimizer_of(self, objective: str = "") -> Optimizer:
-        """Return the optimizer of an objective."""
-        return self.updates[objective].optimizer
+    def learn_by(self, learner: Learner) -> None:
+        """Take the optimizer steps from now on by a learner; `fit` calls it."""
+        self._learner = learner
+        self.updates = learner.updates
+        self.update = next(iter(self.updates.values()))
+
+    @property
+    def learner(self) -> Learner:
+        """The updates and compiled graphs of `fit`.
+
+        Raises:
+            RuntimeError: before `fit` starts.
+        """
+        if self._learner is None:
+            raise RuntimeError(f"{type(self).__name__} has no optimizer before `fit` starts.")
+        return self._learner
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         """End an update: update normalizers, policy version, counters and metrics.
@@ -389,17 +342,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps; the message
                 names the tensors that are not finite.
         """
-        reported = [objective.statistics.close() for objective in self.objectives.values()]
-        for objective in self.objectives.values():
-            if objective.statistics.exhausted:
-                sources = _named_sources(rollout, self.policy)
-                raise FloatingPointError(objective.statistics.message(sources))
-        for update in self.updates.values():
-            update.first_iteration_done()
-        if self._graphs is not None:
-            self._graphs.recheck()
-            if self._graphs.have_served:
-                self.compilation.print_decision()
+        reported = self.learner.finish_iteration(lambda: _named_sources(rollout, self.policy))
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Leaving out padding copies the rollout, which is slow with pictures.
             steps = without_padding(rollout)
@@ -410,14 +353,12 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         self.metrics = self._metrics_of_iteration(reported)
         # In manual optimization Lightning counts only the steps of its own optimizers.
-        self._iterations.increment_ready()
-        self._iterations.increment_completed()
+        if self.learner.iterations is not None:
+            self.learner.iterations.increment_ready()
+            self.learner.iterations.increment_completed()
 
     def _metrics_of_iteration(self, reported: list[dict[str, float]]) -> dict[str, float]:
-        parts = [*reported, self.statistics.means()]
-        for name, objective in self.objectives.items():
-            rate = self.optimizer_of(name).param_groups[0]["lr"]
-            parts.append({objective.label("learning_rate"): rate})
+        parts = [*reported, self.statistics.means(), self.learner.learning_rates()]
         steps = {"optimizer_steps": self.optimizer_steps, "skipped_steps": self.skipped_steps}
         parts.append({name: float(count) for name, count in steps.items()})
         metrics: dict[str, float] = {}
@@ -450,43 +391,30 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def on_fit_start(self) -> None:
         check_weights_are_numbers(self.policy)
-        self._iterations = counter_of_steps(self.trainer)
-        self.phase = phases_of(cast(Any, self.trainer).profiler)
         # The update has its own random stream; a checkpoint's state of it is loaded later.
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
-        hooks = LightningHooks(self) if LightningHooks.overrides_minibatch_hooks(self) else None
-        choice = self.choose_compilation()
-        self._steps_before, self._computed_before = self._computed_before, None
-        if choice.compiled and hooks is not None:
-            why = (
-                "a callback or the module overrides one of "
-                f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
+        self.learn_by(
+            Learner(
+                self,
+                self.objectives,
+                self.trainer.optimizers,
+                self.choose_compilation(),
+                LightningHooks(self) if LightningHooks.overrides_minibatch_hooks(self) else None,
+                phases_of(cast(Any, self.trainer).profiler),
+                counter_of_steps(self.trainer),
             )
-            choice.give_up(why, f"compile: true has no effect: {why}.")
-        self.compilation = choice
-        self._graphs = None
-        if choice.compiled:
-            left_out = {(id(self), name) for name in LIGHTNINGS_OWN}
-            self._graphs = Graphs(self, self.device, choice, left_out, HIDDEN)
-        optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
-        self.updates = {
-            name: Update(objective, optimizer, hooks, self.phase)
-            if self._graphs is None
-            else CompiledUpdate(objective, optimizer, self._graphs, self.phase)
-            for (name, objective), optimizer in optimizers
-        }
-        self.update = next(iter(self.updates.values()))
+        )
 
     def choose_compilation(self) -> Choice:
         """Decide whether to compile the update, by the settings and the checkpoint."""
-        return Choice(self.compile_update, self._minibatches(), self._computed_before)
+        return Choice(self.compile_update, self._minibatches(), self._resumed.get("computing"))
 
     def choose_step_compilation(self) -> StepsChoice:
         """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
-        before, self._steps_before = self._steps_before, None
-        self.step_compilation = StepsChoice(self.compile_update, steps, (before or {}).get("steps"))
+        before = (self._resumed.get("computing") or {}).get("steps")
+        self.step_compilation = StepsChoice(self.compile_update, steps, before)
         return self.step_compilation
 
     def _minibatches(self) -> int | None:
@@ -502,11 +430,6 @@ class Algorithm(LightningModule, ABC, Constructed):
             iterations = min(iterations, trainer.max_epochs * self.data.iterations_per_epoch)
         return iterations
 
-    @property
-    def replays_cuda_graphs(self) -> bool:
-        """Whether the update replays a CUDA graph."""
-        return self._graphs is not None and self._graphs.captured
-
     def minibatches_per_iteration(self) -> int | None:
         """Return the most minibatches of one update, from the settings alone.
 
@@ -516,13 +439,14 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def on_train_start(self) -> None:
         check_replay_is_used(self, self.data.replay)
-        if not self.compilation.compiled:
-            self.compilation.print_decision()  # a compiled update reports after its first graph
+        compilation = self.learner.compilation
+        if not compilation.compiled:
+            compilation.print_decision()  # a compiled update reports after its first graph
         # Random streams are restored last, because other setup code may draw from them.
-        if self._restored is not None:
+        if "ranks" in self._resumed:
             with restoring("random streams"):
-                self._load_rank_states(self._restored)
-            self._restored = None
+                self._load_rank_states(list(self._resumed["ranks"]))
+        self._resumed = {}
 
     def on_train_end(self) -> None:
         warn_of_unreached(self, {name: one.optimizer for name, one in self.updates.items()})
@@ -540,9 +464,10 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
         horizon = self.data.total_iterations * self.data.env_steps_per_iteration
         horizon *= ranks.world_size()
-        for name, objective in self.objectives.items():
-            objective.schedule.apply(self.optimizer_of(name), self.env_steps, horizon)
+        self.learner.set_learning_rates(self.env_steps, horizon)
         self.policy.put_in_eval_mode()
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.observe_rollout(batch, self.gamma)
 
     def staleness(self, rollout: TensorDict) -> int:
         """Return the age of the oldest step of a rollout [N, T+1], in updates."""
@@ -552,10 +477,14 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def rank_state(self) -> RankState:
         """Return the state of this rank for the checkpoint."""
-        return {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
+        carry = None if self.reward_normalizer is None else self.reward_normalizer.carry
+        own = {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
+        return own | {"carry": carry}
 
     def load_rank_state(self, state: RankState | None) -> None:
         """Restore the state of this rank; None if the number of ranks has changed."""
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.carry = None if state is None else state["carry"]
         if state is None:
             return
         shuffle, own = state["shuffle"], state["torch"]
@@ -571,7 +500,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             "env_steps": self.env_steps,
             "guards": {name: one.statistics.state_dict() for name, one in self.objectives.items()},
             "ranks": ranks.gather_over_ranks(self.rank_state()),
-            "computing": self.compilation.state() | {"steps": self.step_compilation.state()},
+            "computing": self._computing(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -583,8 +512,13 @@ class Algorithm(LightningModule, ABC, Constructed):
             for name, objective in self.objectives.items():
                 objective.statistics.load_state_dict(saved["guards"][name])
             # `on_train_start` restores the random streams.
-            self._restored = list(saved["ranks"])
-        self._computed_before = saved.get("computing")
+            self._resumed = {"ranks": list(saved["ranks"]), "computing": saved.get("computing")}
+
+    def _computing(self) -> dict[str, Any] | None:
+        """Return what a resumed run needs to compute in the same way; None before `fit`."""
+        if self._learner is None:
+            return None
+        return self.learner.compilation.state() | {"steps": self.step_compilation.state()}
 
     def _load_rank_states(self, states: list[RankState]) -> None:
         """Restore the state of this rank, unless the number of ranks has changed."""
@@ -608,7 +542,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
         check_weights_are_numbers(self.policy, "the checkpoint")
-        self._restored = self._computed_before = None
+        self._resumed = {}
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # Lightning's settings would unpickle it
@@ -646,7 +580,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     # --- evaluation ---
 
-    def play(self, seeds: list[int], watch: Watcher | None = None) -> list[Episode]:
+    def play(self, seeds: list[int], watchers: Sequence[Watcher] = ()) -> list[Episode]:
         """Play one episode per seed in the evaluation env; equal seeds give equal episodes."""
         data = self.data
         with autocast(self.policy.version.device, self.policy.autocast_dtype):
@@ -656,14 +590,19 @@ class Algorithm(LightningModule, ABC, Constructed):
                 seeds,
                 deterministic=data.eval_deterministic,
                 max_steps=data.max_eval_episode_steps,
-                watch=watch,
+                watchers=watchers,
                 calls=data.eval_calls,
             )
 
+    def watch_next(self, watcher: Watcher) -> None:
+        """Call `watcher` at each step of the next batch of evaluation episodes."""
+        self._watchers.append(watcher)
+
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        watchers, self._watchers = self._watchers, []
         # The seeds of a rank may be empty.
         if seeds:
-            self._episodes += self.play(seeds, self.watch)
+            self._episodes += self.play(seeds, watchers)
 
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._episodes)

@@ -94,7 +94,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     require(
         policy.evaluates_sequences or not names,
         f"{names} applies to sequences, which need a policy with a memory; "
-        f"{type(policy).__name__} does not: {why}; or leave {names} out.",
+        f"{type(policy).__name__} cannot train on sequences: {why}; or remove {names}.",
     )
     require(
         burn_in == 0 or sequence_length != "rollout",

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.base import Algorithm, RankState
+from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_sequences
 from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
@@ -237,6 +237,17 @@ class OffPolicyAlgorithm(Algorithm):
         """Return pairs of a target network and its source network."""
         return []
 
+    def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
+        """Take a step on several objectives for a minibatch [B], in order, then move the targets.
+
+        A later loss reads the scalars that an earlier one `passes`. Compiled, this is one graph.
+        """
+        self.learner.sequence(objectives, self.update_targets, self._moved)(minibatch)
+
+    def _moved(self) -> list[nn.Parameter]:
+        """Return the parameters that `update_targets` writes."""
+        return [p for target, _ in self.target_networks() for p in target.parameters()]
+
     def update_targets(self) -> None:
         """Move each target network towards its source."""
         for target, source in self.target_networks():
@@ -437,7 +448,6 @@ class QAlgorithm(OffPolicyAlgorithm):
             self.target_critic = copy.deepcopy(critic).requires_grad_(False)
             self.target_encoder = make_target_network(policy.encoder_of_critic)
             self.target_memory = make_target_network(policy.memory_of_critic)
-        self.reward_normalizer = None
         if normalize_reward:
             limit = None if critic.atoms is None else float(critic.atoms[-1])
             self.reward_normalizer = ReturnNormalizer(limit)
@@ -450,7 +460,7 @@ class QAlgorithm(OffPolicyAlgorithm):
     def store(self, rollout: TensorDict) -> None:
         super().store(rollout)
         # Demonstrations in the replay have rewards too: see `ReturnNormalizer.observe_offline`.
-        if self.reward_normalizer is not None:
+        if isinstance(self.reward_normalizer, ReturnNormalizer):
             given = self.replay.take_offline_rewards()
             if given is not None:
                 self.reward_normalizer.observe_offline(*given, self.gamma)
@@ -522,18 +532,3 @@ class QAlgorithm(OffPolicyAlgorithm):
             f"are {ranks.world_size()}: each would have other critics. Train in one process "
             "(trainer.devices: 1), or set critic_normalization: layer with tau: 0.005.",
         )
-
-    def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.observe_rollout(batch, self.gamma)
-
-    def rank_state(self) -> RankState:
-        normalizer = self.reward_normalizer
-        own: RankState = {} if normalizer is None else {"carry": normalizer.carry}
-        return super().rank_state() | own
-
-    def load_rank_state(self, state: RankState | None) -> None:
-        super().load_rank_state(state)
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.carry = None if state is None else state["carry"]

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import add_part_weights, part_weights_over_ranks
-from lightning_rl.algorithms.base import Algorithm, RankState
+from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import (
     check_batch_size,
     check_drawn_fields,
@@ -25,8 +25,7 @@ from lightning_rl.algorithms.sequence_sampler import (
     most_minibatches,
 )
 from lightning_rl.compiled.update import CompiledValues
-from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.update import Objective
+from lightning_rl.optim.update import LearningRateSchedule, Objective
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout.contract import discounted_reward, flat_transitions, loss_fields
 from lightning_rl.system import ranks
@@ -110,7 +109,8 @@ class OnPolicyAlgorithm(Algorithm):
         self.sequence_length: SequenceLength = sequence_length
         self.burn_in = burn_in
         self.may_be_stale = False
-        self.reward_normalizer = RewardNormalizer() if normalize_reward else None
+        if normalize_reward:
+            self.reward_normalizer = RewardNormalizer()
         self._ratio_checked = False
 
     @property
@@ -142,7 +142,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated."""
-        graphs = self._graphs
+        graphs = None if self._learner is None else self.learner.graphs
         value_of = None if graphs is None else CompiledValues(self.policy, graphs)
         write_values(self.policy, rollout, value_of)
 
@@ -232,7 +232,7 @@ class OnPolicyAlgorithm(Algorithm):
         objective = self.objectives[""]
         kl = objective.statistics.mean_since("approx_kl", first)
         if self.trains_actor:
-            objective.schedule.adapt(self.optimizer_of(), kl)
+            objective.schedule.adapt(self.update.optimizer, kl)
         return self.target_kl is not None and kl > self.target_kl
 
     # --- hooks of Lightning and `Algorithm` ---
@@ -269,17 +269,6 @@ class OnPolicyAlgorithm(Algorithm):
             # Older weights computed the stored states. Values, ratios and sequences need the states
             # of the current weights.
             batch["state"] = states_of(self.policy, batch)
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.observe_rollout(batch, self.gamma)
-
-    def rank_state(self) -> RankState:
-        normalizer = self.reward_normalizer
-        return super().rank_state() | {"carry": None if normalizer is None else normalizer.carry}
-
-    def load_rank_state(self, state: RankState | None) -> None:
-        super().load_rank_state(state)
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.carry = None if state is None else state["carry"]
 
 
 def make_sampler(

@@ -75,21 +75,11 @@ class SoftActorCritic(QAlgorithm):
         actor = self.objective(self.actor_loss, *modules, name="actor", passes=self.actor_passes)
         return [self.critic_objective(), actor, *([alpha] if self.learn_alpha else [])]
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        written = [p for target, _ in self.target_networks() for p in target.parameters()]
-        self.update_critics = self.make_update_sequence(
-            *self.fitted_always, follow_up=self.update_targets, written=written
-        )
-        self.update_all = self.make_update_sequence(
-            *self.objectives, follow_up=self.update_targets, written=written
-        )
-
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         self.store(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
-            (self.update_all if with_actor else self.update_critics)(minibatch)
+            self.update_in_turn(minibatch, *(self.objectives if with_actor else self.fitted_always))
         self.finish_iteration(rollout)
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:

@@ -59,18 +59,13 @@ class TD3(QAlgorithm):
             self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor"),
         ]
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        written = [p for target, _ in self.target_networks() for p in target.parameters()]
-        self.update_all = self.make_update_sequence(
-            "critic", "actor", follow_up=self.update_targets, written=written
-        )
-
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         self.store(rollout)
         for minibatch in self.minibatches(rollout):
-            with_actor = (self.updates_done + 1) % self.policy_delay == 0
-            (self.update_all if with_actor else self.updates["critic"])(minibatch)
+            if (self.updates_done + 1) % self.policy_delay == 0:
+                self.update_in_turn(minibatch, "critic", "actor")
+            else:
+                self.updates["critic"](minibatch)
         self.finish_iteration(rollout)
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:

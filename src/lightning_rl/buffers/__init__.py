@@ -1,12 +1,10 @@
 """Buffers: where rollouts wait for the learner."""
 
-from lightning_rl.buffers.base import Buffer as Buffer
 from lightning_rl.buffers.base import BufferClosed as BufferClosed
 from lightning_rl.buffers.base import OfflineRewards as OfflineRewards
 from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
 from lightning_rl.buffers.base import Replay as Replay
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory
-from lightning_rl.buffers.base import RolloutBuffer as RolloutBuffer
 from lightning_rl.buffers.base import WriterError as WriterError
 from lightning_rl.buffers.circular_buffer import CircularBuffer as CircularBuffer
 from lightning_rl.buffers.replay_buffer import ReplayBuffer as ReplayBuffer

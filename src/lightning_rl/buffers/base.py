@@ -1,4 +1,4 @@
-"""Interfaces of the buffers: rollouts queue for the learner, replays are sampled from."""
+"""The interface of a replay, and the exceptions of a buffer between two threads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.rollout.contract import validate
 from lightning_rl.system.errors import ConfigurationError
 
 
@@ -24,59 +23,6 @@ class ReadInterrupted(RuntimeError):  # noqa: N818  # a requested stop, no error
 
 class WriterError(RuntimeError):
     """The writer failed; its exception is the cause of this one."""
-
-
-class Buffer(ABC):
-    """Receives rollouts [N, T+1], and returns each exactly once."""
-
-    @abstractmethod
-    def extend(self, rollout: TensorDict) -> None:
-        """Add a rollout [N, T+1].
-
-        Raises:
-            ValueError: if it is not a valid rollout.
-            RuntimeError: if the buffer is full.
-        """
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Return whether `get` has a rollout."""
-
-    @abstractmethod
-    def get(self) -> TensorDict:
-        """Remove and return the oldest rollout.
-
-        Raises:
-            RuntimeError: if the buffer is empty.
-        """
-
-
-class RolloutBuffer(Buffer):
-    """A buffer of one rollout, without a copy.
-
-    `get` returns the collector's storage, which the next `collect` overwrites. The buffer is empty
-    between iterations, so it has no state to save.
-    """
-
-    def __init__(self) -> None:
-        self._rollout: TensorDict | None = None
-
-    def extend(self, rollout: TensorDict) -> None:
-        validate(rollout)
-        if self._rollout is not None:
-            raise RuntimeError("The buffer still holds an unread rollout: call get() first.")
-        self._rollout = rollout
-
-    def ready(self) -> bool:
-        return self._rollout is not None
-
-    def get(self) -> TensorDict:
-        if self._rollout is None:
-            raise RuntimeError(
-                "The buffer is empty: every rollout is given out once. Call extend() first."
-            )
-        rollout, self._rollout = self._rollout, None
-        return rollout
 
 
 class OfflineRewards(NamedTuple):

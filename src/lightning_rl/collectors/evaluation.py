@@ -16,7 +16,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers, first_state
-from lightning_rl.rollout.contract import MASK, refuse_empty_masks
+from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 MAX_EPISODE_STEPS = 100_000
@@ -49,7 +49,7 @@ def run_episodes(
     *,
     deterministic: bool = True,
     max_steps: int | None = None,
-    watch: Watcher | None = None,
+    watchers: Sequence[Watcher] = (),
     calls: PhaseTimer = no_phases,
 ) -> list[Episode]:
     """Play one episode per seed, in parallel.
@@ -65,7 +65,7 @@ def run_episodes(
         seeds: at most N seeds.
         deterministic: act with the mode of the distribution; false samples.
         max_steps: env steps after which an episode is cut. Default: `MAX_EPISODE_STEPS`.
-        watch: observer of the episodes.
+        watchers: observers of the episodes.
         calls: times the calls into the env; see `EnvWatch`.
 
     Returns:
@@ -78,7 +78,7 @@ def run_episodes(
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None
     episodes: dict[int, Episode] = {}
-    if watch is not None:
+    for watch in watchers:
         watch(0, returns, playing.running)
     for step, info in enumerate(playing, 1):
         returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
@@ -98,7 +98,7 @@ def run_episodes(
                 "intervened": None if intervened is None else int(intervened[i]),
                 **_final_reports(info, i),
             }
-        if watch is not None:
+        for watch in watchers:
             watch(step, returns, playing.running)
     return [episodes[i] for i in range(len(seeds))]
 

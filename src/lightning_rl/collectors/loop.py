@@ -22,14 +22,13 @@ from lightning_rl.policies.base import RolloutActor, UniformActor
 from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
-    MASK,
     clear_final_observations,
     copy_tree,
     env_steps_in,
     first_steps,
-    refuse_empty_masks,
     time_major,
 )
+from lightning_rl.rollout.masks import MASK, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases

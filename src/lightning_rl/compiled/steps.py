@@ -66,7 +66,10 @@ MEMORY, SUCCESS = ("memory",), ("success",)
 TOTAL, COUNT = SUMS = ("total",), ("count",)
 """The paths of the sums of the env's reported numbers, and of their counts."""
 
-CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise of its draw_noise"
+CURE_OF_DRAWS = (
+    "an env draws by self.uniform(count), a term by env.uniform(count), a policy acts by the noise "
+    "of its draw_noise"
+)
 """Advice for env or policy code that draws random numbers in a graph."""
 
 

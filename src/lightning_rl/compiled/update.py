@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
-from lightning_rl.optim.objective_checks import check_names, passed_scalars, unreached
+from lightning_rl.optim.objective_checks import check_names, unreached
 from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches
-from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.optim.update_sequence import UpdateSequence, passed_scalars
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
@@ -40,7 +40,7 @@ class CompiledUpdate(Update):
     ) -> None:
         super().__init__(objective, optimizer, phase=phase)
         self.graphs = graphs
-        self._module = _LossModule(objective)
+        self._module = _OwnedFunction(objective.owner, self._loss)
         # By identity: a parameter may have several names.
         names = {id(p): n for n, p in self._module.named_parameters()}
         self.names_of_parameters = [names[id(parameter)] for parameter in self.parameters]
@@ -207,6 +207,10 @@ class CompiledUpdate(Update):
         gradient = flatten(gradients)
         return self._clip_and_step(parameters, row, gradient, adam, adam_tensors, mask)
 
+    def _loss(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        objective = self.objective
+        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
+
     def _differentiated(
         self,
         state: Mapping[str, Tensor],
@@ -283,7 +287,7 @@ class CompiledSequence(UpdateSequence):
         self._compiled = updates
         self._graphs = graphs
         self._phase = phase
-        self._module = _CallModule(updates[0].objective.owner, follow_up)
+        self._module = _OwnedFunction(updates[0].objective.owner, follow_up)
         trained = [p for update in updates for p in update.parameters]
         self._tensors = [*trained, *written]
         names = {
@@ -356,29 +360,16 @@ class CompiledSequence(UpdateSequence):
         return step_all, reported
 
 
-class _CallModule(nn.Module):
+class _OwnedFunction(nn.Module):
     """A function as a module, so that it can be called with other tensors than the owner's."""
 
-    def __init__(self, owner: nn.Module, function: Callable[[], None]) -> None:
+    def __init__(self, owner: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
         self.owner = owner
         self._function = function
 
-    def forward(self) -> None:
-        self._function()
-
-
-class _LossModule(nn.Module):
-    """A loss as a module, so that it can be called with other parameters than the owner's."""
-
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.owner = objective.owner
-        self._objective = objective
-
-    def forward(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        objective = self._objective
-        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
 
 
 class CompiledValues:

@@ -19,13 +19,9 @@ from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.collectors.loop import ActionFunction, run_steps
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
+from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
 from lightning_rl.envs.people.intervention import Intervention, Pace
-from lightning_rl.envs.step_results import (
-    EXECUTED_ACTION,
-    INTERVENED,
-    one_number,
-    report_intervention,
-)
+from lightning_rl.envs.step_results import one_number
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice

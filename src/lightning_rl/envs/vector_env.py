@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.step_results import ObservedChoices, check_info, check_like
+from lightning_rl.envs.infos import check_info
+from lightning_rl.envs.step_results import ObservedChoices, check_like
 from lightning_rl.rollout.contract import (
     FieldSpec,
     FinalObservationWriter,

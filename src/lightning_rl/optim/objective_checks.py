@@ -1,7 +1,7 @@
 """Checks of objectives: parameters that would not be trained, and scalars that would be lost."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,24 +81,6 @@ def unreached(
         "detach(), item() or torch.no_grad() on the way from them to the loss, or the wrong "
         "modules in configure_objectives."
     )
-
-
-def passed_scalars(
-    name: str, passes: Sequence[str], scalars: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the scalars of a loss that later losses read.
-
-    Raises:
-        ConfigurationError: if the loss does not return a scalar of `passes`.
-    """
-    missing = [key for key in passes if key not in scalars]
-    require(
-        not missing,
-        f"The objective '{name}' passes {quoted(missing)} to the losses after it, and its loss "
-        f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
-        "leave it out of passes=.",
-    )
-    return {key: scalars[key] for key in passes}
 
 
 def quoted(names: Iterable[str], most: int = 6) -> str:

@@ -1,14 +1,14 @@
 """Optimizer steps on several losses per minibatch, in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.optim.objective_checks import passed_scalars
+from lightning_rl.optim.objective_checks import quoted
 from lightning_rl.optim.update import Update
-from lightning_rl.system.errors import require
+from lightning_rl.system.errors import ConfigurationError, require
 
 
 class UpdateSequence:
@@ -69,9 +69,27 @@ class UpdateSequence:
             ConfigurationError: if the minibatch has a field of that name.
         """
         for name in self._passed:
-            require(
-                name not in minibatch.keys(),
-                f"An objective passes '{name}' to the losses after it, and the minibatch has a "
-                f"field '{name}' already, which it would replace: report it under another name, "
-                "and pass that.",
-            )
+            if name in minibatch.keys():
+                raise ConfigurationError(
+                    f"An objective passes '{name}' to the losses after it, and the minibatch has "
+                    f"a field '{name}' already, which it would replace: report it under another "
+                    "name, and pass that."
+                )
+
+
+def passed_scalars(
+    name: str, passes: Sequence[str], scalars: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the scalars of a loss that later losses read.
+
+    Raises:
+        ConfigurationError: if the loss does not return a scalar of `passes`.
+    """
+    missing = [key for key in passes if key not in scalars]
+    if not missing:
+        return {key: scalars[key] for key in passes}
+    raise ConfigurationError(
+        f"The objective '{name}' passes {quoted(missing)} to the losses after it, and its loss "
+        f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
+        "leave it out of passes=.",
+    )

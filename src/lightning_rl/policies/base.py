@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lightning_rl.policies.distributions.base import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
+from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require

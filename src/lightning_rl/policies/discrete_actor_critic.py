@@ -12,7 +12,7 @@ from lightning_rl.policies.distributions.base import Categorical
 from lightning_rl.policies.networks.perceptron import Normalization
 from lightning_rl.policies.networks.q_networks import QEnsemble, refuse_batch
 from lightning_rl.policies.q_actor_critic import QActorCritic
-from lightning_rl.rollout.contract import MASK
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.system.errors import require
 
 

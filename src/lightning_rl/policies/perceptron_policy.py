@@ -25,7 +25,8 @@ from lightning_rl.policies.networks.perceptron import (
     read_space,
 )
 from lightning_rl.policies.normalization import ObservationNormalizer
-from lightning_rl.rollout.contract import MASK, FieldSpec, has_mask, time_major
+from lightning_rl.rollout.contract import FieldSpec, time_major
+from lightning_rl.rollout.masks import MASK, has_mask
 from lightning_rl.rollout.sequences import sequences_of
 from lightning_rl.system.errors import require
 from lightning_rl.system.machine import settings

@@ -52,7 +52,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.rollout.structured_actions import categories_of, choices_of
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
 
@@ -133,62 +132,6 @@ def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
         "MultiBinary, or a Dict of "
         "them for observations (gymnasium.wrappers.FlattenObservation turns most others into a "
         "Box)."
-    )
-
-
-MASK = "action_mask"
-"""Key of the observation that marks the allowed categories of the action with 1 or true."""
-
-
-def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
-    """Return whether observations have an action mask, and check that it fits the actions.
-
-    Raises:
-        ConfigurationError: if the mask's shape differs from the choices, or there are no choices.
-    """
-    if not isinstance(observation_space, gymnasium.spaces.Dict):
-        return False
-    if MASK not in observation_space.spaces:
-        return False
-    space, sizes = observation_space[MASK], choices_of(action_space)
-    drop = "Leave it out of the observation, or give it another name."
-    if not sizes:
-        raise ConfigurationError(
-            f"The observation has '{MASK}', which says what is allowed of several choices, and the "
-            f"action space {action_space} has none: it is continuous. {drop}"
-        )
-    binary = isinstance(space, gymnasium.spaces.MultiBinary | gymnasium.spaces.Box) and (
-        space.dtype is not None and space.dtype.kind in "biu"
-    )
-    if not binary or space.shape != (sum(sizes),):
-        raise ConfigurationError(
-            f"The observation's '{MASK}' is {space}, and the action space {action_space} has "
-            f"choices of {' + '.join(map(str, sizes))} categories: the mask must be a MultiBinary, "
-            f"or a Box of bool or integers 0 and 1, of shape ({sum(sizes)},), in their order."
-        )
-    return True
-
-
-def refuse_empty_masks(
-    name: str, mask: Tensor, action_space: gymnasium.Space[Any], step: int = 0
-) -> None:
-    """Raise if a mask [T, N, C] allows nothing in a choice; on a device, this waits for it.
-
-    `name` is the env's class, `step` the number of the first step.
-
-    Raises:
-        ConfigurationError: naming the first env and step, and the choice.
-    """
-    sizes = choices_of(action_space)
-    left = torch.stack([choice.any(-1) for choice in (mask != 0).split(sizes, -1)], -1)
-    if left.all():
-        return
-    at, row, choice = (~left).nonzero()[0].tolist()
-    which = f" in choice {choice} of {len(sizes)}" if len(sizes) > 1 else ""
-    raise ConfigurationError(
-        f"{name} allows nothing{which}: the '{MASK}' of env {row} at step {step + at} is 0 for all "
-        f"of {sizes[choice]} categories. Allow at least one, such as to do nothing, or end the "
-        "episode before."
     )
 
 
@@ -599,35 +542,6 @@ def validate(rollout: TensorDict) -> None:
                 f"{dtype} of shape "
                 f"{list(rollout.batch_size)}, without a trailing dimension of one."
             )
-
-
-def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> None:
-    """Raise if an action of a rollout [N, T+1] is forbidden by its mask, before it is trained on.
-
-    A policy never samples such an action; a demonstration may contain one. All ranks raise
-    together.
-
-    Raises:
-        ConfigurationError: naming the first env and step.
-    """
-    steps = rollout.select("observation", "action", "padding", strict=False)[:, :-1]
-    sizes = choices_of(action_space)
-    first = torch.tensor([0, *sizes[:-1]]).cumsum(0).to(rollout["action"].device)
-    taken = first + categories_of(action_space, steps["action"])
-    forbidden = (steps["observation"][MASK].gather(-1, taken) == 0).any(-1)
-    if "padding" in rollout.keys():
-        forbidden &= ~steps["padding"]
-    fault = None
-    if forbidden.any():
-        row, step = forbidden.nonzero()[0].tolist()
-        fault = (
-            f"The action of env {row} at step {step} of the rollout, "
-            f"{steps['action'][row, step].tolist()}, is not allowed by the '{MASK}' of its "
-            "observation, and has no probability. Where these are demonstrations, record them with "
-            "the masks of the env in which the policy is to act."
-        )
-    if ranks.agree(fault is not None):
-        raise ConfigurationError(next(filter(None, ranks.gather_over_ranks(fault))))
 
 
 def check_finite(rollout: TensorDict) -> None:

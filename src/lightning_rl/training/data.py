@@ -15,11 +15,9 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
 from lightning_rl.buffers import (
-    Buffer,
     ReadInterrupted,
     Replay,
     ReplayFactory,
-    RolloutBuffer,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
@@ -31,6 +29,7 @@ from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import validate
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.phases import phases_of
@@ -49,7 +48,7 @@ class CollectorFactory(Protocol):
         """Make the collector."""
 
 
-class Learner(Protocol):
+class ActingAlgorithm(Protocol):
     """The part of the algorithm that the data module uses."""
 
     policy: Policy
@@ -75,9 +74,8 @@ class RolloutDataset(IterableDataset[TensorDict]):
             iteration ends.
     """
 
-    def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
+    def __init__(self, collector: Collector, iterations_per_epoch: int) -> None:
         self.collector = collector
-        self.buffer = buffer
         self.iterations_per_epoch = iterations_per_epoch
         self.collect_seconds = 0.0
         self.on_interrupt: Callable[[], None] = lambda: None
@@ -89,12 +87,11 @@ class RolloutDataset(IterableDataset[TensorDict]):
         for _ in range(len(self)):
             start = time.perf_counter()
             try:
-                while not self.buffer.ready():
-                    self.buffer.extend(self.collector.collect())
+                rollout = self.collector.collect()
             except ReadInterrupted:
                 self.on_interrupt()
                 return
-            rollout = self.buffer.get()
+            validate(rollout)
             self.collect_seconds = time.perf_counter() - start
             yield rollout
 
@@ -373,7 +370,7 @@ class RLDataModule(LightningDataModule):
 
     def train_dataloader(self) -> RolloutDataset:
         assert self.trainer is not None
-        learner = cast(Learner, self.trainer.lightning_module)
+        learner = cast(ActingAlgorithm, self.trainer.lightning_module)
         if self._env is None:
             self._env = self.new_env()
         self.collector = self._make_collector(
@@ -405,7 +402,7 @@ class RLDataModule(LightningDataModule):
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # created now, to avoid a fork while the collector's thread runs
-        self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
+        self.dataset = RolloutDataset(self.collector, self.iterations_per_epoch)
         return self.dataset
 
     def _restore(self) -> None:

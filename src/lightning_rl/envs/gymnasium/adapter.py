@@ -23,16 +23,15 @@ from lightning_rl.envs.gymnasium.making import (
     spec_of,
 )
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
-from lightning_rl.envs.step_results import (
+from lightning_rl.envs.infos import (
     EXECUTED_ACTION,
     INTERVENED,
     InfoReader,
-    check_like,
     read_interventions,
     read_penalty,
-    refuse_missing_end,
     to_tensors,
 )
+from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import (
     ArrayStepper,
     Observation,
@@ -428,7 +427,7 @@ class GymnasiumEnv(VectorEnv):
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         if self.reports_penalty:
             result["penalty"] = torch.from_numpy(read_penalty(report, self.num_envs))
-        return result | to_tensors(report)
+        return result | to_tensors(report) if report else result
 
     def _final_rows(self, rows: np.ndarray) -> Any:
         """Copy all rows that are not None into arrays [N, ...], which the next step overwrites."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.step_results import InfoReader, to_tensors
+from lightning_rl.envs.infos import InfoReader, to_tensors
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, wrap_arrays
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require

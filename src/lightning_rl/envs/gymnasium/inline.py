@@ -14,14 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
-from lightning_rl.envs.step_results import (
-    FLAGS,
-    NUMBERS,
-    InfoReader,
-    check_observation,
-    name_of,
-    read_step,
-)
+from lightning_rl.envs.infos import InfoReader
+from lightning_rl.envs.step_results import FLAGS, NUMBERS, check_observation, name_of, read_step
 from lightning_rl.envs.watch import HangReporter
 from lightning_rl.rollout.contract import map_tree
 

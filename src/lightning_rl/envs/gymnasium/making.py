@@ -20,7 +20,7 @@ from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.mujoco_bindings import convert_mujoco_warnings
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
-from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, report_intervention
+from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, closest, require
 

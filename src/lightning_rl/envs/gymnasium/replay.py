@@ -12,14 +12,9 @@ import numpy as np
 import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.infos import READ
 from lightning_rl.envs.people.intervention import Intervention
-from lightning_rl.envs.step_results import (
-    READ,
-    check_observation,
-    copy_of,
-    read_reset,
-    read_step,
-)
+from lightning_rl.envs.step_results import check_observation, copy_of, read_reset, read_step
 
 
 class CheckedReturns(gymnasium.Wrapper):

@@ -25,7 +25,7 @@ from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.gymnasium.replay import seed_globals
-from lightning_rl.envs.step_results import InfoReader
+from lightning_rl.envs.infos import InfoReader
 from lightning_rl.envs.watch import HangReporter
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib import import_module
 from typing import ClassVar, Literal, NamedTuple
 
 import gymnasium
@@ -11,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.envs.managers.term import function_of
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.system.construction import Constructed
-from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
 """Kind of an action's target: position (m), velocity (m/s) or force (N)."""
@@ -48,7 +48,7 @@ class ActionTerm(ABC, Constructed):
         scales = scale if isinstance(scale, list) else [scale]
         require(bool(scales) and min(scales) > 0, f"{name}: scale must be above 0, got {scale}.")
         require(clip is None or clip > 0, f"{name}: clip must be above 0 or null, got {clip}.")
-        self.scale: float | Tensor = torch.tensor(scale) if isinstance(scale, list) else scale
+        self.scale: float | list[float] = scale if isinstance(scale, list) else float(scale)
         self.clip = clip
         self.drives = drives
 
@@ -57,8 +57,16 @@ class ActionTerm(ABC, Constructed):
         return drives
 
     def space(self, size: int) -> gymnasium.spaces.Box:
-        """Return the space of actions [size]."""
+        """Return the space of actions [size].
+
+        Raises:
+            ConfigurationError: as many scales as that were not given.
+        """
         bound = np.inf if self.clip is None else self.clip
+        require(
+            isinstance(self.scale, float) or len(self.scale) == size,
+            f"{type(self).__name__}: scale must be one number or {size}, got {self.scale}.",
+        )
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
     def bounded(self, action: Tensor) -> Tensor:
@@ -68,6 +76,12 @@ class ActionTerm(ABC, Constructed):
         """
         action = action.to(torch.float32, copy=True)
         return action if self.clip is None else action.clamp_(-self.clip, self.clip)
+
+    def scaled(self, action: Tensor) -> Tensor:
+        """Return `scale * action` [N, A]."""
+        if isinstance(self.scale, float):
+            return action * self.scale
+        return action * torch.tensor(self.scale, device=action.device)
 
     @abstractmethod
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
@@ -88,7 +102,7 @@ class DeltaPosition(ActionTerm):
         super().__init__(scale, clip, drives)
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
-        return position + action * self.scale
+        return position + self.scaled(action)
 
 
 class Position(ActionTerm):
@@ -97,7 +111,7 @@ class Position(ActionTerm):
     kind: ClassVar[Kind] = "position"
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
-        return action * self.scale
+        return self.scaled(action)
 
 
 class Velocity(Position):
@@ -139,33 +153,19 @@ class EndEffectorPose(ActionTerm):
     ) -> None:
         super().__init__(scale, clip, drives)
         self._size = size
-        self._inverse = inverse_kinematics
-        if isinstance(inverse_kinematics, str):
-            self._inverse = _imported(inverse_kinematics)
+        self._inverse = function_of(inverse_kinematics, "EndEffectorPose: inverse_kinematics")
 
     def size(self, drives: int) -> int:
         return self._size
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
-        assert callable(self._inverse)
-        target = self._inverse(env, action * self.scale)
+        target: Tensor = self._inverse(env, self.scaled(action))
         require(
             target.shape == position.shape,
             f"EndEffectorPose: inverse_kinematics returned {list(target.shape)}, and "
             f"{list(position.shape)} joint positions are driven.",
         )
         return target
-
-
-def _imported(path: str) -> Callable[..., Tensor]:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            f"EndEffectorPose: inverse_kinematics '{path}' cannot be imported: {error}."
-        ) from error
-    return found  # type: ignore[no-any-return]  # an item of a module
 
 
 class Drive(NamedTuple):
@@ -246,12 +246,26 @@ def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
     """Refuse an action term that a task does not support.
 
     Raises:
-        ConfigurationError: names the supported terms.
+        ConfigurationError: names the supported terms, or the drives, which a task has no names for.
     """
+    require_all_drives(term, task)
     kinds = list(allowed)
     names = [c.__name__ for c in (DeltaPosition, Position, Velocity, Force) if c.kind in kinds]
     require(
         term.kind in kinds,
         f"{task} cannot be driven by {type(term).__name__} (a {term.kind} target); allowed: "
         f"{', '.join(names)}.",
+    )
+
+
+def require_all_drives(term: ActionTerm, owner: str) -> None:
+    """Refuse an action term that names drives, where they have no names.
+
+    Raises:
+        ConfigurationError: names the drives.
+    """
+    require(
+        term.drives is None,
+        f"{owner} has no names for its drives: leave out drives: {term.drives} of "
+        f"{type(term).__name__}, which drives all.",
     )

@@ -55,7 +55,7 @@ class Events:
             known[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
         for every_s, term in self._interval:
             term.start(env)
-            known[f"{term.prefix}left"] = _steps_until(env, every_s, term)
+            known[f"{term.prefix}left"] = steps_until(env, every_s, term)
         env.state = TensorDict(known, [env.num_envs])
 
     def _parameters(self, env: EnvView, known: Iterable[str], allowed: list[str]) -> set[str]:
@@ -79,11 +79,11 @@ class Events:
             for name, value in changed.items():
                 mask = due.view(-1, *[1] * (value.dim() - 1))
                 known[name] = torch.where(mask, value, known[name])
-            known[f"{term.prefix}left"] = torch.where(due, _steps_until(env, every_s, term), left)
+            known[f"{term.prefix}left"] = torch.where(due, steps_until(env, every_s, term), left)
             env.state = TensorDict(known, [env.num_envs])
 
 
-def _steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> Tensor:
+def steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> Tensor:
     """Draw the number of steps until an interval event fires, [M] int64, at least 1."""
     least, most = (seconds / env.step_dt for seconds in every_s)
     env.stream = zlib.crc32(f"{term.prefix}left".encode())

@@ -1,6 +1,5 @@
 """Fire events in a simulator, which they change themselves."""
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,8 +7,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.managers.events import steps_until
 from lightning_rl.envs.managers.term import BoundTerm, Event, check_event, merged
-from lightning_rl.envs.managers.view import EnvView
+from lightning_rl.envs.managers.view import EnvView, SeesNoState
 from lightning_rl.envs.torch.counter_random import key_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
@@ -26,7 +26,7 @@ class SimulatorView(EnvView):
     rows: Tensor
 
 
-class SimulatorEvents:
+class SimulatorEvents(SeesNoState):
     """Events of a simulator, by name; they return nothing.
 
     A startup event fires at the first reset; a reset event after each reset, also one within a
@@ -74,10 +74,6 @@ class SimulatorEvents:
         self._key = key_of(torch.arange(num_envs, device=device))
         self._left: dict[str, Tensor] = {}
         self._started = False
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Return nothing: the simulator has its own."""
-        return {}
 
     def reset(self, seed: Any) -> None:
         """Fire at a reset of all envs, with one seed, one for each env, or None."""
@@ -128,11 +124,7 @@ class SimulatorEvents:
     def _wait(self, event: Event, term: BoundTerm, rows: Tensor) -> None:
         """Draw the steps until an interval event fires again."""
         assert event.every_s is not None
-        env = self._view(rows)
-        env.stream = zlib.crc32(f"{term.prefix}left".encode())
-        least, most = (seconds / self.step_dt for seconds in event.every_s)
-        drawn = least + env.uniform(1)[:, 0] * (most - least)
-        drawn = drawn.round().long().clamp_min(1)
+        drawn = steps_until(self._view(rows), event.every_s, term)
         self._left[term.name] = torch.where(rows, drawn, self._left.get(term.name, drawn))
 
     def _view(self, rows: Tensor) -> SimulatorView:

@@ -219,7 +219,7 @@ class BoundTerm:
         self.label = f"{owner}: the term '{name}' of {kind}"
         self.prefix = f"{kind}/{name}/"
         self.stream = zlib.crc32(self.prefix.encode())
-        function = _function_of(settings.term, self.label)
+        function = function_of(settings.term, self.label)
         self._check_parameters(function, settings.params, inputs)
         self._memory: Callable[[EnvView], dict[str, Tensor]] | None = None
         self._call: Callable[..., Any]
@@ -280,7 +280,12 @@ class BoundTerm:
         require(not missing, f"{where} needs the parameters {', '.join(missing)} in `params`.")
 
 
-def _function_of(term: Function | None, label: str) -> Any:
+def function_of(term: Function | None, label: str) -> Any:
+    """Return a function or a class for its import path or short name; `label` is for messages.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
     if not isinstance(term, str):
         require(callable(term), f"{label} is {term!r}, which cannot be called.")
         return term

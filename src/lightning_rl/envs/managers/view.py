@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.torch.counter_random import hash32, uniforms
+from lightning_rl.system.errors import require
 
 ENDLESS = 2**31
 """Time limit that terms see if the env has none."""
@@ -23,6 +24,30 @@ def names_of(state: TensorDict) -> list[str]:
 def entries_of(state: TensorDict) -> dict[str, Tensor]:
     """Return the entries of a state [M] by name."""
     return {name: state[name] for name in names_of(state)}
+
+
+class SeesNoState:
+    """Base class of envs whose terms see observations, or a simulator, instead of a state."""
+
+    step_dt: float
+    elapsed: Tensor
+
+    def observe(self, state: TensorDict) -> Tensor:
+        """Return the observation [M, ...] of an env without keys, for the term `own`.
+
+        Raises:
+            ConfigurationError: it has keys.
+        """
+        require(
+            "observation" in names_of(state),
+            f"{type(self).__name__} has the observations {', '.join(names_of(state))}: use "
+            "the term `entry` with one of these names, not `own`.",
+        )
+        return state["observation"]  # type: ignore[no-any-return]  # a tensor
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return nothing: terms see no physics here."""
+        return {}
 
 
 class EnvView:

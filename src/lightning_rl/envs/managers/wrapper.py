@@ -11,11 +11,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.chunks import WrapsSingleEnvs
-from lightning_rl.envs.managers.actions import ActionTerm, Force, Position, Velocity
+from lightning_rl.envs.managers.actions import (
+    ActionTerm,
+    Force,
+    Position,
+    Velocity,
+    require_all_drives,
+)
 from lightning_rl.envs.managers.observations import Observations
 from lightning_rl.envs.managers.outcome import Metrics, Rewards, Terminations
 from lightning_rl.envs.managers.term import Metric, Observation, Reward, Termination, merged
-from lightning_rl.envs.managers.view import EnvView, entries_of
+from lightning_rl.envs.managers.view import EnvView, SeesNoState, entries_of
 from lightning_rl.envs.torch.counter_random import key_of
 from lightning_rl.envs.vector_env import Observation as Observed
 from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv, VectorEnvWrapper
@@ -23,7 +29,7 @@ from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
 
 
-class WithTerms(VectorEnvWrapper):
+class WithTerms(VectorEnvWrapper, SeesNoState):
     """An env with further terms, which see its observations and rewards instead of its state.
 
     In the view of a term, `state` is the observation: an entry for each key of a Dict, otherwise
@@ -78,23 +84,6 @@ class WithTerms(VectorEnvWrapper):
         if self._observations:
             self.single_observation_space = self._observations.space(first)
         self._memory: TensorDict = TensorDict({}, [num_envs])
-
-    def observe(self, state: Any) -> Tensor:
-        """Return the observation [M, ...] of an env without keys, for the term `own`.
-
-        Raises:
-            ConfigurationError: it has keys.
-        """
-        require(
-            "observation" in state.keys(),
-            f"{type(self.env).__name__} observes a Dict of {', '.join(map(str, state.keys()))}: "
-            "use the term `entry` with one of these names, not `own`.",
-        )
-        return state["observation"]  # type: ignore[no-any-return]  # a tensor
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Return nothing: terms see no physics here."""
-        return {}
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -210,7 +199,7 @@ class WithTerms(VectorEnvWrapper):
         return observation
 
 
-class EndsByTerms(gymnasium.Wrapper):
+class EndsByTerms(gymnasium.Wrapper, SeesNoState):
     """One Gymnasium env with termination terms, which see its observations.
 
     Args:
@@ -260,14 +249,6 @@ class EndsByTerms(gymnasium.Wrapper):
             found["success"] = False
         return observation, reward, terminated, truncated, info | found
 
-    def observe(self, state: Any) -> Tensor:
-        """Return the observation [1, ...] of an env without keys, for the term `own`."""
-        return state["observation"]  # type: ignore[no-any-return]  # a tensor
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Return nothing: terms see no physics here."""
-        return {}
-
     def _view(self, observation: Any, action: Tensor | None) -> EnvView:
         batch = map_tree(lambda x: torch.as_tensor(np.asarray(x))[None], observation)
         state = TensorDict(_entries(batch), [1])
@@ -310,5 +291,6 @@ def _scaled(env: VectorEnv, action: ActionTerm, owner: str) -> gymnasium.spaces.
         not env.reports_interventions,
         f"{owner}: actions that a person takes over cannot be scaled: leave out `action`.",
     )
+    require_all_drives(action, owner)
     assert space.shape is not None
     return action.space(space.shape[0])

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from lightning_rl.envs.step_results import report_intervention
+from lightning_rl.envs.infos import report_intervention
 from lightning_rl.system.errors import ConfigurationError, check_range
 
 Event = Literal["success", "failure", "rerecord"]

@@ -98,7 +98,7 @@ class CartPole(Task):
 
     def simulate(self, env: EnvView) -> TensorDict:
         state = env.state
-        target = self.action.target(self.action.bounded(env.action), state["position"])
+        target = self.action.target(self.action.bounded(env.action), state["position"], env)
         return self._integrate(state["position"], state["velocity"], target)
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:

@@ -133,7 +133,7 @@ class PointMass(Task):
     def simulate(self, env: EnvView) -> TensorDict:
         state, action = env.state, self.action.bounded(env.action)
         before = state["position"]
-        force = self._force(before, state["velocity"], self.action.target(action, before))
+        force = self._force(before, state["velocity"], self.action.target(action, before, env))
         velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
         position = (before + velocity * TIMESTEP).clamp(-1.0, 1.0)
         depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])

@@ -145,7 +145,7 @@ class PushBlocks(Task):
 
     def simulate(self, env: EnvView) -> TensorDict:
         state, before = env.state, env.state["pusher"]
-        move = self.action.target(self.action.bounded(env.action), before) - before
+        move = self.action.target(self.action.bounded(env.action), before, env) - before
         pusher = (before + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-TABLE + PUSHER, TABLE - PUSHER)
         red, blue = push_blocks(pusher, state["red"], state["blue"])
         return _state(pusher, red, blue, state["task"], state["begin"])

@@ -134,7 +134,7 @@ class PushCube(Task):
     def simulate(self, env: EnvView) -> TensorDict:
         state, action = env.state, self.action.bounded(env.action)
         before = state["pusher"]
-        target = self.action.target(action, before)
+        target = self.action.target(action, before, env)
         move = target * PERIOD if self.action.kind == "velocity" else target - before
         friction = state.get("friction", FRICTION)
         move = move.clamp(-MAX_MOVE, MAX_MOVE)

@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
-from lightning_rl.envs.step_results import TREES
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout.contract import FieldSpec, map_tree

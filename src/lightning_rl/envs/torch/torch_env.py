@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.step_results import check_info, check_outcome
+from lightning_rl.envs.infos import check_info
+from lightning_rl.envs.step_results import check_outcome
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.rollout.contract import MASK
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import choices_of, flat_actions
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 

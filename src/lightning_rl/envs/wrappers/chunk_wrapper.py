@@ -5,12 +5,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.step_results import (
-    EXECUTED_ACTION,
-    INTERVENED,
-    one_number,
-    report_intervention,
-)
+from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
+from lightning_rl.envs.step_results import one_number
 from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import ConfigurationError
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.rollout.contract import MASK
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

@@ -22,16 +22,16 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
         `stepping`, the class names of actor and stepper, null without a collector; and
         `mujoco_profiler`, whether it is on, after the first rollout of a MuJoCo env.
     """
-    choice = algorithm.compilation
+    learner = algorithm.learner
     collector = data_of(trainer).collector
     profiler = None if collector is None else _mujoco_profiler(collector.env)
     code_paths = {"acting": None, "stepping": None}
     return {
-        "compiled": choice.compiled,
-        "why": choice.why,
+        "compiled": learner.compilation.compiled,
+        "why": learner.compilation.why,
         "steps_compiled": algorithm.step_compilation.compiled,
         "steps_why": algorithm.step_compilation.why,
-        "cuda_graphs": algorithm.replays_cuda_graphs,
+        "cuda_graphs": learner.graphs is not None and learner.graphs.captured,
         "flush_denormal": getattr(trainer, "flush_denormal", None),
         "keeps_freed_memory": getattr(trainer, "keeps_freed_memory", None),
         "sums_over_ranks": ranks.reduction_backend(),

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_rl.collectors.evaluation import Watcher
 from lightning_rl.envs.watch import EnvTimeoutError
 from lightning_rl.system.errors import ConfigurationError, check_range
 from lightning_rl.system.files import write_atomically
@@ -125,13 +126,8 @@ class VideoRecorder(Callback):
         evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
         due = not training or evaluations % self.settings.every_n_evaluations == 0
         if due and (not training or self._clock.allows()):
-            self._attempt(lambda: self._begin(trainer, pl_module))
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *args: object
-    ) -> None:
-        """Film only the first batch."""
-        algorithm_of(pl_module).watch = None
+            watch_next = algorithm_of(pl_module).watch_next  # films only the first batch
+            self._attempt(lambda: watch_next(self._begin(trainer, pl_module)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -166,11 +162,6 @@ class VideoRecorder(Callback):
     on_test_batch_start = on_validation_batch_start
     on_test_end = on_validation_end
 
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *args: object
-    ) -> None:
-        algorithm_of(pl_module).watch = None
-
     def _attempt(self, action: Callable[[], object]) -> None:
         """Run an action and count its time; after an error, training continues without films."""
         if self._broken:
@@ -191,7 +182,7 @@ class VideoRecorder(Callback):
             rank_zero_warn(f"No more videos: {reason}")
         self._clock.spent = before + time.perf_counter() - began  # includes nested attempts
 
-    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> Watcher:
         algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
         calls = data_of(trainer).eval_calls
         with calls("make_renderable"):
@@ -223,7 +214,7 @@ class VideoRecorder(Callback):
             film.take(last=not rows)
             shown.intersection_update(rows)
 
-        algorithm.watch = watch
+        return watch
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule, stage: str, best: bool) -> None:
         assert self._film is not None
@@ -243,10 +234,7 @@ class VideoRecorder(Callback):
         )
 
     def _play_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module)
-        algorithm = algorithm_of(pl_module)
-        watch, algorithm.watch = algorithm.watch, None
-        algorithm.play(self._seeds, watch)
+        algorithm_of(pl_module).play(self._seeds, [self._begin(trainer, pl_module)])
         if self._film is not None:
             self._finish(trainer, pl_module, "best", False)
 

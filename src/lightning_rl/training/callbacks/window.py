@@ -53,12 +53,10 @@ class Window(Callback):
                 count, value = data.num_eval_episodes, float(returns[0])
                 _print_episode(batch_idx, count, batch[0], value, f"{step} {taken}")
 
-        algorithm_of(pl_module).watch = watch
+        algorithm_of(pl_module).watch_next(watch)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        algorithm = algorithm_of(pl_module)
-        algorithm.watch = None
-        _print_average(algorithm.evaluation["avg_reward"])
+        _print_average(algorithm_of(pl_module).evaluation["avg_reward"])
 
 
 def _print_episode(index: int, count: int, seed: int, value: float, length: str) -> None:

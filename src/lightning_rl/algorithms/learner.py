@@ -1,0 +1,141 @@
+"""The part of an algorithm that moves its weights: objectives, optimizers and compiled graphs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.graphs import Graphs
+from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
+from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.update import Objective, Update
+from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.system.lightning_private import Counter
+from lightning_rl.system.phases import PhaseTimer, no_phases
+
+LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
+"""Attributes of every LightningModule."""
+
+HIDDEN = (
+    *("evaluation", "generator", "metrics", "objectives", "statistics", "step_compilation"),
+    *("update", "updates", "_episodes", "_learner", "_resumed", "_trainer", "_watchers"),
+)
+"""Attributes of an algorithm that change constantly: a compiled loss must not read them."""
+
+
+class Learner:
+    """The updates of an algorithm in one `fit`: one per objective, eager or compiled.
+
+    Args:
+        owner: the algorithm, which holds the losses and all parameters.
+        objectives: the losses, by name.
+        optimizers: one per objective, in the same order.
+        compilation: whether to compile; records why graphs are unavailable.
+        hooks: calls Lightning's hooks of each minibatch; None if nothing listens to them.
+        phase: times the phases of an iteration.
+        iterations: Lightning's counter of them.
+
+    Attributes:
+        compilation, phase, iterations: see above.
+        updates: `updates[name](minibatch)` takes an optimizer step on one objective.
+        graphs: the compiled graphs; None if the updates are not compiled.
+    """
+
+    def __init__(
+        self,
+        owner: LightningModule,
+        objectives: Mapping[str, Objective],
+        optimizers: Sequence[Optimizer],
+        compilation: Choice,
+        hooks: LightningHooks | None = None,
+        phase: PhaseTimer = no_phases,
+        iterations: Counter | None = None,
+    ) -> None:
+        self.compilation = compilation
+        self.phase = phase
+        self.iterations = iterations
+        self._objectives = objectives
+        if compilation.compiled and hooks is not None:
+            why = (
+                "a callback or the module overrides one of "
+                f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
+            )
+            compilation.give_up(why, f"compile: true has no effect: {why}.")
+        self.graphs: Graphs | None = None
+        if compilation.compiled:
+            left_out = {(id(owner), name) for name in LIGHTNINGS_OWN}
+            self.graphs = Graphs(owner, owner.device, compilation, left_out, HIDDEN)
+        self.updates: dict[str, Update] = {
+            name: Update(objective, optimizer, hooks, phase)
+            if self.graphs is None
+            else CompiledUpdate(objective, optimizer, self.graphs, phase)
+            for (name, objective), optimizer in zip(objectives.items(), optimizers, strict=True)
+        }
+        self._sequences: dict[tuple[str, ...], UpdateSequence] = {}
+
+    def sequence(
+        self,
+        names: tuple[str, ...],
+        follow_up: Callable[[], None],
+        written: Callable[[], Sequence[Tensor]],
+    ) -> UpdateSequence:
+        """Return the update that takes a step on several objectives, then runs `follow_up`.
+
+        It is made at the first call with these names.
+
+        Args:
+            names: of the objectives.
+            follow_up: runs after the steps, such as moving target networks; a tensor operation.
+            written: returns the owner's tensors that `follow_up` writes.
+        """
+        found = self._sequences.get(names)
+        if found is None:
+            found = self._sequences[names] = self._new_sequence(names, follow_up, written())
+        return found
+
+    def _new_sequence(
+        self, names: tuple[str, ...], follow_up: Callable[[], None], written: Sequence[Tensor]
+    ) -> UpdateSequence:
+        updates = [self.updates[name] for name in names]
+        if self.graphs is None:
+            return UpdateSequence(updates, follow_up, written)
+        compiled = cast(list[CompiledUpdate], updates)
+        return CompiledSequence(
+            ", ".join(names), compiled, follow_up, written, self.graphs, self.phase
+        )
+
+    def set_learning_rates(self, env_steps: int, horizon: int) -> None:
+        """Set the rates of the iteration after `env_steps` of `horizon` env steps."""
+        for name, objective in self._objectives.items():
+            objective.schedule.apply(self.updates[name].optimizer, env_steps, horizon)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the current learning rates, by their log names."""
+        return {
+            objective.label("learning_rate"): self.updates[name].optimizer.param_groups[0]["lr"]
+            for name, objective in self._objectives.items()
+        }
+
+    def finish_iteration(self, sources: Callable[[], dict[str, Tensor]]) -> list[dict[str, float]]:
+        """End an iteration; return the scalars of each objective, averaged over its steps.
+
+        Args:
+            sources: returns the inputs of the losses by name, for the message of an error.
+
+        Raises:
+            FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps.
+        """
+        reported = [objective.statistics.close() for objective in self._objectives.values()]
+        for objective in self._objectives.values():
+            if objective.statistics.exhausted:
+                raise FloatingPointError(objective.statistics.message(sources()))
+        for update in self.updates.values():
+            update.first_iteration_done()
+        if self.graphs is not None:
+            self.graphs.recheck()
+            if self.graphs.have_served:
+                self.compilation.print_decision()
+        return reported
