@@ -64,7 +64,9 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
         cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
         cls = GripperActorCritic if issubclass(algorithm, GripperSAC) else cls
         cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls
-    policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
+    own = dict(policy_kwargs or {})
+    cls = own.pop("policy_class", cls)
+    policy = cls(data.observation_space, data.action_space, hidden_sizes=(16,), **own)
     return algorithm(policy, **settings | kwargs)
 
 

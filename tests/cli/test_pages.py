@@ -71,7 +71,7 @@ SMALLER = [
 FIRST = ["fit", "--config", "ppo.yaml", *SMALL, "--model.batch_size", "64"]
 FEW = ["--data.collector.episodes", "8"]
 """Of 400 demonstrations."""
-FIRST_CLONE = ["fit", "--config", "vla_bc.yaml", *SMALL, *SMALLER, *FEW]
+CLONING = [*SMALL, *SMALLER, *FEW]
 
 SHORTER = {
     "total_env_steps=50_000": "total_env_steps=1_024, num_eval_episodes=2",
@@ -232,11 +232,15 @@ def follow_here(arguments):
     elif arguments[0] == "fit":
         if config == "ppo_mujoco.yaml" or "HalfCheetah-v5" in arguments:
             pytest.importorskip("mujoco")
-        clones = config.startswith("vla")
+        clones = config.startswith(("vla", "two_doors"))
         if "--trainer.init_from" in arguments:
-            run(FIRST_CLONE if clones else FIRST)
+            cloned = "vla_flow_bc.yaml" if "flow" in config else "vla_bc.yaml"
+            run(["fit", "--config", cloned, *CLONING] if clones else FIRST)
+        if "--model.policy.checkpoint" in arguments:
+            run(["fit", "--config", "two_doors_bc.yaml", *CLONING])
+            (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
-        arguments += FEW if config == "vla_bc.yaml" else []
+        arguments += FEW if config.endswith("bc.yaml") else []
         if config.startswith(("sac", "td3", "soft_q")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
@@ -398,7 +402,7 @@ def of_node(asked):
 
 
 def test_the_script_that_probes_a_vla_probes_one(capsys):
-    run(FIRST_CLONE)
+    run(["fit", "--config", "vla_bc.yaml", *CLONING])
     (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
     as_script("scripts/probe_vla.py", str(checkpoint), "--episodes", "4")
     assert "instruction shuffled" in capsys.readouterr().out
@@ -493,7 +497,10 @@ TABLES = {
     "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
     "docs/distributed.md": arguments_of(lightning_rl.RayCollector) - COLLECTING,
     "docs/demonstrations.md": arguments_of(lightning_rl.Demonstrations) - COLLECTING,
-    "docs/vla.md": arguments_of(lightning_rl.VLAPolicy) - SPACES - {"value_hidden_size"},
+    "docs/vla.md": arguments_of(lightning_rl.VLAPolicy)
+    - SPACES
+    - {"value_hidden_size", "make_head"},
+    "docs/flows.md": arguments_of(lightning_rl.FlowSettings),
     "docs/performance.md": set(inspect.signature(MachineSettings).parameters),
     "docs/configuration.md": arguments_of(lightning_rl.RLDataModule),
     "docs/evaluation.md": {
