@@ -55,12 +55,12 @@ _WRAPPERS = (
 _TABLE = {
     "model": (
         "Algorithm",
-        "BehaviorCloning DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
+        "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
     ),
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic SlowPolicy SquashedActorCritic VLAPolicy",
+        "GripperActorCritic QPolicy SlowPolicy SquashedActorCritic VLAPolicy",
     ),
     "backbone": ("Backbone", "TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,
