@@ -12,6 +12,8 @@ and max_staleness 1.
 and a learner with a simulated delay in addition to its update (`SlowUpdate`). The ratio of
 collecting C to learning L is 1:3, 1:1 and 3:1.
 
+`flow`: the same at 1:1 and 100 ms, for a flow head that decodes chunks of 8 actions (`TwoDoors`).
+
 `cpu`: no delay; an env in its own process computes for a given CPU time, and the learner does real
 updates. It needs two free cores. The time of an env step is set so that C:L is 1:1. (With as many
 env processes as cores, `sync` uses all cores already, and the gain is smaller.)
@@ -48,19 +50,23 @@ from lightning.pytorch import Callback, seed_everything
 from lightning_rl import (
     PPO,
     SAC,
+    ActionChunk,
     ActorCritic,
     AsyncCollector,
     GymnasiumEnv,
+    PerceptronBackbone,
     ReplayBuffer,
     RLDataModule,
     RLTrainer,
     SlowPolicy,
     SquashedActorCritic,
     SyncCollector,
+    VLAPolicy,
 )
 from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.envs import TwoDoors
 
-WORKLOADS = ("inference", "off_policy", "return", "cpu")
+WORKLOADS = ("inference", "flow", "off_policy", "return", "cpu")
 DELAYS_MS = (100, 200, 500)
 RATIOS = {"1:3": 3.0, "1:1": 1.0, "3:1": 1 / 3}
 """C:L, and L as a multiple of C."""
@@ -73,6 +79,8 @@ WARMUP = 3
 """Iterations that the steady speed-up leaves out."""
 SHARE = 0.9
 """Share of the best speed-up that `--check` requires at 1:1 and 3:1."""
+FLOW_SHARE = 0.95
+"""Share of the best speed-up that `--check` requires of a flow."""
 CPU_SPEED_UP = 1.25
 """Speed-up of the CPU-bound workload that `--check` requires."""
 
@@ -99,6 +107,9 @@ def main() -> int:
             for name, multiple in RATIOS.items():
                 rows.append(inference(delay, name, multiple, steps, iterations))
                 write(rows, args.output)
+    if "flow" in args.workloads:
+        rows.append(flow(steps, iterations))
+        write(rows, args.output)
     if "off_policy" in args.workloads:
         for name, multiple in RATIOS.items():
             rows.append(off_policy(name, multiple, steps, iterations))
@@ -134,6 +145,30 @@ def inference(delay_ms: float, name: str, multiple: float, steps: int, iteration
     }
     row["passed"] = name == "1:3" or row["share"] >= SHARE
     return row
+
+
+def flow(steps: int, iterations: int, delay_ms: float = 100.0) -> Row:
+    """Compare both with simulated inference of a flow policy, at C:L = 1:1."""
+    run = partial(
+        train,
+        env=partial(ActionChunk, env=TwoDoors, chunk_size=TwoDoors.length),
+        delay_ms=delay_ms,
+        update_seconds=steps * delay_ms / 1000,
+        num_envs=NUM_ENVS,
+        steps=steps,
+        iterations=iterations,
+        settings={"n_epochs": 1, "batch_size": NUM_ENVS * steps},
+        policy=flow_policy,
+        chunk=TwoDoors.length,
+    )
+    workload = f"a flow of 4 steps, simulated inference, {delay_ms:g} ms"
+    row = compare(run) | {"group": "flow", "workload": workload, "C:L": "1:1"}
+    row["passed"] = row["share"] >= FLOW_SHARE
+    return row
+
+
+def flow_policy(*spaces: Any) -> VLAPolicy:
+    return VLAPolicy(*spaces, PerceptronBackbone(), head="flow")
 
 
 def off_policy(name: str, multiple: float, steps: int, iterations: int) -> Row:
@@ -295,6 +330,8 @@ def train(
     until: float = math.inf,
     seed: int = 1,
     algorithm: str = "ppo",
+    policy: Any = ActorCritic,
+    chunk: int = 1,
 ) -> Row:
     """Train; return the total seconds, and the seconds of collecting and learning per iteration."""
     seed_everything(seed, verbose=False)
@@ -303,7 +340,7 @@ def train(
         env,
         num_envs=num_envs,
         buffer_size=steps,
-        total_env_steps=num_envs * steps * iterations,
+        total_env_steps=num_envs * steps * chunk * iterations,
         iterations_per_epoch=1 if until < math.inf else iterations,  # a run stops between epochs
         collector=kind,
         replay=partial(ReplayBuffer, capacity=10_000) if algorithm == "sac" else None,
@@ -313,9 +350,9 @@ def train(
     if algorithm == "sac":
         model = SAC(SquashedActorCritic(*spaces, (64, 64)), **settings)
     elif delay_ms:
-        model = PPO(SlowPolicy(*spaces, ActorCritic, delay_ms), **settings)
+        model = PPO(SlowPolicy(*spaces, policy, delay_ms), **settings)
     else:
-        model = PPO(ActorCritic(*spaces), **settings)
+        model = PPO(policy(*spaces), **settings)
     clocks = SlowUpdate(update_seconds, until)
     with tempfile.TemporaryDirectory() as scratch:
         RLTrainer(

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     parser.add_argument("--pictures", default="png", choices=("png", "video"))
     arguments = parser.parse_args()
     task = getattr(lightning_rl.envs, arguments.task)
-    rewards = {name: float(name == "success") for name in task.reward_weights}
+    rewards = {name: float(name == "success") for name in task.default_rewards}
     settings = {"rewards": rewards} if arguments.sparse else {}
     env = task(min(arguments.episodes, 256), **settings)
     spaces = env.single_observation_space, env.single_action_space

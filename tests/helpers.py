@@ -67,7 +67,9 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
         cls = GripperActorCritic if issubclass(algorithm, GripperSAC) else cls
         cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls
         cls = QPolicy if issubclass(algorithm, DQN) else cls
-    policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
+    own = dict(policy_kwargs or {})
+    cls = own.pop("policy_class", cls)
+    policy = cls(data.observation_space, data.action_space, hidden_sizes=(16,), **own)
     return algorithm(policy, **settings | kwargs)
 
 

@@ -303,3 +303,17 @@ def exact_interval(scores):
     """The same of one task, of all samples that there are, each as often as another."""
     found = [iqm([list(drawn)]) for drawn in itertools.product(scores, repeat=len(scores))]
     return percentile(found, 2.5), percentile(found, 97.5)
+
+
+def stochastic_flow_step(x, velocity, t, step, level):
+    """One Euler-Maruyama step of dx = (v + sigma^2 / (2 t) (x + (1 - t) v)) dt + sigma dw, from t to t - step.
+
+    sigma = level * sqrt(t / (1 - t)); at t = 1 with the next time in 1 - t (Liu et al. 2025, Flow-GRPO). Mean and deviation.
+    """
+    mean, std = np.empty_like(x), np.empty_like(t)
+    for i, (row, v, time) in enumerate(zip(x, velocity, t, strict=True)):
+        sigma = level * math.sqrt(time / (1.0 - (time if time < 1.0 else time - step)))
+        end = row + (1.0 - time) * v  # the noise that this velocity comes from
+        mean[i] = row - step * (v + sigma**2 / (2.0 * time) * end)
+        std[i] = sigma * math.sqrt(step)
+    return mean, std

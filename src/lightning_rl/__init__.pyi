@@ -139,6 +139,9 @@ from lightning_rl.envs import (
     Keyboard as Keyboard,
 )
 from lightning_rl.envs import (
+    ManagedEnv as ManagedEnv,
+)
+from lightning_rl.envs import (
     PointMass as PointMass,
 )
 from lightning_rl.envs import (
@@ -171,6 +174,9 @@ from lightning_rl.envs import (
 from lightning_rl.envs import (
     VLAObservation as VLAObservation,
 )
+from lightning_rl.envs import (
+    WithTerms as WithTerms,
+)
 from lightning_rl.policies import (
     GRU as GRU,
 )
@@ -202,6 +208,9 @@ from lightning_rl.policies import (
     Encoder as Encoder,
 )
 from lightning_rl.policies import (
+    FlowSettings as FlowSettings,
+)
+from lightning_rl.policies import (
     FrozenEncoder as FrozenEncoder,
 )
 from lightning_rl.policies import (
@@ -211,6 +220,9 @@ from lightning_rl.policies import (
     ImpalaCNN as ImpalaCNN,
 )
 from lightning_rl.policies import (
+    LeRobotPolicy as LeRobotPolicy,
+)
+from lightning_rl.policies import (
     Memory as Memory,
 )
 from lightning_rl.policies import (
@@ -218,6 +230,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     OneHot as OneHot,
+)
+from lightning_rl.policies import (
+    PerceptronBackbone as PerceptronBackbone,
 )
 from lightning_rl.policies import (
     PerceptronEncoder as PerceptronEncoder,
@@ -233,6 +248,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     QPolicy as QPolicy,
+)
+from lightning_rl.policies import (
+    ResNet18 as ResNet18,
 )
 from lightning_rl.policies import (
     SlowPolicy as SlowPolicy,
@@ -258,8 +276,17 @@ from lightning_rl.policies import (
 from lightning_rl.policies import (
     load_vla_model as load_vla_model,
 )
+from lightning_rl.policies.steering import (
+    NoiseActorCritic as NoiseActorCritic,
+)
+from lightning_rl.policies.steering import (
+    NoisePolicy as NoisePolicy,
+)
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,
+)
+from lightning_rl.system.fsdp import (
+    FSDP2Strategy as FSDP2Strategy,
 )
 from lightning_rl.training.data import (
     RLDataModule as RLDataModule,

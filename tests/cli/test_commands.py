@@ -27,7 +27,10 @@ from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.datasets.demonstrations import expert_episodes
 from tests.commands import Command, rl_cli
+from tests.golden.make_lerobot import fill
 from tests.helpers import assert_same_run, last, load, scalars, train
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 SMALL = [
     *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -294,6 +297,13 @@ OFF_POLICY = [
 ]
 
 
+TWO_ITERATIONS = [
+    *("--trainer.max_steps", "2"),
+    *("--data.num_eval_episodes", "1"),
+    *("--data.max_eval_episode_steps", "32"),
+]
+
+
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
     if name == "dqn_lunar_lander.yaml":
@@ -304,7 +314,7 @@ def test_every_shipped_off_policy_config_trains(name):
         )
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
-        sparse = {term: float(term == "success") for term in PushCube.reward_weights}
+        sparse = {term: float(term == "success") for term in PushCube.default_rewards}
         env = PushCube(2, rewards=sparse)
         spaces = env.single_observation_space, env.single_action_space
         writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)
@@ -323,10 +333,7 @@ def test_every_shipped_off_policy_config_trains(name):
             "--config",
             name,
             *small,
-            "--trainer.max_steps",
-            "2",
-            "--data.num_eval_episodes",
-            "1",
+            *TWO_ITERATIONS,
         ]
     )
     state = load(last(newest()))["lightning_rl"]
@@ -361,11 +368,16 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         return original(self, minibatch)
 
     monkeypatch.setattr(algorithm, "loss", watching)
-    options = ["--trainer.max_steps", "2", "--data.num_eval_episodes", "1"]
+    options = [*TWO_ITERATIONS]
     if name == "vla_grpo.yaml":
         options += ["--model.filter_groups", "false"]  # untaught, it never succeeds
     if "smolvlm" in name:
         pytest.importorskip("transformers")
+    if name == "smolvla_ppo.yaml":
+        pytest.importorskip("peft")
+        shutil.copytree(GOLDEN / "tiny_smolvlm", "tiny_smolvlm")
+        fill(GOLDEN / "smolvla", Path("smolvla"))
+        options += ["--model.policy.path", "smolvla", "--data.num_envs", "16"]
     # The shipped numbers fit each other. Those of rows, of which all else is each, are less here, as are passes over them;
     # of one that is compiled for its many minibatches they are as shipped.
     settings, data = config["model"]["init_args"], config["data"]
@@ -375,6 +387,12 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--model.n_epochs", "1"]
     if "vla" in name or "pixels" in name:
         options += ["--data.num_envs", "24"]
+    if name.startswith("two_doors"):
+        options += ["--data.num_envs", "24", "--model.batch_size", "24"]
+    if name == "two_doors_noise.yaml":
+        few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
+        run(["fit", "--config", "two_doors_bc.yaml", *options, *few])
+        options += ["--model.policy.checkpoint", str(newest())]
     if name.startswith("tuned/"):
         rows = -(-settings["batch_size"] // data["num_envs"])
         options += ["--data.buffer_size", str(max(rows, 8))]
@@ -693,7 +711,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, SlowPolicy, "
+        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, NoiseActorCritic, NoisePolicy, SlowPolicy, "
         "SquashedActorCritic, VLAPolicy.",
     ),
     (
@@ -771,9 +789,9 @@ WHOLE = [
         "trainer.enable_checkpointing to false instead.",
     ),
     (
-        "--trainer.strategy fsdp",
-        "trainer.strategy fsdp is not supported: every process needs the whole policy for acting. Use "
-        "--trainer.strategy ddp, or one device.",
+        "--trainer.strategy fsdp_cpu_offload",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
+        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
+from torch.distributed.run import parse_args
 
 import lightning_rl
 from lightning_rl import CustomVLA
@@ -70,7 +71,7 @@ SMALLER = [
 FIRST = ["fit", "--config", "ppo.yaml", *SMALL, "--model.batch_size", "64"]
 FEW = ["--data.collector.episodes", "8"]
 """Of 400 demonstrations."""
-FIRST_CLONE = ["fit", "--config", "vla_bc.yaml", *SMALL, *SMALLER, *FEW]
+CLONING = [*SMALL, *SMALLER, *FEW]
 
 SHORTER = {
     "total_env_steps=50_000": "total_env_steps=1_024, num_eval_episodes=2",
@@ -231,11 +232,15 @@ def follow_here(arguments):
     elif arguments[0] == "fit":
         if config == "ppo_mujoco.yaml" or "HalfCheetah-v5" in arguments:
             pytest.importorskip("mujoco")
-        clones = config.startswith("vla")
+        clones = config.startswith(("vla", "two_doors"))
         if "--trainer.init_from" in arguments:
-            run(FIRST_CLONE if clones else FIRST)
+            cloned = "vla_flow_bc.yaml" if "flow" in config else "vla_bc.yaml"
+            run(["fit", "--config", cloned, *CLONING] if clones else FIRST)
+        if "--model.policy.checkpoint" in arguments:
+            run(["fit", "--config", "two_doors_bc.yaml", *CLONING])
+            (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
-        arguments += FEW if config == "vla_bc.yaml" else []
+        arguments += FEW if config.endswith("bc.yaml") else []
         if config.startswith(("sac", "td3", "soft_q")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
@@ -349,8 +354,9 @@ def test_what_is_configured_could_be(block, capsys):
 # --- commands with a test of their own ---
 
 
-def test_the_command_for_two_machines_trains_on_two(tmp_path):
-    """Both are this one, with a process each on the CPU in place of eight on GPUs."""
+@pytest.mark.parametrize("by", ["forks", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_the_command_for_two_machines_trains_on_two(by):
+    """Both are this one, with a process each on the CPU in place of eight on GPUs; torchrun itself takes 15 CPU seconds."""
     (command,) = [c for c in COMMANDS if c.startswith("torchrun")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -371,7 +377,12 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
     try:
         for rank in ("0", "1"):
             words[words.index("--node_rank") + 1] = rank
-            nodes.append(Command(*words, *small, program="torch.distributed.run"))
+            if by == "torchrun":
+                nodes.append(Command(*words, *small, program="torch.distributed.run"))
+            else:
+                asked = parse_args(words)
+                assert asked.training_script.endswith("/rl-cli")
+                nodes.append(Command(*asked.training_script_args, *small, env=of_node(asked)))
         for node in nodes:
             assert node.wait().returncode == 0, node.stderr
     finally:
@@ -381,8 +392,17 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
     assert len(torch.load(checkpoint, weights_only=True)["lightning_rl"]["ranks"]) == 2
 
 
+def of_node(asked):
+    """Return what torchrun sets for the only process of a node."""
+    numbers = {"RANK": asked.node_rank, "GROUP_RANK": asked.node_rank, "LOCAL_RANK": 0}
+    sizes = {"WORLD_SIZE": asked.nnodes, "LOCAL_WORLD_SIZE": asked.nproc_per_node}
+    place = {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    given = numbers | sizes | place | {"TORCHELASTIC_RUN_ID": "suite", "OMP_NUM_THREADS": 1}
+    return {name: str(value) for name, value in given.items()}
+
+
 def test_the_script_that_probes_a_vla_probes_one(capsys):
-    run(FIRST_CLONE)
+    run(["fit", "--config", "vla_bc.yaml", *CLONING])
     (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
     as_script("scripts/probe_vla.py", str(checkpoint), "--episodes", "4")
     assert "instruction shuffled" in capsys.readouterr().out
@@ -477,7 +497,10 @@ TABLES = {
     "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
     "docs/distributed.md": arguments_of(lightning_rl.RayCollector) - COLLECTING,
     "docs/demonstrations.md": arguments_of(lightning_rl.Demonstrations) - COLLECTING,
-    "docs/vla.md": arguments_of(lightning_rl.VLAPolicy) - SPACES - {"value_hidden_size"},
+    "docs/vla.md": arguments_of(lightning_rl.VLAPolicy)
+    - SPACES
+    - {"value_hidden_size", "make_head"},
+    "docs/flows.md": arguments_of(lightning_rl.FlowSettings),
     "docs/performance.md": set(inspect.signature(MachineSettings).parameters),
     "docs/configuration.md": arguments_of(lightning_rl.RLDataModule),
     "docs/evaluation.md": {

@@ -345,7 +345,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.first", "[{}]", *GAMMAS],
             1,
-            "sweep.first: a point has no model.gamma; it needs all of the space.",
+            "sweep.first: a point lacks model.gamma; a point needs every setting of sweep.space.",
         ),
         (
             ["--sweep.first", "[{model.gamma: 0.8}]", *GAMMAS],

@@ -28,6 +28,8 @@ from lightning_rl import (
     ActionChunk,
     GripperSAC,
     NatureCNN,
+    NoiseActorCritic,
+    PerceptronBackbone,
     PerceptronEncoder,
     PointMass,
     PushBlocks,
@@ -40,6 +42,7 @@ from lightning_rl import (
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.compiled import graphs
+from lightning_rl.envs import TwoDoors
 from lightning_rl.envs.tasks import Pictures
 from lightning_rl.optim.update import Update
 from lightning_rl.system import ranks
@@ -47,6 +50,7 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_terms import RUN as TERMS
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
@@ -227,6 +231,10 @@ def same_rollouts(directory, name, processes):
     )[0]
 
 
+def a_flow(*spaces):
+    return VLAPolicy(*spaces, PerceptronBackbone((8,), 2), head="flow")
+
+
 SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))
 SAME_BATCHES = {
     "sac": {
@@ -245,6 +253,11 @@ SAME_BATCHES = {
         "algorithm": DQN,
         "policy": {"dueling": True},
         "model": {"target_update_interval": 2, "n_steps": 2},
+    },
+    "sac that steers a flow": {
+        "env": lambda num_envs: ActionChunk(num_envs, TwoDoors, 1),
+        "policy": {"policy_class": NoiseActorCritic, "base": a_flow},
+        "model": {"random_env_steps": 0, "learning_starts": 32},
     },
 }  # fmt: skip
 """What is drawn from the replay, and for it, is drawn once for all ranks, and each has its part."""
@@ -305,9 +318,10 @@ def record_transitions(directory, count=3):
         torch.manual_seed(1)
         data = make_data(settings["env"], num_envs=2 * N)
         algorithm = settings.get("algorithm", SAC)
-        policy = make_ppo(data, settings.get("policy"), algorithm).policy
+        model = settings.get("model", {})
+        policy = make_ppo(data, settings.get("policy"), algorithm, **model).policy
         collector = make_collector(SyncCollector, data._env, policy, 16, seed=5)
-        rollouts = [collector.collect().clone() for _ in range(count)]
+        rollouts = [policy.replayed(collector.collect()).clone() for _ in range(count)]
         for version, rollout in enumerate(rollouts):
             rollout["policy_version"].fill_(version)
         data.close()
@@ -335,36 +349,41 @@ def same_batches(directory, name, processes):
     )[0]
 
 
-def record_chunks(path, count=3):
+CHUNKS = {"PPO": (PPO, "token"), "GRPO": (GRPO, "token"), "PPO, flow": (PPO, "flow")}
+"""Algorithms and heads that are trained on chunks."""
+
+
+def record_chunks(directory, head, count=3):
     """Collect rollouts of chunks, and invent how many actions were executed: few in the last rows."""
     torch.manual_seed(1)
     env = chunked(2 * N)
-    collector = make_collector(SyncCollector, env, vla(env), 5, seed=5)
+    collector = make_collector(SyncCollector, env, vla(env, head), 5, seed=5)
     rollouts = [collector.collect().clone() for _ in range(count)]
     for version, rollout in enumerate(rollouts):
         most = torch.where(torch.arange(2 * N) < N, 4.0, 2.0)[:, None]
         steps = 1 + (torch.rand(rollout.shape) * most).floor()
         rollout["executed"] = torch.arange(4) < steps[..., None]
         rollout["policy_version"].fill_(version)
-    torch.save(rollouts, path)
+    torch.save(rollouts, directory / f"chunks {head}.pt")
 
 
-def same_chunks(directory, algorithm, processes):
+def same_chunks(directory, name, processes):
     """Train a VLA on the recorded chunks."""
+    algorithm, head = CHUNKS[name]
     data = RLDataModule(
         chunked,
         num_envs=2 * N // processes,
         buffer_size=5,
         total_env_steps=10**6,
         iterations_per_epoch=3,
-        collector=partial(Replayed, directory / "chunks.pt"),
+        collector=partial(Replayed, directory / f"chunks {head}.pt"),
     )
     torch.manual_seed(2)
-    policy = vla(chunked(1))
+    policy = vla(chunked(1), head)
     settings = {"group_size": 2} if algorithm is GRPO else {}
     module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
     trainer = RLTrainer(
-        run_dir=str(directory / f"chunks {algorithm.__name__} {processes}"),
+        run_dir=str(directory / f"chunks {name} {processes}"),
         enable_progress_bar=False,
         accelerator="cpu",
         limit_val_batches=0,
@@ -379,8 +398,8 @@ def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: PushBlocks(n, size=16), 4)
 
 
-def vla(env):
-    return VLAPolicy(env.single_observation_space, env.single_action_space, num_bins=5)
+def vla(env, head):
+    return VLAPolicy(env.single_observation_space, env.single_action_space, head=head, num_bins=5)
 
 
 TWO = {"devices": 2, "strategy": "ddp"}
@@ -545,9 +564,8 @@ def main(directory):
         state = same_batches(directory, name, 2).state_dict()
         findings[name] = {k: v.clone() for k, v in state.items() if torch.is_tensor(v)}
 
-    for algorithm in (PPO, GRPO):
-        module = same_chunks(directory, algorithm, 2)
-        findings[f"chunks {algorithm.__name__}"] = module.policy.state_dict()
+    for name in CHUNKS:
+        findings[f"chunks {name}"] = same_chunks(directory, name, 2).policy.state_dict()
 
     run("whole", **RESUMED)
     for name, to in {"rank 0": (0,), "rank 1": (1,), "all": (0, 1)}.items():
@@ -572,6 +590,8 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
+    terms = {"data": TERMS["data"] | TEN | {"total_env_steps": 256}}
+    run("terms", **TERMS | terms)
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lightning_rl import GRPO, PPO
 from tests.commands import Command
 from tests.equivalence import ddp_runs
 from tests.equivalence.ddp_runs import (
@@ -27,7 +26,8 @@ from tests.helpers import assert_same, assert_same_run, last, load, saved_replay
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
-    ddp_runs.record_chunks(path / "chunks.pt")
+    for head in ("token", "flow"):
+        ddp_runs.record_chunks(path, head)
     ddp_runs.record_transitions(path)
     with on_two_ranks(path, "all") as begun:
         for process in begun:
@@ -102,12 +102,10 @@ def test_without_the_reduction_the_same_check_fails(ranks):
     assert not torch.equal(one["policy.actor.0.weight"], other["policy.actor.0.weight"])
 
 
-@pytest.mark.parametrize("algorithm", [PPO, GRPO])
-def test_each_executed_part_of_a_chunk_weighs_the_same_on_whichever_rank(
-    algorithm, directory, ranks
-):
-    alone = ddp_runs.same_chunks(directory, algorithm, 1).policy.state_dict()
-    found = [rank[f"chunks {algorithm.__name__}"] for rank in ranks]
+@pytest.mark.parametrize("name", ddp_runs.CHUNKS)
+def test_each_executed_part_of_a_chunk_weighs_the_same_on_whichever_rank(name, directory, ranks):
+    alone = ddp_runs.same_chunks(directory, name, 1).policy.state_dict()
+    found = [rank[f"chunks {name}"] for rank in ranks]
     assert_same(*found)
     for key, value in found[0].items():
         torch.testing.assert_close(value, alone[key], rtol=1e-4, atol=2e-5)
@@ -274,6 +272,13 @@ def test_an_algorithm_and_a_policy_of_ones_own_keep_ranks_equal(ranks):
     assert_same(*both(ranks, "own", "state"))
     assert_same(*both(ranks, "own", "evaluation"))
     assert column(ranks, "own", "env_steps")[0] == column(ranks, "own", "env_steps")[1]
+
+
+def test_a_users_terms_and_events_keep_ranks_equal_and_draw_for_each_rank_its_own(ranks, directory):
+    assert_same(*both(ranks, "terms", "state"))
+    collectors = load(last(directory / "terms"))["RLDataModule"]["collectors"]
+    frictions = [one["loop"]["env"]["state"]["friction"] for one in collectors]
+    assert torch.cat(frictions).unique().numel() == 4
 
 
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):

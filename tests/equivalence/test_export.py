@@ -19,6 +19,7 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     ActorOnly,
+    Backbone,
     CustomVLA,
     DeterministicActorCritic,
     DictEncoder,
@@ -27,13 +28,15 @@ from lightning_rl import (
     GripperActorCritic,
     GymnasiumEnv,
     NatureCNN,
+    NoisePolicy,
+    PerceptronBackbone,
     PerceptronEncoder,
     PushCube,
     QPolicy,
     SlowPolicy,
     SpatialSoftmaxCNN,
     SquashedActorCritic,
-    TinyVLA,
+    TransformersBackbone,
     VLAPolicy,
     load_policy,
 )
@@ -497,13 +500,35 @@ VLA = spaces.Dict({"rgb": PICTURE, "proprio": spaces.Box(-1, 1, (3,), np.float32
 CHUNK = spaces.Box(-1, 1, (2, 3), np.float32)
 
 
+class Large(TransformersBackbone):
+    """Without the model, which takes seconds to make."""
+
+    def __init__(self):
+        Backbone.__init__(self)
+        self.model, self.slot_size, self.summary_size = torch.nn.Identity(), 4, 4
+
+
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_vla_is_refused_as_a_graph(kind, tmp_path):
+def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
     with pytest.raises(ConfigurationError) as error:
-        exported(VLAPolicy(VLA, CHUNK, TinyVLA()), kind, tmp_path / "x")
+        exported(VLAPolicy(VLA, CHUNK, Large(), "gaussian"), kind, tmp_path / "x")
     assert str(error.value) == (
-        "A VLAPolicy is not traced into one graph: its model has code of its own, and is larger "
+        "A Large is not traced into one graph: its model has code of its own, and is larger "
         "than an ONNX file may be. Export it with --format safetensors, which load_policy reads, "
         "and which writes an adapter as peft does."
     )
     assert issubclass(CustomVLA, torch.nn.Module)
+
+
+def a_flow(*spaces):
+    return VLAPolicy(*spaces, PerceptronBackbone((8,), 4), head="flow")
+
+
+@pytest.mark.parametrize(("kind", "steered"), [("onnx", False), ("torch", True)])
+def test_a_flow_is_one_graph_from_its_fixed_noise_or_from_the_noise_that_steers_it(
+    kind, steered, tmp_path
+):
+    space = spaces.Dict({"proprio": spaces.Box(-1, 1, (3,), np.float32)})
+    policy = NoisePolicy(space, CHUNK, base=a_flow) if steered else a_flow(space, CHUNK)
+    _, report = exported(policy, kind, tmp_path / "policy")
+    assert report["passed"]

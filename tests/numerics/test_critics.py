@@ -333,12 +333,12 @@ def test_what_cannot_be_is_refused():
     )
     arm = gymnasium.spaces.Box(-1.0, 1.0, (3,))
     assert message_of(lambda: GripperActorCritic(OBSERVATION_SPACE, arm, **make)) == (
-        "critic_normalization: batch is not for an arm with a gripper: set none, layer or rms."
+        "critic_normalization: an arm with a gripper cannot use batch; set none, layer or rms."
     )
     assert message_of(
         lambda: DiscreteActorCritic(OBSERVATION_SPACE, gymnasium.spaces.Discrete(3), **make)
     ) == (
-        "critic_normalization: batch is not for critics with one output per action: set none, layer or rms."
+        "critic_normalization: critics with one output per action cannot use batch; set none, layer or rms."
     )
     uneven = {"network": "residual", "critic_hidden_sizes": (8, 16), "hidden_sizes": (8,)}
     assert message_of(lambda: SquashedActorCritic(OBSERVATION_SPACE, SPACE, **uneven)) == (

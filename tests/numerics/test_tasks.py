@@ -184,12 +184,12 @@ def everything_happens(make, weights):
     return play(env, actions)
 
 
-TERMS = [(make, term) for make in TASKS for term in make.reward_weights]
+TERMS = [(make, term) for make in TASKS for term in make.default_rewards]
 
 
 @pytest.mark.parametrize(("make", "term"), TERMS, ids=lambda x: getattr(x, "__name__", x))
 def test_each_weight_reaches_the_reward(make, term):
-    ones = dict.fromkeys(make.reward_weights, 1.0)
+    ones = dict.fromkeys(make.default_rewards, 1.0)
     plain, heavy = everything_happens(make, ones), everything_happens(make, ones | {term: 3.0})
     off = everything_happens(make, ones | {term: 0.0})
     seen = torch.cat([step[4]["rewards"][term] for step in plain])
@@ -205,8 +205,10 @@ def test_each_weight_reaches_the_reward(make, term):
 
 def test_weights_not_named_keep_their_defaults():
     env = PushCube(2, rewards={"goal_progress": 7.0})
-    assert env.rewards.weights == PushCube.reward_weights | {"goal_progress": 7.0}
-    assert PushCube.reward_weights["goal_progress"] == 10.0
+    assert env.rewards.weights == {k: r.weight for k, r in PushCube.default_rewards.items()} | {
+        "goal_progress": 7.0
+    }
+    assert PushCube.default_rewards["goal_progress"].weight == 10.0
 
 
 def test_with_every_term_off_the_reward_is_zero():

@@ -203,7 +203,7 @@ def test_terms_come_from_yaml(config, capsys):
     directory = config({"class_path": "PushCube", "init_args": settings})
     run(["fit", "--config", "task.yaml"])
     saved = env_of(directory)["init_args"]
-    assert saved["action"]["init_args"] == {"scale": 0.2, "clip": 1.0}
+    assert saved["action"]["init_args"] == {"scale": 0.2, "clip": 1.0, "drives": None}
     assert saved["action"]["class_path"].endswith("Velocity")
     assert saved["rewards"] == {"goal_progress": 5.0, "step": 0}
     assert saved["max_episode_steps"] == 7

@@ -16,6 +16,7 @@ from lightning_rl import (
     SyncCollector,
     TensorSimulator,
 )
+from lightning_rl.envs.managers import Event
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train
@@ -312,7 +313,86 @@ class Nameless:
     unwrapped, num_envs, device = None, 3, "cpu"
 
 
+class OwnBox:
+    """A space of another library, as mjlab's; bounds are numbers or tensors."""
+
+    def __init__(self, shape, low, high):
+        self.shape, self.low, self.high = shape, low, high
+
+
+class OwnSpaces(IsaacLike):
+    single_action_space = OwnBox((1,), -2.0, torch.tensor([2.0]))
+
+
+class NoBounds(IsaacLike):
+    single_action_space = (1,)
+
+
+def said_elsewhere(simulator, info):
+    return {"rewards": {"place": simulator.place.clone()}, "fail": simulator.place > EDGE}
+
+
+def test_a_space_of_another_library_and_reports_from_elsewhere_are_taken():
+    settings = {"missing_final": "last_observation", "report": said_elsewhere}
+    env = TensorSimulator(3, OwnSpaces, **settings)
+    assert env.single_action_space == Box(-2.0, 2.0, (1,), np.float32)
+    env.reset()
+    *_, info = env.step(torch.full((3, 1), 0.5))
+    assert info["rewards"]["place"].tolist() == [-0.5, 0.5, 1.5]
+    assert info["fail"].tolist() == [False] * 3
+
+
+def shift(env, by):
+    env.simulator.place[env.rows] += by
+
+
+def write_down(env):
+    env.simulator.seen.append(env.rows.nonzero().flatten().tolist())
+
+
+def test_events_change_the_simulator_at_the_start_after_resets_and_at_intervals():
+    env = TensorSimulator(3, ManiSkillLike, seeds="each")
+    env.simulator.seen = []
+    every = Event(write_down, mode="interval", every_s=(2 / 60, 2 / 60))
+    env.add_events(
+        {
+            "once": Event(shift, {"by": 0.5}, mode="startup"),
+            "each": Event(shift, {"by": -0.25}, mode="reset"),
+            "every": every,
+        }
+    )
+    env.reset(seed=1)
+    assert env.simulator.place.tolist() == [-0.75, 0.25, 1.25]
+    env.reset(seed=1)
+    assert env.simulator.place.tolist() == [-1.25, -0.25, 0.75]
+    stay = torch.zeros(3, 1)
+    for _ in range(4):
+        env.step(stay)
+    assert env.simulator.seen == [[0, 1, 2]] * 2
+    seen, *_, info = env.step(stay)  # the time is over, and the next episode begins
+    assert seen["policy"].flatten().tolist() == [-1.0, 0.0, 1.0]  # before the event
+    assert env.simulator.place.tolist() == [-1.25, -0.25, 0.75]
+    assert info["final_obs"]["policy"].flatten().tolist() == [-1.25, -0.25, 0.75]
+
+
+def test_an_event_of_a_simulator_that_returns_something_or_cannot_fire_is_refused():
+    env = TensorSimulator(3, ManiSkillLike, seeds="each")
+    env.add_events({"e": Event("randomize", {"name": "x", "low": 0, "high": 1})})
+    with pytest.raises(ConfigurationError, match="SimulatorEvents has no state entry 'x'"):
+        env.reset(seed=1)
+    env.add_events({"e": Event(lambda env: {})})
+    with pytest.raises(ConfigurationError, match=r"changes `env\.simulator` itself"):
+        env.reset(seed=1)
+    late_env = TensorSimulator(3, Late, resets="a_step_late")
+    with pytest.raises(ConfigurationError, match="resets a step late, and events cannot know"):
+        late_env.add_events({"e": Event(shift, {"by": 1.0})})
+
+
 REFUSED = {
+    "no bounds": (
+        NoBounds,
+        r"the action space \(1,\) without shape, low, high: it must be a space",
+    ),
     "next-step": (Mode, "Mode has the autoreset mode .*resets is by_itself: set resets: a_step_la"),
     "another number": (lambda n: ManiSkillLike(n + 1), "a simulator of 4 envs, and 3 were asked"),
     "no simulator": (lambda n: Nameless(), "a Nameless, which has no single_action_space"),

@@ -211,7 +211,8 @@ def test_a_run_with_lora_resumes_exactly(directories, tmp_path):
     pytest.importorskip("peft")
 
     def run(name, **kwargs):
-        module = PPO(policy_of(directories, "smolvlm", lora={"r": 4}), n_epochs=1, batch_size=16)
+        policy = policy_of(directories, "smolvlm", head="flow", lora={"r": 4})
+        module = PPO(policy, n_epochs=1, batch_size=16)
         fit(tmp_path / name, module, data_module(iterations=4, epochs=2), **kwargs)
 
     run("whole")

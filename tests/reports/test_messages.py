@@ -93,7 +93,7 @@ TYPED = {
     "FrameStackObservation, a whole number: write {class_path: FrameStackObservation, init_args: {stack_size: ...}}.",
     f"{PPO_YAML} --trainer.callbacks EarlyStopping": "Missing setting: trainer.callbacks.monitor of "
     "EarlyStopping, a text: write {class_path: EarlyStopping, init_args: {monitor: eval/avg_reward}}.",
-    f"{PPO_YAML} --trainer.strategy nope": "trainer.strategy must be auto or ddp, got 'nope'.",
+    f"{PPO_YAML} --trainer.strategy nope": "trainer.strategy must be auto, ddp or fsdp, got 'nope'.",
     f"{PPO_YAML} --trainer.profiler nope": "trainer.profiler must be simple, advanced, pytorch or null, got 'nope'.",
     f"{PPO_YAML} --data.env my_mod.HalfEnv": "'my_mod.HalfEnv' for data.env is abstract: define reset, step, or name a "
     f"class that does; known here: {ENVS}.",

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
@@ -17,8 +18,10 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
     check_checkpoint,
+    check_not_compiled,
     check_optimizer_state,
     check_replay_is_used,
+    check_shards,
     check_trainer,
     check_whole_minibatches,
     warn_of_unreached,
@@ -70,6 +73,7 @@ from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.runs import find_checkpoint
@@ -389,11 +393,25 @@ class Algorithm(LightningModule, ABC, Constructed):
         if stage == "fit":
             check_trainer(self.trainer)
 
+    def configure_model(self) -> None:
+        """Shard the policy, if the strategy shards; the update is then not compiled.
+
+        Raises:
+            ConfigurationError: if the policy cannot be sharded, or `compile` is true.
+        """
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2Strategy) and self.policy.sharding is None:
+            check_not_compiled(self.compile_update)
+            self.compile_update = False
+            self.policy.shard(strategy.shards, strategy.acting)
+
     def on_fit_start(self) -> None:
         check_weights_are_numbers(self.policy)
         # The update has its own random stream; a checkpoint's state of it is loaded later.
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
+        if self.policy.sharding is not None:
+            check_shards(self, self.objectives.values())
         self.learn_by(
             Learner(
                 self,
@@ -403,6 +421,7 @@ class Algorithm(LightningModule, ABC, Constructed):
                 LightningHooks(self) if LightningHooks.overrides_minibatch_hooks(self) else None,
                 phases_of(cast(Any, self.trainer).profiler),
                 counter_of_steps(self.trainer),
+                self.policy.sharding,
             )
         )
 
@@ -600,9 +619,10 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
         watchers, self._watchers = self._watchers, []
-        # The seeds of a rank may be empty.
-        if seeds:
-            self._episodes += self.play(seeds, watchers)
+        sharding = self.policy.sharding
+        with nullcontext() if sharding is None else sharding.acting_context():
+            if seeds:  # those of a rank may be empty
+                self._episodes += self.play(seeds, watchers)
 
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._episodes)

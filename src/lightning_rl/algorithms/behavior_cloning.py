@@ -13,7 +13,7 @@ from lightning_rl.algorithms.action_parts import (
     weigh_parts,
 )
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import check_batch_size, check_sequences
+from lightning_rl.algorithms.checks import check_batch_size, check_entropy, check_sequences
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches
@@ -32,7 +32,7 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class BehaviorCloning(Algorithm):
-    """Maximize the log-prob of demonstrated actions.
+    """Maximize the log-prob of demonstrated actions, or minimize the loss of a flow.
 
     It needs `data.collector: Demonstrations`. An iteration is `n_epochs` passes over all
     demonstrations; each of their steps counts as an env step of the budget. PPO or GRPO can
@@ -82,7 +82,7 @@ class BehaviorCloning(Algorithm):
         super().__init__(policy, **kwargs)
         check_sequences(policy, sequence_length, burn_in)
         check_range("n_epochs", n_epochs, least=1)
-        check_range("ent_coef", ent_coef, least=0)
+        check_entropy(policy, ent_coef)
         check_range("teacher_env_steps", teacher_env_steps, least=0)
         require(
             teacher is not None or teacher_env_steps == 0,
@@ -151,7 +151,9 @@ class BehaviorCloning(Algorithm):
         how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
         for epoch in epochs(sampler, *how):
             for minibatch in epoch:
-                self.update(minibatch)
+                noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
+                # Here and not in the loss: a compiled loss cannot draw from a generator.
+                self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
         self.finish_iteration(rollout)
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
@@ -193,9 +195,13 @@ class BehaviorCloning(Algorithm):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to log."""
-        new = self.policy.evaluate_actions(minibatch)
-        weight = weigh_parts(minibatch["weight"], new["sample_log_prob"], minibatch)
-        negative_log_prob = -(weight * new["sample_log_prob"]).mean()
-        entropy = (weight * new["entropy"]).mean()
-        loss = negative_log_prob - self.ent_coef * entropy
-        return loss, {"negative_log_prob": negative_log_prob, "entropy": entropy}
+        told = self.policy.clone_loss(minibatch)
+        weight = weigh_parts(minibatch["weight"], told["clone_loss"], minibatch)
+        clone_loss = (weight * told["clone_loss"]).mean()
+        scalars = {
+            "flow_loss" if "clone_noise" in minibatch.keys() else "negative_log_prob": clone_loss
+        }
+        if not self.policy.has_entropy:
+            return clone_loss, scalars
+        entropy = (weight * told["entropy"]).mean()
+        return clone_loss - self.ent_coef * entropy, scalars | {"entropy": entropy}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
@@ -28,6 +29,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import start_method_of, trainer_of
 from lightning_rl.system.plain_yaml import read_yaml
 
@@ -51,10 +53,11 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse strategies other than one device and DDP: each process needs a policy and envs."""
+    """Refuse strategies with processes that lack a policy or envs."""
     strategy = trainer.strategy
     started = start_method_of(strategy)
-    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
+    known = (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)
+    if type(strategy) not in known or started != "popen":
         name = type(strategy).__name__ + ("" if started == "popen" else f" by {started}")
         raise ConfigurationError(
             f"trainer.strategy {name} is not supported: "
@@ -64,8 +67,51 @@ def check_strategy(trainer: Trainer) -> None:
                 else "its processes would share the env's worker processes, and their counters "
                 "would be lost."
             )
-            + " Use --trainer.strategy ddp, or one device."
+            + " Use --trainer.strategy ddp or fsdp, or one device."
         )
+
+
+def check_not_compiled(compile: bool | str) -> None:
+    """Refuse `compile: true` with a strategy that shards."""
+    require(
+        compile is not True,
+        "trainer.strategy fsdp does not compile updates, and model.compile is true: leave it out, "
+        "or use --trainer.strategy ddp.",
+    )
+
+
+def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
+    """Refuse parameters without values, unless the strategy takes those of the first process."""
+    takes = isinstance(trainer.strategy, FSDP2Strategy) or module is None
+    require(
+        takes or not any(p.is_meta for p in cast(nn.Module, module).parameters()),
+        "The policy is on the device meta, without weights: only --trainer.strategy fsdp gives it "
+        "those of the first process. Use that, or leave meta out.",
+    )
+
+
+def check_shards(algorithm: LightningModule, objectives: Collection[Objective]) -> None:
+    """Refuse an algorithm that trains other parameters than those of one sharded policy."""
+    kind = type(algorithm).__name__
+    trained = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
+    others = [name for name, p in trained.items() if not isinstance(p, DTensor)]
+    cure = "Use --trainer.strategy ddp."
+    require(
+        len(objectives) == 1,
+        f"trainer.strategy fsdp trains one objective, and {kind} has "
+        f"{quoted(one.name for one in objectives)}. {cure}",
+    )
+    require(
+        not others,
+        f"trainer.strategy fsdp shards the policy, and {kind} also trains {quoted(others)}. {cure}",
+    )
+    (objective,) = objectives
+    require(
+        len(objective.parameters) == len(trained),
+        f"trainer.strategy fsdp trains all parameters of the policy together, and the objective of "
+        f"{kind} has {len(objective.parameters)} of {len(trained)}. Freeze the others, or use "
+        "--trainer.strategy ddp.",
+    )
 
 
 def check_batch_size(batch_size: int, per_iteration: int) -> None:
@@ -75,6 +121,27 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "
         f"data.buffer_size = {per_iteration} transitions. Lower batch_size, or raise num_envs or "
         "buffer_size.",
+    )
+
+
+def check_entropy(policy: Policy, ent_coef: float) -> None:
+    """Refuse a weight of the entropy bonus out of range, or for a policy of unknown entropy."""
+    check_range("ent_coef", ent_coef, least=0)
+    require(
+        policy.has_entropy or ent_coef == 0,
+        f"ent_coef={ent_coef:g} weighs the entropy, and that of {type(policy).__name__} is unknown "
+        "(a flow with noise: sde): set ent_coef: 0; a flow with noise: learnt has an entropy.",
+    )
+
+
+def check_random_actions(policy: Policy, random_env_steps: int) -> None:
+    """Refuse random actions below 0, or for critics that judge something else than actions."""
+    check_range("random_env_steps", random_env_steps, least=0)
+    require(
+        random_env_steps == 0 or policy.replayed_space == policy.action_space,
+        f"random_env_steps={random_env_steps} draws actions, and the critics of "
+        f"{type(policy).__name__} judge the noise of a flow, which is random at first: set "
+        "random_env_steps: 0, and learning_starts for the env steps before the first update.",
     )
 
 

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import ratio_terms
+from lightning_rl.algorithms.checks import check_entropy
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodeSettings
@@ -19,6 +20,7 @@ from lightning_rl.functional import (
 )
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.policies import ActorCritic, Policy
+from lightning_rl.policies.steering import NoisePolicy
 from lightning_rl.rollout.contract import add_transition_field, discount_of, env_steps
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
@@ -80,7 +82,7 @@ class GRPO(OnPolicyAlgorithm):
     ) -> None:
         super().__init__(policy, **kwargs)
         require(
-            not isinstance(policy, ActorCritic),
+            not isinstance(policy, ActorCritic) or isinstance(policy, NoisePolicy),
             f"GRPO does not train a critic: the critic of {type(policy).__name__} would stay "
             "untrained. Use ActorOnly, without the critic's settings, or PPO.",
         )
@@ -89,7 +91,7 @@ class GRPO(OnPolicyAlgorithm):
         check_range("clip_coef", clip_coef, above=0, below=1)
         check_range("clip_high", clip_high, above=0)
         check_range("kl_coef", kl_coef, least=0)
-        check_range("ent_coef", ent_coef, least=0)
+        check_entropy(policy, ent_coef)
         require(
             self.correction.method != "vtrace",
             "off_policy_correction: vtrace needs a critic, and GRPO has none: use decoupled, "
@@ -130,6 +132,11 @@ class GRPO(OnPolicyAlgorithm):
             f"model.group_size={self.group_size}: use a multiple, such as "
             f"{self.group_size * max(1, round(num_envs / self.group_size))}.",
         )
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if self.reference is not None and self.policy.sharding is not None:
+            self.reference.copy()
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         with self.phase("advantage"):
@@ -231,7 +238,7 @@ class GRPO(OnPolicyAlgorithm):
         loss = policy_loss - self.ent_coef * entropy
         scalars = {
             "policy_loss": policy_loss,
-            "entropy": entropy,
+            **({"entropy": entropy} if self.policy.has_entropy else {}),
             # `target_kl` and the adaptive learning rate read it.
             "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
             "clip_fraction": clip_fraction(

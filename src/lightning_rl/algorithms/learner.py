@@ -11,8 +11,10 @@ from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.sharded_update import ShardedUpdate
 from lightning_rl.optim.update import Objective, Update
 from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.system.lightning_private import Counter
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
@@ -37,6 +39,7 @@ class Learner:
         hooks: calls Lightning's hooks of each minibatch; None if nothing listens to them.
         phase: times the phases of an iteration.
         iterations: Lightning's counter of them.
+        sharding: of the policy, over processes.
 
     Attributes:
         compilation, phase, iterations: see above.
@@ -53,6 +56,7 @@ class Learner:
         hooks: LightningHooks | None = None,
         phase: PhaseTimer = no_phases,
         iterations: Counter | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self.compilation = compilation
         self.phase = phase
@@ -69,9 +73,11 @@ class Learner:
             left_out = {(id(owner), name) for name in LIGHTNINGS_OWN}
             self.graphs = Graphs(owner, owner.device, compilation, left_out, HIDDEN)
         self.updates: dict[str, Update] = {
-            name: Update(objective, optimizer, hooks, phase)
-            if self.graphs is None
-            else CompiledUpdate(objective, optimizer, self.graphs, phase)
+            name: CompiledUpdate(objective, optimizer, self.graphs, phase)
+            if self.graphs is not None
+            else Update(objective, optimizer, hooks, phase)
+            if sharding is None
+            else ShardedUpdate(sharding, objective, optimizer, hooks, phase)
             for (name, objective), optimizer in zip(objectives.items(), optimizers, strict=True)
         }
         self._sequences: dict[tuple[str, ...], UpdateSequence] = {}

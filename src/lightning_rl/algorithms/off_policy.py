@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import check_sequences
+from lightning_rl.algorithms.checks import check_random_actions, check_sequences
 from lightning_rl.algorithms.sequence_sampler import SEQUENCE_LENGTH
 from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors import EpisodeSettings
@@ -102,7 +102,7 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("tau", tau, above=0, most=1)
         check_range("updates_per_env_step", updates_per_env_step, above=0, most=10_000)
         check_range("publish_every_updates", publish_every_updates, least=1)
-        check_range("random_env_steps", random_env_steps, least=0)
+        check_random_actions(policy, random_env_steps)
         check_range("learning_starts", learning_starts, least=0)
         self.gamma = gamma
         self.n_steps = n_steps
@@ -177,6 +177,7 @@ class OffPolicyAlgorithm(Algorithm):
             ValueError: if the rollout is flattened.
         """
         check_time(rollout)
+        rollout = self.policy.replayed(rollout)
         is_recurrent = self.policy.is_recurrent or "state" not in rollout.keys()
         self.replay.extend(rollout if is_recurrent else rollout.exclude("state"))
 

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import add_part_weights, ratio_terms
+from lightning_rl.algorithms.checks import check_entropy
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.functional import (
     approx_kl,
@@ -72,7 +73,7 @@ class PPO(OnPolicyAlgorithm):
         )
         check_range("gae_lambda", gae_lambda, least=0, most=1)
         check_range("clip_coef", clip_coef, above=0, below=1)
-        check_range("ent_coef", ent_coef, least=0)
+        check_entropy(policy, ent_coef)
         check_range("vf_coef", vf_coef, least=0)
         check_range("critic_warmup_iterations", critic_warmup_iterations, least=0)
         self.gae_lambda = gae_lambda
@@ -180,7 +181,7 @@ class PPO(OnPolicyAlgorithm):
         return loss, {
             "policy_loss": policy_loss,
             "value_loss": critic_loss,
-            "entropy": entropy,
+            **({"entropy": entropy} if self.policy.has_entropy else {}),
             # `target_kl` and the adaptive learning rate read it.
             "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
             "clip_fraction": clip_fraction(

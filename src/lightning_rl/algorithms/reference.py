@@ -17,11 +17,20 @@ class ReferencePolicy(nn.Module):
 
     Only trainable parameters are copied; frozen parameters are shared. For a fresh LoRA adapter,
     this is the same network with the adapter off.
+
+    Of a sharded policy, each rank keeps its shards of the copied parameters, and exchanges them
+    with the policy's for an evaluation.
     """
+
+    sharding = None
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self._evaluation = (_Evaluation(policy),)  # a tuple hides it from nn.Module
+        self.copy()
+
+    def copy(self) -> None:
+        """Copy the parameters; again if the policy has been sharded since."""
         self.kept = nn.ParameterList(
             nn.Parameter(value.detach().clone(), requires_grad=False)
             for value in self._changing().values()
@@ -42,7 +51,20 @@ class ReferencePolicy(nn.Module):
         if self._policy.is_recurrent:
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)
-        return log_prob_of(self, rollout)
+        if self._policy.sharding is None:
+            return log_prob_of(self, rollout)
+        self._exchange()
+        try:
+            return log_prob_of(self._policy, rollout)
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for kept, value in zip(self.kept, self._changing().values(), strict=True):
+            before = value.clone()
+            value.copy_(kept)
+            kept.copy_(before)
 
     @property
     def extra_fields(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A recurrent policy starts each step with the state stored in the rollout.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import (
     FieldSpec,
     final_observations,
@@ -19,6 +21,7 @@ from lightning_rl.rollout.contract import (
     map_tree,
     step_views,
 )
+from lightning_rl.system import ranks
 
 
 @torch.no_grad()
@@ -35,29 +38,49 @@ def write_values(
     inputs = ["observation", *(["state"] if policy.is_recurrent else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
     envs, slots = rollout.batch_size
-    values = _values(policy, observations, value_of)
+    parts = _parts(policy, observations)
+    values = torch.cat(_each(policy, value_of or partial(_value, policy), parts, parts[0]))
     rollout["value"].copy_(values.view(slots, envs).t())
     rollout["final_value"].zero_()
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+    ended: list[TensorDict] = []
     if len(rows):
         finals = {"observation": final_observations(rollout, rows, steps)}
         if policy.is_recurrent:  # the next slot's state is already zero
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
-        # Without `value_of`: the number of final observations varies, and graphs need a fixed
-        # number.
-        rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
+        ended = _parts(policy, TensorDict(finals, [len(rows)]))
+    # Without `value_of`: the number of final observations varies, and graphs need a fixed number.
+    final_values = _each(policy, partial(_value, policy), ended, parts[0])
+    if final_values:
+        rollout["final_value"][rows, steps] = torch.cat(final_values)
 
 
-def _values(
-    policy: Policy,
-    observations: TensorDict,
-    value_of: Callable[[TensorDict], Tensor] | None = None,
-) -> Tensor:
-    ask = value_of or (lambda part: policy.get_value(part)["value"])
-    return torch.cat(
-        [ask(part) for part, _ in micro_batches(observations, policy.micro_batch_size)]
-    )
+def _value(policy: Policy, samples: TensorDict) -> Tensor:
+    value: Tensor = policy.get_value(samples)["value"]
+    return value
+
+
+def _parts(policy: "EvaluatesActions", samples: TensorDict) -> list[TensorDict]:
+    return [part for part, _ in micro_batches(samples, policy.micro_batch_size)]
+
+
+def _each(
+    policy: "EvaluatesActions",
+    ask: Callable[[TensorDict], Tensor],
+    parts: list[TensorDict],
+    spare: TensorDict,
+) -> list[Tensor]:
+    """Return the answers of a policy for parts [B]; a sharded one needs equally many on all ranks.
+
+    A rank with fewer parts asks about `spare` [B], too.
+    """
+    # Before the first call: it waits for the other ranks.
+    missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)
+    answers = [ask(part) for part in parts]
+    for _ in range(missing):
+        ask(spare)
+    return answers
 
 
 class EvaluatesActions(Protocol):
@@ -68,6 +91,9 @@ class EvaluatesActions(Protocol):
 
     @property
     def micro_batch_size(self) -> int | None: ...
+
+    @property
+    def sharding(self) -> Sharding | None: ...
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict: ...
 
@@ -103,10 +129,13 @@ def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
     """Return log-probs [N, T], or [N, T, L] in parts, of the actions of a rollout [N, T+1]."""
     keys = sorted({"observation", "action", *policy.extra_fields})
     transitions = flat_transitions(rollout, keys)
-    log_probs = [
-        policy.evaluate_actions(part)["sample_log_prob"]
-        for part, _ in micro_batches(transitions, policy.micro_batch_size)
-    ]
+    parts = _parts(policy, transitions)
+    log_probs = _each(policy, partial(_log_prob, policy), parts, parts[0])
     envs, slots = rollout.batch_size
     steps: Tensor = torch.cat(log_probs).unflatten(0, (slots - 1, envs))
     return steps.transpose(0, 1)
+
+
+def _log_prob(policy: EvaluatesActions, samples: TensorDict) -> Tensor:
+    log_prob: Tensor = policy.evaluate_actions(samples)["sample_log_prob"]
+    return log_prob

@@ -30,15 +30,22 @@ def _in(package: str, names: str) -> str:
 
 _ENCODERS = (
     "Encoder",
-    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder SpatialSoftmaxCNN",
+    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder ResNet18 "
+    "SpatialSoftmaxCNN",
 )
-_PROBES = "ActionProbe TimeLimitProbe ValueProbe"
+_PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
-    f"PushBlocks PushCube TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
+    f"PushBlocks PushCube TensorSimulator WithTerms {_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
+_MANAGERS = f"{OURS}.envs.managers"
+_ACTIONS = "DeltaPosition Force Position Velocity"
+_TERMS = (
+    "action_size by_success entry is_failure is_success is_terminated measured one out_of_range "
+    "over_steps own randomize"
+)
 _OPTIMIZERS = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
     "SparseAdam"
@@ -60,15 +67,17 @@ _TABLE = {
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic QPolicy SlowPolicy SquashedActorCritic VLAPolicy",
+        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy SlowPolicy "
+        "SquashedActorCritic VLAPolicy",
     ),
-    "backbone": ("Backbone", "TinyVLA TransformersBackbone"),
+    "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
     "encoder": _ENCODERS,
     "critic_encoder": _ENCODERS,
     "memory": ("Memory", "GRU LSTM"),
     "env": _ENVS,
     "eval_env": _ENVS,
-    "action": ("ActionTerm", _in(f"{OURS}.envs.tasks", "DeltaPosition Force Position Velocity")),
+    "action": ("ActionTerm", f"{_in(f'{OURS}.envs.tasks', _ACTIONS)} {_in(_MANAGERS, _ACTIONS)}"),
+    "term": ("term", _in(f"{_MANAGERS}.functions", _TERMS)),
     "collector": ("Collector", "AsyncCollector Demonstrations RayCollector SyncCollector"),
     "replay": _REPLAYS,
     "online": _REPLAYS,

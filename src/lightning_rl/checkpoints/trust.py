@@ -35,7 +35,7 @@ CURE_IN_PYTHON = (
 
 TRAINER_TEXTS = {
     "accelerator": "auto|cpu|gpu|cuda|mps",
-    "strategy": "auto|ddp(_find_unused_parameters_(true|false))?",
+    "strategy": "auto|fsdp|ddp(_find_unused_parameters_(true|false))?",
     "devices": r"auto|-1|[\d, ]+",
     "precision": "(16|32|64|bf16)(-true|-mixed)?",
     "gradient_clip_algorithm": "norm|value",
@@ -59,6 +59,8 @@ PATH_KEYS = (
     "adapter",
     "tokenizer",
     "action_statistics",
+    "dataset_stats",
+    "language_model",
     "weights",
     "checkpoint",
     "teacher",
@@ -233,6 +235,8 @@ class Inspection:
             self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
 
     def _text(self, path: str, key: str, text: str) -> None:
+        if key == "term" and text.isidentifier():
+            return  # the name of a term of this package: nothing is imported
         if key in CLASSES:
             self._class(path, key, text)
         elif re.fullmatch(r"\$\{\w+\}", text):
@@ -263,5 +267,5 @@ def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
     """Return the key by which to check the value of `name`: for settings, their class."""
     if key in CLASSES and name in ("init_args", "dict_kwargs"):
         return str(value.get("class_path"))
-    # `encoders` maps keys of the observation to encoders.
-    return "encoder" if key == "encoders" else name
+    # `encoders` maps keys of the observation to encoders, `actions` names to action terms.
+    return {"encoders": "encoder", "actions": "action"}.get(key, name)

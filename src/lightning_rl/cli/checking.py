@@ -104,7 +104,7 @@ TEXTS = {
 
 ALLOWED = {
     "trainer.precision": " or ".join(PRECISIONS),
-    "trainer.strategy": "auto or ddp",
+    "trainer.strategy": "auto, ddp or fsdp",
     "trainer.profiler": "simple, advanced, pytorch or null",
 }
 """Allowed values of settings whose type accepts more."""

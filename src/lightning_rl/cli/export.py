@@ -6,7 +6,13 @@ from pathlib import Path
 from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.loading import Trained, env_of, load_trained
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
-from lightning_rl.deploy.export.formats import SUFFIXES, Exported, Format, export_policy
+from lightning_rl.deploy.export.formats import (
+    SUFFIXES,
+    Exported,
+    Format,
+    export_policy,
+    lerobot_policy,
+)
 from lightning_rl.deploy.export.graph import ports_of, why_not_traced
 from lightning_rl.deploy.export.metadata import directory_of, metadata_of
 from lightning_rl.deploy.export.weights import construction_of
@@ -17,7 +23,7 @@ from lightning_rl.system.files import expanded, shown
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
     "format": Option(
-        Format, "onnx", "for onnxruntime; for torch alone; or weights for load_policy"
+        Format, "onnx", "for onnxruntime; for torch; weights for load_policy; or for LeRobot"
     ),
     "path": Option(str, None, "of the file. Default: in export/ of the run's directory"),
     **FOR_CHECKPOINTS,
@@ -44,7 +50,9 @@ def export(options: Sequence[str]) -> None:
 
 def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
     run = trained.run
-    if kind != "safetensors":  # checked before an env is built
+    if kind == "lerobot":  # checked before an env is built
+        lerobot_policy(trained.policy)
+    elif kind != "safetensors":
         why = why_not_traced(trained.policy)
         require(why is None, str(why))
     ports = ports_of(trained.policy)
@@ -54,7 +62,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
     finally:
         if env is not None:
             env.close()
-    if kind != "safetensors" and trained.policy.autocast_dtype is not None:
+    if kind in ("onnx", "torch") and trained.policy.autocast_dtype is not None:
         print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
     if why_none is not None:
         print(

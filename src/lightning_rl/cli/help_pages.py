@@ -58,7 +58,7 @@ SETTINGS = (
 
 SUPPORTED = {
     "trainer.accelerator": "cpu, gpu or mps; auto uses a GPU if there is one (default: auto)",
-    "trainer.strategy": "auto: one device; ddp: a process for each device (default: auto)",
+    "trainer.strategy": "auto: one device; ddp, fsdp: a process for each device (default: auto)",
     "trainer.precision": "32-true, or bf16-mixed: networks in bfloat16 (default: 32-true)",
     "trainer.plugins": "of Lightning: a class, or a list of them (default: null)",
 }

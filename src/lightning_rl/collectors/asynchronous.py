@@ -19,6 +19,7 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
+from lightning_rl.system.fsdp import whole_state
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 
 JOIN_SECONDS = 5.0
@@ -201,7 +202,7 @@ class AsyncCollector(Collector):
 
     def _start(self) -> None:
         # A checkpoint may have been loaded since the constructor.
-        self._acting.load_state_dict(self.policy.state_dict())
+        self._acting.load_state_dict(whole_state(self.policy))
         self._weights.publish(self.policy)
         self._first_version = self._weights.version
         self._flush_denormal = flushes_denormals()  # a setting per thread

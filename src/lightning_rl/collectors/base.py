@@ -2,6 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -163,7 +164,9 @@ class SyncCollector(Collector):
         self.code_paths = self._loop.code_paths
 
     def collect(self) -> TensorDict:
-        steps, notes = self._loop.run(self._segment)
+        sharding = self.policy.sharding
+        with nullcontext() if sharding is None else sharding.acting_context():
+            steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
         return self.count_rollout(first_steps(self._segment.rollout, steps), **notes)

@@ -258,6 +258,12 @@ class RolloutLoop:
             f"{type(policy).__name__} would carry the last observation of an episode into the "
             "next. Configure the simulator to reset within the step.",
         )
+        require(
+            not env.keeps or not context.episode_settings.reset_every_rollout,
+            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), and every rollout "
+            "would begin it again, because the algorithm resets the envs with seeds: set "
+            "reset_every_rollout: false, or leave out the curriculum.",
+        )
         self._env = env
         self._policy = policy
         self._seed = context.seed

@@ -4,12 +4,14 @@ import copy
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
 from lightning_rl.policies import Policy
+from lightning_rl.system.fsdp import whole
 from lightning_rl.system.torch_private import copy_all
 
 
@@ -44,9 +46,10 @@ class PublishedWeights:
     def publish(self, policy: Policy) -> None:
         """Copy the weights of a policy, and wake the threads that wait for them."""
         start = time.perf_counter()
+        newest = self._changing(policy)  # outside of the lock: it may wait for other ranks
         with self._changed:
             # One call for all: entering an operation takes longer than copying a small tensor.
-            copy_all(self._tensors, self._changing(policy))
+            copy_all(self._tensors, newest)
             self.version = int(policy.version)
             self.number += 1
             self._changed.notify_all()
@@ -87,7 +90,7 @@ class PublishedWeights:
 
     def _changing(self, policy: Policy) -> list[Tensor]:
         state = policy.acting_state()
-        return [tensor.detach() for name, tensor in state.items() if name in self._names]
+        return [whole(tensor.detach()) for name, tensor in state.items() if name in self._names]
 
 
 def changing_weights(policy: Policy) -> dict[str, Tensor]:
@@ -95,7 +98,7 @@ def changing_weights(policy: Policy) -> dict[str, Tensor]:
     # Buffers change without gradients: running means, and the version itself.
     buffers = {name for name, _ in policy.named_buffers()}
     return {
-        name: tensor.detach()
+        name: whole(tensor.detach())
         for name, tensor in policy.acting_state().items()
         if tensor.requires_grad or name in buffers
     }
@@ -103,6 +106,8 @@ def changing_weights(policy: Policy) -> dict[str, Tensor]:
 
 def acting_copy(policy: Policy, device: torch.device) -> Policy:
     """Return a copy to act with; on the learner's device, it shares the frozen parameters."""
+    if policy.sharding is not None:
+        return cast(Policy, policy.sharding.copy(device))
     here = device == policy.version.device
     # A frozen vision model is most of a VLA's memory, and never written.
     shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}

@@ -66,7 +66,10 @@ MEMORY, SUCCESS = ("memory",), ("success",)
 TOTAL, COUNT = SUMS = ("total",), ("count",)
 """The paths of the sums of the env's reported numbers, and of their counts."""
 
-CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise of its draw_noise"
+CURE_OF_DRAWS = (
+    "an env draws by self.uniform(count), a term by env.uniform(count), a policy acts by the noise "
+    "of its draw_noise"
+)
 """Advice for env or policy code that draws random numbers in a graph."""
 
 
@@ -307,7 +310,8 @@ class CompiledSteps:
         carry = self.carry
         episode, key_of_seed = carry["episode",], carry["stream_key",]
         episode.index_add_(0, rows, torch.ones_like(rows))
-        starts = self.env.starts_of(key_of_seed[:, rows], episode[rows])
+        kept = {key: carry["state", key][rows] for key in self.env.keeps}
+        starts = self.env.starts_of(key_of_seed[:, rows], episode[rows], kept)
         seen, places = _leaves(self.env.observed(starts), SEEN), _leaves(observation, SEEN)
         for key, leaf in (_leaves(starts, "state") | seen).items():
             carry[key].index_copy_(0, rows, leaf)

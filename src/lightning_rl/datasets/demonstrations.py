@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import gymnasium
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -18,6 +19,7 @@ from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.envs.wrappers.condition import unconditioned, with_condition
 from lightning_rl.functional import first_episode_mask
+from lightning_rl.policies.vla.instructions import InstructionTokenizer
 from lightning_rl.rollout.contract import (
     allocate_rollout,
     clear_final_observations,
@@ -40,6 +42,8 @@ class Demonstrations(Collector):
         episodes: use the first `episodes` episodes. Default: all of the dataset, 100 of an expert.
         keys: rename columns of the dataset, see `read_episodes`.
         fps: steps per second of the env, which must equal the dataset's. Default: the env's own.
+        tokenizer: directory of a tokenizer, see `VLAObservation`: the tasks of the dataset, in
+            words, become the `language` of the observation. Default: the dataset has `language`.
         condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`, that is
             appended to each observation; the env's last wrapper must be `Conditioned`.
         episodes_per_rollout: number of episodes that each rollout reads and keeps in memory; each
@@ -61,6 +65,7 @@ class Demonstrations(Collector):
         episodes: int | None = None,
         keys: dict[str, str] | None = None,
         fps: float | None = None,
+        tokenizer: str | None = None,
         condition: str | None = None,
         episodes_per_rollout: int | None = None,
         ends: Ends | None = None,
@@ -73,12 +78,14 @@ class Demonstrations(Collector):
         self._rollouts = 0
         self._dataset: Episodes | None = None
         self._condition = condition
+        self._tokenizer, seen = _tokenizer_for(tokenizer, env.single_observation_space)
         if path is None:
-            require(
-                condition is None,
-                f"condition is {condition!r}, and the env's own expert has no labels: give the "
-                "path of a dataset that has them (rl-cli label).",
-            )
+            for name, given in (("condition", condition), ("tokenizer", tokenizer)):
+                require(
+                    given is None,
+                    f"{name} is {given!r}, and the env's own expert has no labels and no tasks in "
+                    "words: give the path of a dataset that has them (rl-cli label).",
+                )
             inner = env.env if isinstance(env, ActionChunk) else env
             played = list(expert_episodes(inner, episodes or 100, context.seed, context.calls))
             self._rows = self._count = len(played)
@@ -88,9 +95,7 @@ class Demonstrations(Collector):
         self._dataset = read_episodes(
             path,
             keys,
-            observation_space=env.single_observation_space
-            if condition is None
-            else unconditioned(env.single_observation_space),
+            observation_space=seen if condition is None else unconditioned(seen),
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
             fps=fps or _fps_of(env),
             ends=ends,
@@ -141,7 +146,9 @@ class Demonstrations(Collector):
         clear_final_observations(rollout)
         chunk = getattr(self.env, "chunk_size", 1)
         for row, episode in enumerate(episodes):
-            self._conditioned(episode).write_into(rollout, row, chunk, self.env.steps_per_action)
+            self._conditioned(self._told(episode)).write_into(
+                rollout, row, chunk, self.env.steps_per_action
+            )
         rollout["padding"].fill_(True)  # also the last slot, which is no step
         rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
@@ -156,6 +163,15 @@ class Demonstrations(Collector):
             generator = torch.Generator().manual_seed(self.context.seed + turn)
             chosen.append(int(torch.randperm(self._count, generator=generator)[at]))
         return chosen
+
+    def _told(self, episode: Episode) -> Episode:
+        """Return an episode with the tokens of its tasks among its observations [L+1, ...]."""
+        if self._tokenizer is None:
+            return episode
+        words = [*(episode.tasks or [episode.task] * len(episode))]
+        coded = {text: torch.from_numpy(self._tokenizer(text)) for text in {*words}}
+        language = torch.stack([coded[text] for text in [*words, words[-1]]])
+        return replace(episode, observation={**episode.observation, "language": language})
 
     def _conditioned(self, episode: Episode) -> Episode:
         """Return an episode with the condition appended to its observations [L+1, ...]."""
@@ -180,6 +196,23 @@ def _fps_of(env: VectorEnv) -> float | None:
     """Return the steps per second of an env; None if the env does not set `render_fps`."""
     inner = env.env if isinstance(env, ActionChunk) else env
     return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
+
+
+def _tokenizer_for(
+    path: str | None, space: gymnasium.Space[Any]
+) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
+    """Return a tokenizer for the `language` of a space, and the space without it."""
+    if path is None:
+        return None, space
+    known = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    require(
+        "language" in known,
+        f"tokenizer gives tokens, and the observation has no language: {space}. Wrap the env in "
+        "VLAObservation, or leave tokenizer out.",
+    )
+    others = {key: one for key, one in known.items() if key != "language"}
+    length = int(known["language"].shape[0])  # type: ignore[index]  # a Box
+    return InstructionTokenizer(path, length), gymnasium.spaces.Dict(others)
 
 
 @torch.no_grad()

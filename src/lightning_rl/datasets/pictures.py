@@ -208,7 +208,9 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
         with pillow.open(io.BytesIO(content), formats=PICTURES) as picture:
             _check_size(picture.height, picture.width, size)  # before anything is decoded
             if picture.format == "PNG" and content[24] > 8:  # depth pictures need more than 8 bits
-                raise ValueError(f"a picture of {content[24]} bits, and 8 bits a channel are read")
+                raise ValueError(
+                    f"a picture of {content[24]} bits per channel; only 8 bits are supported"
+                )
             return np.array(picture.convert(FORMATS[_channels(size)][1])).reshape(size)
     except (*errors, pillow.DecompressionBombError) as error:
         raise ValueError(f"no picture of {', '.join(PICTURES)} ({error})") from error

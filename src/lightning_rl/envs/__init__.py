@@ -4,6 +4,8 @@ from lightning_rl.envs.chunks import ActionChunk as ActionChunk
 from lightning_rl.envs.chunks import StepsActiveRows as StepsActiveRows
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv as GymnasiumEnv
 from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv as EnvPoolEnv
+from lightning_rl.envs.managers import ManagedEnv as ManagedEnv
+from lightning_rl.envs.managers import WithTerms as WithTerms
 from lightning_rl.envs.people.devices import Gamepad as Gamepad
 from lightning_rl.envs.people.devices import Keyboard as Keyboard
 from lightning_rl.envs.people.devices import SpaceMouse as SpaceMouse
@@ -13,6 +15,7 @@ from lightning_rl.envs.people.intervention import InterventionSource as Interven
 from lightning_rl.envs.people.intervention import Script as Script
 from lightning_rl.envs.probes import ActionProbe as ActionProbe
 from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
+from lightning_rl.envs.probes import TwoDoors as TwoDoors
 from lightning_rl.envs.probes import ValueProbe as ValueProbe
 from lightning_rl.envs.tasks import CartPole as CartPole
 from lightning_rl.envs.tasks import PointMass as PointMass

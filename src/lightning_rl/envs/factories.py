@@ -1,7 +1,7 @@
 """Make envs from an id, a class or a function."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,11 +65,16 @@ def env_factory(given: Any, setting: str) -> EnvFactory:
     return factory
 
 
-def make_env(factory: EnvFactory, num_envs: int, setting: str) -> VectorEnv:
-    """Make an env with `num_envs` copies, and check its spaces.
+def make_env(
+    factory: EnvFactory,
+    num_envs: int,
+    setting: str,
+    events: Mapping[str, Any] | None = None,
+) -> VectorEnv:
+    """Make an env with `num_envs` copies and with these events, and check its spaces.
 
     Raises:
-        ConfigurationError: the factory returned something else.
+        ConfigurationError: the factory returned something else, or the env takes no such events.
     """
     try:
         made: Any = factory(num_envs)
@@ -95,6 +100,8 @@ def make_env(factory: EnvFactory, num_envs: int, setting: str) -> VectorEnv:
         owner = getattr(made, "id", type(made).__name__)
         check_space(f"{setting}: {owner}", "observation", made.single_observation_space)
         check_space(f"{setting}: {owner}", "action", made.single_action_space)
+        if events:
+            made.add_events(events)
     except ConfigurationError:
         made.close()
         raise

@@ -3,6 +3,7 @@
 Source: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe environments).
 """
 
+import math
 from typing import Any
 
 import gymnasium
@@ -104,3 +105,62 @@ class ActionProbe(Probe):
             reward = (action == (sign > 0)).float()
         terminated = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         return self._advance(state), reward, terminated, {"success": reward > 0.9}
+
+
+class TwoDoors(TorchEnv):
+    """Walk through one of two doors by eight numbers; only the first door pays.
+
+    The doors are +c and -c, with c_i = 0.7 cos(1.5 o + 0.4 i) for an observed o. An episode is
+    eight actions [1]; its reward, at the end, is 1 if their mean distance from c is below 0.15.
+    The expert walks through either door, half of the time each. Used with `ActionChunk`, chunks of
+    8: a clone that represents both doors earns about 0.4, a Gaussian clone, whose mean lies between
+    the doors, earns nothing, and the best policy earns 1.
+
+    Observation: `proprio` [2], o in [-1, 1] and the step, divided by 8.
+    """
+
+    length, start_size = 8, 10
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
+        box = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        space = gymnasium.spaces.Dict({"proprio": box})
+        action = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        super().__init__(num_envs, space, action, self.length, device)
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        place = uniform[:, :1] * 2.0 - 1.0
+        # Standard normal by Box and Muller, from pairs of numbers.
+        radius = (-2.0 * (1.0 - uniform[:, 2:6]).log()).sqrt()
+        angle = 2.0 * math.pi * uniform[:, 6:10]
+        values = {
+            "place": place,
+            "door": torch.where(uniform[:, 1:2] < 0.5, -1.0, 1.0),
+            "deviation": 0.05 * torch.cat((radius * angle.cos(), radius * angle.sin()), 1),
+            "distance": torch.zeros_like(place),
+            "step": torch.zeros_like(place),
+        }
+        return TensorDict(values, [len(uniform)], device=self.device)
+
+    def observe(self, state: TensorDict) -> Observation:
+        proprio = torch.cat((state["place"], state["step"] / self.length), 1)
+        return TensorDict({"proprio": proprio}, state.batch_size)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        distance = state["distance"] + (action - self.door(state)).abs() / self.length
+        moved = state.copy().update({"distance": distance, "step": state["step"] + 1})
+        terminated = (moved["step"] >= self.length).squeeze(1)
+        success = terminated & (distance.squeeze(1) < 0.15)
+        return moved, success.float(), terminated, {"success": success}
+
+    def door(self, state: TensorDict) -> Tensor:
+        """Return c_i [M, 1] of the next step i of a state [M]."""
+        door: Tensor = 0.7 * torch.cos(1.5 * state["place"] + 0.4 * state["step"])
+        return door
+
+    def expert(self, state: TensorDict) -> Tensor:
+        """Return the expert's action [M, 1] for a state [M]."""
+        noise = state["deviation"].gather(1, state["step"].long().clamp(max=self.length - 1))
+        action: Tensor = state["door"] * self.door(state) + noise
+        return action

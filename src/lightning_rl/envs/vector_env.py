@@ -65,6 +65,10 @@ class VectorEnv(ABC):
     steps_per_action: int = 1
     """Maximum env steps per action: more than 1 for action chunks."""
 
+    keeps: tuple[str, ...] = ()
+    """State entries that stay when an episode ends, such as `curriculum/<name>`; a seeded reset
+    begins them again."""
+
     reports_interventions: bool = False
     """Whether a person or a script may take over, and rollouts store it; see `step`."""
 
@@ -177,6 +181,17 @@ class VectorEnv(ABC):
         Call before the first `reset`. Interventions that the env cannot prevent are still reported.
         """
 
+    def add_events(self, events: Mapping[str, Any]) -> None:
+        """Add events by name (`Event`), such as those of the training, before the first `reset`.
+
+        Raises:
+            ConfigurationError: this env takes no events, or not these.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} takes no events ({', '.join(events)}): an env of terms does, "
+            "such as a Task, a MujocoEnv or a ManagedEnv of your own, and a TensorSimulator."
+        )
+
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
         """Free processes and windows. May be called more than once."""
 
@@ -227,6 +242,9 @@ class VectorEnvWrapper(VectorEnv):
 
     def stop_interventions(self) -> None:
         self.env.stop_interventions()
+
+    def add_events(self, events: Mapping[str, Any]) -> None:
+        self.env.add_events(events)
 
     def close(self) -> None:
         self.env.close()

@@ -97,7 +97,7 @@ class Update:
     def backward(self, minibatch: TensorDict) -> Tensor:
         """Add the gradients of a prepared minibatch [B]; return its scalars without the norm."""
         rows = []
-        for samples, share in micro_batches(minibatch, self.objective.micro_batch_size):
+        for samples, share in self.parts(minibatch):
             with self.phase("loss"):
                 loss, scalars = self.objective.loss(samples)
             with self.phase("backward"):
@@ -107,6 +107,10 @@ class Update:
             rows.append(row if share == 1 else row * share)
         self._checked = self._checked or checks.check_first_backward(*self._what, self.names)
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
+
+    def parts(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
+        """Return the micro-batches of a minibatch [B], and their shares of the samples."""
+        return micro_batches(minibatch, self.objective.micro_batch_size)
 
     def _differentiate(self, loss: Tensor) -> None:
         # An actor's loss goes through the critics: naming the inputs saves time, and leaves no

@@ -5,6 +5,7 @@ from lightning_rl.policies.actor_critic import ActorOnly as ActorOnly
 from lightning_rl.policies.base import Policy as Policy
 from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic as DiscreteActorCritic
 from lightning_rl.policies.gripper import GripperActorCritic as GripperActorCritic
+from lightning_rl.policies.lerobot import LeRobotPolicy as LeRobotPolicy
 from lightning_rl.policies.networks.encoders import DictEncoder as DictEncoder
 from lightning_rl.policies.networks.encoders import Encoder as Encoder
 from lightning_rl.policies.networks.encoders import FrozenEncoder as FrozenEncoder
@@ -18,6 +19,7 @@ from lightning_rl.policies.networks.memory import LSTM as LSTM
 from lightning_rl.policies.networks.memory import Memory as Memory
 from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
 from lightning_rl.policies.networks.q_networks import ValueAtoms as ValueAtoms
+from lightning_rl.policies.networks.resnet import ResNet18 as ResNet18
 from lightning_rl.policies.normalization import ObservationNormalizer as ObservationNormalizer
 from lightning_rl.policies.normalization import RewardNormalizer as RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
@@ -29,6 +31,8 @@ from lightning_rl.policies.q_policy import QPolicy as QPolicy
 from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
 from lightning_rl.policies.vla import Backbone as Backbone
 from lightning_rl.policies.vla import CustomVLA as CustomVLA
+from lightning_rl.policies.vla import FlowSettings as FlowSettings
+from lightning_rl.policies.vla import PerceptronBackbone as PerceptronBackbone
 from lightning_rl.policies.vla import TinyVLA as TinyVLA
 from lightning_rl.policies.vla import TransformersBackbone as TransformersBackbone
 from lightning_rl.policies.vla import VLAPolicy as VLAPolicy

@@ -9,14 +9,17 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.distributions.base import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
 from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.fsdp import Acting, local
 from lightning_rl.system.torch_private import version_of
 
 NOISE = "action_noise"
@@ -43,6 +46,7 @@ class Policy(nn.Module, ABC, Constructed):
         observation_space, action_space: of one env; several parts as flat `StructuredActions`.
         version: int64 buffer, number of updates of these weights; only the learner writes it.
         has_critic: whether `value` is meaningful. Algorithms with a critic require it.
+        has_entropy: whether `entropy` is meaningful. Algorithms refuse an entropy bonus without it.
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
         joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
@@ -56,12 +60,16 @@ class Policy(nn.Module, ABC, Constructed):
             None chooses a fast size.
         critic_modules: modules that only `value` uses. `trainer.init_from` may skip them.
         training_settings: attributes that only affect training, and may differ from a checkpoint.
+        blocks: patterns of the names of the modules that `trainer.strategy: fsdp` shards, such as
+            `backbone.layers.*`; the outermost matches count.
+        sharding: the shards over processes, after `shard`; else None.
     """
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
+    has_entropy: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
     counts_executed: bool = False
@@ -70,6 +78,8 @@ class Policy(nn.Module, ABC, Constructed):
     micro_batch_size: int | None = None
     critic_modules: tuple[str, ...] = ("critic", "value_head")
     training_settings: tuple[str, ...] = ()
+    blocks: Sequence[str] = ()
+    sharding: Sharding | None = None
 
     def __init__(
         self,
@@ -160,6 +170,30 @@ class Policy(nn.Module, ABC, Constructed):
                 `evaluates_sequences`, `sequences` replaces `state`.
         """
 
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw noise [*batch, Z] for `clone_loss`; Z = 0 by default.
+
+        Args:
+            batch: B, the samples of a minibatch.
+            generator: default: torch's global one.
+        """
+        return torch.empty(*batch, 0, device=self.version.device)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        """Return `clone_loss` and `entropy`, [B] or [B, L], of imitating actions, with gradients.
+
+        By default the loss is the negative log-prob.
+
+        Args:
+            td: [B], with `observation`, `action`, what `evaluate_actions` reads, and, if Z > 0,
+                `clone_noise` [B, Z] from `draw_clone_noise`.
+        """
+        result = self.evaluate_actions(td)
+        fields = {"clone_loss": -result["sample_log_prob"], "entropy": result["entropy"]}
+        return TensorDict(fields, td.batch_size)
+
     @torch.no_grad()
     def get_action(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
@@ -200,11 +234,25 @@ class Policy(nn.Module, ABC, Constructed):
             "derives them from one."
         )
 
+    @property
+    def replayed_space(self) -> gymnasium.Space[Any]:
+        """Space of the actions that critics judge: `action` in the replay, see `replayed`."""
+        return self.action_space
+
+    def replayed(self, rollout: TensorDict) -> TensorDict:
+        """Return a rollout [N, T+1] with the actions that critics judge; unchanged by default."""
+        return rollout
+
     def compute_in(self, precision: str) -> None:
         """Apply `trainer.precision` to acting, also in policies inside this one."""
         for module in self.modules():
             if isinstance(module, Policy):
                 module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
+
+    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
+        """Shard the parameters over the processes of a mesh, in place; see `Sharding`."""
+        self.sharding = Sharding(self, self.blocks, mesh, acting, self.autocast_dtype)
+        return self.sharding
 
     def put_in_eval_mode(self) -> None:
         """Call `eval` if any module is in training mode."""
@@ -280,7 +328,8 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
         ConfigurationError: with the names of the tensors.
     """
     # Such a policy would still act: a NaN becomes a bound of the action space, or the first choice.
-    broken = [name for name, p in policy.named_parameters() if not _all(p.isfinite())]
+    parameters = policy.named_parameters()
+    broken = [name for name, p in parameters if not _all(local(p).isfinite())]
     # A buffer may be infinite on purpose, such as a mask.
     broken += [name for name, buffer in policy.named_buffers() if not _all(~buffer.isnan())]
     if broken:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lightning_rl.policies.base import Policy
+from lightning_rl.system.fsdp import plain_class
 from lightning_rl.system.torch_private import non_persistent_buffers_of
 
 Description = dict[str, dict[str, Any]]
@@ -19,7 +20,7 @@ LISTED_ENTRIES = 64
 """Larger buffers are described by a checksum."""
 
 NOT_OF_THE_FUNCTION = (
-    *("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size"),
+    *("training", "inplace", "has_critic", "has_entropy", "joint_ratio", "micro_batch_size"),
     *("critic_keys", "critic_reads_apart", "ignore_keys"),
     *("noise_correlation", "state_size", "state_sizes"),
 )
@@ -65,14 +66,15 @@ def _as_lists(value: Any) -> Any:
 def _add(
     module: nn.Module, path: str, packages: set[str], critic: tuple[str, ...], to: Description
 ) -> None:
-    home = type(module).__module__
+    home = plain_class(module).__module__
     if isinstance(module, Policy):
         packages = packages | {home.split(".")[0]}
     if path in critic or home.split(".")[0] not in packages or home.endswith("modules.dropout"):
         return
     computes = home.startswith("lightning_rl.") and not isinstance(module, Policy)
     named = computes or home == "torch.nn.modules.activation"
-    to[path] = {"class": type(module).__name__ if named else None, "settings": _settings(module)}
+    name = plain_class(module).__name__ if named else None
+    to[path] = {"class": name, "settings": _settings(module)}
     for name, child in module.named_children():
         _add(child, f"{path}.{name}" if path else name, packages, critic, to)
 

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
+from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.fsdp import Acting
 
 
 def _of_inner(name: str) -> Any:
@@ -39,6 +42,7 @@ class PolicyWrapper(Policy):
     # A test compares these with the members of `Policy`: a missing one falls back to a default.
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
+    has_entropy = _of_inner("has_entropy")
     evaluates_sequences = _of_inner("evaluates_sequences")
     is_recurrent = _of_inner("is_recurrent")
     joint_ratio = _of_inner("joint_ratio")
@@ -46,10 +50,13 @@ class PolicyWrapper(Policy):
     ignore_keys = _of_inner("ignore_keys")
     masks_actions = _of_inner("masks_actions")
     autocast_dtype = _of_inner("autocast_dtype")
+    blocks = _of_inner("blocks")
+    sharding = _of_inner("sharding")
     micro_batch_size = _of_inner("micro_batch_size")
     observation_space = _of_inner("observation_space")
     action_space = _of_inner("action_space")
     acting_space = _of_inner("acting_space")
+    replayed_space = _of_inner("replayed_space")
 
     @abstractmethod
     def __init__(self, inner: Policy) -> None:
@@ -85,6 +92,14 @@ class PolicyWrapper(Policy):
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         return self.inner.evaluate_actions(td)
 
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.inner.draw_clone_noise(batch, generator)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        return self.inner.clone_loss(td)
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         return self.inner.parameter_groups()
 
@@ -96,8 +111,14 @@ class PolicyWrapper(Policy):
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return self.inner.fields_of(action)
 
+    def replayed(self, rollout: TensorDict) -> TensorDict:
+        return self.inner.replayed(rollout)
+
     def compute_in(self, precision: str) -> None:
         self.inner.compute_in(precision)
+
+    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
+        return self.inner.shard(mesh, acting)
 
     def put_in_eval_mode(self) -> None:
         self.inner.put_in_eval_mode()

@@ -203,7 +203,7 @@ def _notes(groups: Sequence[Group], metric: str) -> list[str]:
 
 
 def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
-    """Read runs; return the others with the reason."""
+    """Return the readable runs, and the path and reason of each other one."""
     runs: list[RunRecord] = []
     left_out: list[tuple[Path, str]] = []
     for path in paths:

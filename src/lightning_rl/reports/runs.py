@@ -195,7 +195,7 @@ def _cell(text: str) -> float:
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """Return the training seconds [P]: the cumulative sum of env steps divided by speed.
 
-    A row of an evaluation has no speed; it is interpolated from the logged rows.
+    Rows of evaluations have no speed: their seconds are interpolated between the other rows.
     """
     known = (speed > 0) & np.isfinite(speed)
     if not known.any():

@@ -127,7 +127,10 @@ def check_first(space: Space, points: Sequence[Point]) -> None:
             f"{closest(unknown[0], space) if unknown else ''}.",
         )
         missing = ", ".join(name for name in space if name not in point)
-        require(not missing, f"sweep.first: a point has no {missing}; it needs all of the space.")
+        require(
+            not missing,
+            f"sweep.first: a point lacks {missing}; a point needs every setting of sweep.space.",
+        )
         for name, value in encoded(space, point).items():
             ends = ends_of(space[name])
             between = "among {}" if _is_choice(space[name]) else "from {} to {}"

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -17,6 +17,9 @@ LARGEST = 1_000
 
 NOT_WRITTEN = "not written: "
 """Prefix of the text in a config for a setting that cannot be written."""
+
+IMPORT_PATH = "import_path"
+"""Metadata of a dataclass field for functions and classes that a config names by a plain text."""
 
 GIVEN_BY_THE_ENV = ("observation_space", "action_space")
 """Arguments of policies that come from the env; no config holds them."""
@@ -61,7 +64,7 @@ def described(value: Any) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {name: described(one) for name, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: described(getattr(value, one.name)) for one in fields(value)}
+        return {one.name: _of_field(value, one) for one in fields(value)}
     if isinstance(value, Constructed) and _path_of(type(value)):
         return construction(value)
     if isinstance(value, type) and (name := _path_of(value)):
@@ -71,6 +74,13 @@ def described(value: Any) -> Any:
     if isinstance(value, partial) and _is_plain(value) and (name := _path_of(value.func)):
         return {"class_path": name, "init_args": described(value.keywords)}
     return f"{NOT_WRITTEN}{_words_for(value)}"
+
+
+def _of_field(value: Any, one: Field[Any]) -> Any:
+    given = getattr(value, one.name)
+    if one.metadata.get(IMPORT_PATH) and isinstance(given, type) and (name := _path_of(given)):
+        return name  # a class that is named as functions are, and not as a setting of a class
+    return described(given)
 
 
 def is_unwritten(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
 OF_LIGHTNING = {
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": (
@@ -18,6 +18,7 @@ OF_LIGHTNING = {
     "lightning.pytorch.loops.optimization.manual._ManualOptimization": ("optim_step_progress",),
     "lightning.pytorch.core.module.LightningModule": ("_trainer",),
     "lightning.pytorch.strategies.DDPStrategy": ("_start_method",),
+    "lightning.pytorch.strategies.ModelParallelStrategy": ("_data_parallel_size",),
     "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": ("procs",),
     "lightning.pytorch.loggers.TensorBoardLogger": ("_experiment", "_kwargs"),
     "lightning.pytorch.loggers.WandbLogger": ("_wandb_init",),
@@ -55,6 +56,11 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 def start_method_of(strategy: Strategy) -> str:
     """Return how a strategy starts processes: `popen`, or fork or spawn, as in notebooks."""
     return str(getattr(strategy, "_start_method", "popen"))
+
+
+def use_all_processes_for_data(strategy: ModelParallelStrategy) -> None:
+    """Shard over all processes; Lightning's default is one process of data per node."""
+    strategy._data_parallel_size = strategy.num_nodes * strategy.num_processes
 
 
 def processes_launched_by(strategy: Strategy) -> list[subprocess.Popen[bytes]]:

@@ -46,6 +46,16 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return total.to(tensor.device)
 
 
+def from_first(tensor: Tensor) -> Tensor:
+    """Return the tensor of rank 0; those of the other ranks have its shape and dtype."""
+    if world_size() == 1:
+        return tensor
+    with _peers_needed():
+        given = tensor.to(_device(), copy=True, memory_format=torch.contiguous_format)
+        dist.broadcast(given, 0)
+    return given.to(tensor.device)
+
+
 def max_over_ranks(number: int) -> int:
     """Return the largest number of all ranks."""
     if world_size() == 1:

@@ -26,6 +26,7 @@ from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
+from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import validate
@@ -95,7 +96,10 @@ class RolloutDataset(IterableDataset[TensorDict]):
             yield rollout
 
 
-def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int | None) -> None:
+def _check_ranges(
+    num_envs: int, env_timeout_s: float | None, seed: int | None, eval_seed: int | None
+) -> None:
+    check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
     check_range("data.env_timeout_s", env_timeout_s, above=0)
     check_range("data.seed", seed, least=0)
     check_range("data.eval_seed", eval_seed, least=0)
@@ -150,11 +154,19 @@ class RLDataModule(LightningDataModule):
         env_timeout_s: seconds that creation, a reset or a step of the N envs may take before the
             env counts as hung and the run ends with its stack trace (see `EnvWatch`); null for no
             limit, if a person takes part. Also applies to the evaluation envs.
+        events: changes of the training envs' state by name, such as pushes or other physical
+            parameters; see `Event`. Envs of terms take them, such as a `Task`.
+        eval_events: the same for the evaluation envs. Default: none.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
 
     Raises:
         ConfigurationError: if a number is out of range, or if the env rejects its settings.
     """
+
+    collector: Collector | None = None
+    dataset: RolloutDataset | None = None
+    replay: Replay | None = None
+    _eval_env: VectorEnv | None = None
 
     def __init__(
         self,
@@ -173,6 +185,8 @@ class RLDataModule(LightningDataModule):
         max_eval_episode_steps: int | None = None,
         env_timeout_s: float | None = 300.0,
         seed: int | None = None,
+        events: dict[str, Event | None] | None = None,
+        eval_events: dict[str, Event | None] | None = None,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -185,8 +199,7 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": max_eval_episode_steps,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
-        check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
-        _check_ranges(env_timeout_s, seed, eval_seed)
+        _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps = total_env_steps
         self._iterations_per_epoch = iterations_per_epoch
@@ -196,15 +209,12 @@ class RLDataModule(LightningDataModule):
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self.collector: Collector | None = None
-        self.dataset: RolloutDataset | None = None
         self._make_env = env_factory(env, "data.env")
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
+        self._events, self._eval_events = events, eval_events
         self._make_collector, self._make_replay = collector, replay
-        self.replay: Replay | None = None
-        self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # next to the resumed checkpoint
         self._replays_saved: Path | None = None  # next to the checkpoint being saved
@@ -223,7 +233,8 @@ class RLDataModule(LightningDataModule):
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
         return (calls or self.calls).make(
-            lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
+            lambda count: make_env(self._make_env, count, "data.env", self._events),
+            self.num_envs,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -245,6 +256,8 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": self._max_eval_episode_steps,
             "env_timeout_s": self.calls.timeout_s,
             "seed": self.seed,
+            "events": self._events,
+            "eval_events": self._eval_events,
         }
 
     @classmethod
@@ -330,7 +343,8 @@ class RLDataModule(LightningDataModule):
             share = -(-self.num_eval_episodes // ranks.world_size())
             count = min(self.num_eval_envs, share)
             self._eval_env = self.eval_calls.make(
-                lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
+                lambda n: make_env(self._make_eval_env, n, "data.eval_env", self._eval_events),
+                count,
             )
             self._eval_env.stop_interventions()  # evaluate the policy, not the person
             for kind in ("observation", "action"):
@@ -366,7 +380,7 @@ class RLDataModule(LightningDataModule):
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
                 # No lambda: a remote collector pickles it.
-                make_env=partial(make_env, self._make_env, self.num_envs, "data.env"),
+                make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
             )
@@ -374,7 +388,7 @@ class RLDataModule(LightningDataModule):
         if self._make_replay is not None:
             self.replay = self._make_replay(
                 self.observation_space,
-                self.action_space,
+                learner.policy.replayed_space,
                 self.num_envs,
                 learner.policy.version.device,
                 self.seed_for("replay"),

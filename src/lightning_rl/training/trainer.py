@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_rl.algorithms.checks import check_strategy
+from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.audit.check_env import Finding
 from lightning_rl.audit.checking import CheckComplete, RunCheck
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
@@ -29,6 +29,7 @@ from lightning_rl.system.files import (
     shown,
     write_atomically,
 )
+from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
@@ -112,8 +113,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 """Settings of Lightning's trainer without meaning here: the only allowed value, and the reason."""
 
 
-SPLITTING = ("fsdp", "deepspeed", "xla", "model_parallel")
-"""Name prefixes of strategies that shard a policy over processes."""
+SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
+"""Name prefixes of strategies of Lightning that shard a policy over processes."""
 
 
 class RLTrainer(Trainer, Constructed):
@@ -316,6 +317,7 @@ class RLTrainer(Trainer, Constructed):
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
+        check_not_on_meta(self, model)
         # Lock the directory first: Lightning opens the loggers before it calls any callback.
         alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, before_forced_exit(self._report_error):
@@ -406,6 +408,7 @@ class RLTrainer(Trainer, Constructed):
             one dict, equal on all ranks: the report's numbers as `eval/...` (also in
             `callback_metrics`), and the values that the algorithm logged.
         """
+        check_not_on_meta(self, model)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
                 model, dataloaders, ckpt_path, verbose, datamodule, weights_only
@@ -422,6 +425,7 @@ class RLTrainer(Trainer, Constructed):
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no validation uses, and report; see `validate`."""
+        check_not_on_meta(self, model)
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
@@ -493,8 +497,10 @@ def _refuse(settings: dict[str, Any]) -> None:
     require(
         not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
         f"trainer.strategy {strategy} is not supported: every process needs the whole policy for "
-        "acting. Use --trainer.strategy ddp, or one device.",
+        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
     )
+    if strategy == "fsdp":
+        settings["strategy"] = FSDP2Strategy()
 
 
 def _check_devices(accelerator: Any, devices: Any) -> None:

@@ -11,19 +11,22 @@ import torch
 from torch import Tensor
 
 from lightning_rl.deploy.acting import TrainedPolicy
-from lightning_rl.deploy.export.graph import ActingGraph, Ports, onnx_of, traced
+from lightning_rl.deploy.export.graph import ActingGraph, Ports, onnx_of, traced, unwrapped
 from lightning_rl.deploy.export.metadata import as_properties
 from lightning_rl.deploy.export.parity import Acts, Arrays, flat, graph_acts, parity
 from lightning_rl.deploy.export.weights import CONSTRUCTION, description_of, write_weights
-from lightning_rl.policies import Policy
+from lightning_rl.policies import LeRobotPolicy, Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.system.errors import ConfigurationError, import_extra
 from lightning_rl.system.files import write_atomically
 
-Format = Literal["onnx", "torch", "safetensors"]
+Format = Literal["onnx", "torch", "safetensors", "lerobot"]
 """File formats."""
 
-SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+SUFFIXES: dict[Format, str] = {
+    **{"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"},
+    "lerobot": ".lerobot",  # a directory
+}
 """File suffixes. The ONNX file is made from the `torch.export` program, so tracing works in one
 way; TorchScript is deprecated."""
 
@@ -67,6 +70,10 @@ def export_policy(
         _write_json(beside, {**metadata, CONSTRUCTION: construction})
         files += [beside, *_write_adapters(policy, path)]
         acts = _acting_by(lambda: read_again(path))
+    elif kind == "lerobot":
+        directory = lerobot_policy(policy)
+        directory.save_directory(str(path))
+        acts = _acting_by(lambda: directory.read_saved(str(path)))
     elif kind == "torch":
         content, graph = io.BytesIO(), ActingGraph(policy, ports)
         torch.export.save(traced(graph), content)
@@ -79,7 +86,8 @@ def export_policy(
         content_of_onnx = onnx_of(traced(graph), graph, as_properties(metadata))
         write_atomically(path, lambda file: file.write(content_of_onnx))
         acts = graph_acts(ports, _onnx_runner(runtime, path, ports))
-    reference = policy if kind == "safetensors" else graph.policy  # the graph is in float32
+    graphs = kind in ("torch", "onnx")
+    reference = graph.policy if graphs else policy  # the graph is in float32
     dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
     said = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
     report = said | parity(reference, acts)
@@ -87,6 +95,21 @@ def export_policy(
     _write_json(files[-1], report)
     _refuse_differing(path, report)
     return Exported(files, report)
+
+
+def lerobot_policy(policy: Policy) -> LeRobotPolicy:
+    """Return the policy inside of wrappers, if it came from a directory of LeRobot.
+
+    Raises:
+        ConfigurationError: otherwise.
+    """
+    inner = unwrapped(policy)
+    if not isinstance(inner, LeRobotPolicy):
+        raise ConfigurationError(
+            f"--format lerobot writes a LeRobotPolicy, and this is a {type(inner).__name__}: "
+            "choose another format."
+        )
+    return inner
 
 
 def onnxruntime() -> Any:

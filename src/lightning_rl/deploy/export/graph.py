@@ -15,8 +15,15 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lightning_rl.deploy.acting import executed_tensors, leaves_of
-from lightning_rl.policies import CustomVLA, Policy, PolicyWrapper, VLAPolicy
+from lightning_rl.policies import (
+    CustomVLA,
+    LeRobotPolicy,
+    Policy,
+    PolicyWrapper,
+    TransformersBackbone,
+)
 from lightning_rl.policies.base import first_state
+from lightning_rl.policies.vla import ChunkPolicy
 from lightning_rl.rollout.contract import space_spec
 from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import ConfigurationError, require
@@ -124,10 +131,12 @@ def unwrapped(policy: Policy) -> Policy:
 
 def why_not_traced(policy: Policy) -> str | None:
     """Return why a policy cannot be traced, or None."""
-    kind = type(unwrapped(policy))
-    if issubclass(kind, VLAPolicy | CustomVLA):
+    inner = unwrapped(policy)
+    body = inner.backbone if isinstance(inner, ChunkPolicy) else inner
+    smolvla = isinstance(inner, LeRobotPolicy) and inner.directory.kind == "smolvla"
+    if smolvla or isinstance(body, TransformersBackbone | CustomVLA):
         return (
-            f"A {kind.__name__} is not traced into one graph: its model has code of its "
+            f"A {type(body).__name__} is not traced into one graph: its model has code of its "
             "own, and is larger than an ONNX file may be. Export it with --format safetensors, "
             "which load_policy reads, and which writes an adapter as peft does."
         )

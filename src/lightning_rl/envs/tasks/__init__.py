@@ -1,5 +1,10 @@
 """Batched torch tasks, on any device."""
 
+from lightning_rl.envs.managers.actions import ActionTerm as ActionTerm
+from lightning_rl.envs.managers.actions import DeltaPosition as DeltaPosition
+from lightning_rl.envs.managers.actions import Force as Force
+from lightning_rl.envs.managers.actions import Position as Position
+from lightning_rl.envs.managers.actions import Velocity as Velocity
 from lightning_rl.envs.tasks.base import Pictures as Pictures
 from lightning_rl.envs.tasks.cart_pole import CartPole as CartPole
 from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask as GymnasiumTask
@@ -7,8 +12,3 @@ from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumVectorTask as Gymna
 from lightning_rl.envs.tasks.point_mass import PointMass as PointMass
 from lightning_rl.envs.tasks.push_blocks import PushBlocks as PushBlocks
 from lightning_rl.envs.tasks.push_cube import PushCube as PushCube
-from lightning_rl.envs.tasks.terms import ActionTerm as ActionTerm
-from lightning_rl.envs.tasks.terms import DeltaPosition as DeltaPosition
-from lightning_rl.envs.tasks.terms import Force as Force
-from lightning_rl.envs.tasks.terms import Position as Position
-from lightning_rl.envs.tasks.terms import Velocity as Velocity

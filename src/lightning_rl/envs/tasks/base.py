@@ -1,7 +1,7 @@
-"""Base class of the tasks: action and reward terms, pictures, and reports."""
+"""Base class of the tasks: settings of their terms, and pictures."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,10 +11,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.terms import ActionTerm, Kind, RewardTerms, require_kind
-from lightning_rl.envs.torch.torch_env import TorchEnv
-from lightning_rl.envs.vector_env import Observation
-from lightning_rl.system.errors import check_range
+from lightning_rl.envs.managers.actions import ActionTerm, Kind, require_kind
+from lightning_rl.envs.managers.managed_env import ManagedEnv, TermSettings
+from lightning_rl.envs.managers.term import (
+    Curriculum,
+    Event,
+    Metric,
+    Observation,
+    Reward,
+    Termination,
+)
+from lightning_rl.envs.vector_env import Observation as Observed
+from lightning_rl.system.errors import check_range, require
 
 
 @dataclass
@@ -51,26 +59,31 @@ class Pictures:
         return gymnasium.spaces.Dict({"pictures": pictures, "state": state})
 
 
-class Task(TorchEnv):
-    """A torch task whose action and reward terms a configuration can set.
-
-    `info` has `success` [N] bool, `rewards` {term: [N], weighted} and `metrics` {name: [N]}, from
-    before the resets.
+class Task(ManagedEnv):
+    """A torch task whose terms a configuration can set.
 
     Args:
         num_envs: N.
         action: meaning of an action. Default: the task's `default_action`.
-        rewards: weights by term; other terms keep their defaults (`reward_weights`).
+        rewards: weights of the task's terms, or terms, by name; null removes a term. Other terms
+            keep their defaults.
         max_episode_steps: time limit, in steps. Default: the task's `default_episode_steps`.
         device: device of the state.
         pictures: pictures to observe; None: observe the state.
+        terminations: ends of episodes by name, in addition to the task's.
+        metrics: reported numbers by name, in addition to the task's.
+        observations: groups of observation terms, instead of the task's observation.
+        events: changes of the state by name, in training and in evaluations.
+        curriculum: levels of difficulty by name.
 
     Attributes:
         observation_size: size of an observation of the state.
         default_action, default_episode_steps: see the arguments; actions have the shape [2].
-        reward_weights: default weight of every reward term.
         action_kinds: allowed kinds of action targets.
         render_size: height and width of a picture, in pixels.
+
+    Raises:
+        ConfigurationError: an unknown term or parameter, or pictures and terms to observe.
     """
 
     render_size = (256, 256)
@@ -78,29 +91,37 @@ class Task(TorchEnv):
     observation_size: ClassVar[int]
     default_action: ClassVar[ActionTerm]
     default_episode_steps: ClassVar[int]
-    reward_weights: ClassVar[Mapping[str, float]]
     action_kinds: ClassVar[tuple[Kind, ...]]
 
     def __init__(
         self,
         num_envs: int,
         action: ActionTerm | None = None,
-        rewards: dict[str, float] | None = None,
+        rewards: dict[str, float | Reward | None] | None = None,
         max_episode_steps: int | None = None,
         device: str = "cpu",
         pictures: Pictures | None = None,
+        terminations: dict[str, Termination | None] | None = None,
+        metrics: dict[str, Metric | None] | None = None,
+        observations: dict[str, dict[str, Observation]] | None = None,
+        events: dict[str, Event | None] | None = None,
+        curriculum: dict[str, Curriculum | None] | None = None,
     ) -> None:
         name = type(self).__name__
         action = self.default_action if action is None else action
         steps = self.default_episode_steps if max_episode_steps is None else max_episode_steps
         require_kind(action, self.action_kinds, name)
         state = gymnasium.spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32)
-        observations = state if pictures is None else pictures.space(state)
-        super().__init__(num_envs, observations, action.space(2), steps, device)
+        space = state if pictures is None else pictures.space(state)
+        require(
+            pictures is None or not observations,
+            f"{name} observes either `pictures` or the terms of `observations`: set one of them.",
+        )
         self.metadata = {"render_fps": self.render_fps}
-        self.action = action
-        self.pictures = pictures
-        self.rewards = RewardTerms(self.reward_weights, rewards, name)
+        self.action, self.pictures = action, pictures
+        self.step_dt = 1.0 / self.render_fps
+        terms = TermSettings(rewards, terminations, metrics, observations, events, curriculum)
+        super().__init__(num_envs, space, action.space(2), steps, device, terms)
 
     @abstractmethod
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
@@ -125,7 +146,7 @@ class Task(TorchEnv):
             following["pictures"] = torch.cat((before, self._picture(following)), -1)
         return following, *results  # type: ignore[return-value]  # a list keeps no types
 
-    def observed(self, state: TensorDict) -> Observation:
+    def observed(self, state: TensorDict) -> Observed:
         if self.pictures is None:
             return super().observed(state)
         if not self.pictures.with_state:
@@ -136,26 +157,6 @@ class Task(TorchEnv):
     def _picture(self, state: TensorDict) -> Tensor:
         assert self.pictures is not None
         return self.draw(state, self.pictures.size, self.pictures.size)
-
-    def last_step(self) -> Tensor:
-        """Return whether this step is the last one within the time limit, [N] bool."""
-        return self.elapsed + 1 >= self.max_episode_steps
-
-    def outcome(
-        self,
-        success: Tensor,
-        values: Mapping[str, Callable[[], Tensor]],
-        metrics: dict[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the reward [N], and the info of a step.
-
-        Args:
-            success: [N] bool.
-            values: the reward terms before their weights, as functions that return [N].
-            metrics: {name: [N]}.
-        """
-        reward, rewards = self.rewards.total(values, next(iter(metrics.values())))
-        return reward, {"success": success, "rewards": rewards, "metrics": metrics}
 
 
 def norm(vector: Tensor) -> Tensor:

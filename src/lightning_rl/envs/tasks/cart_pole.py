@@ -1,15 +1,16 @@
 """Balance a pole on a cart that a position drive moves along a rail."""
 
 import math
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.managers.actions import DeltaPosition
+from lightning_rl.envs.managers.term import Metric, Reward, Termination
+from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Canvas, tip
-from lightning_rl.envs.tasks.terms import DeltaPosition
 
 TIMESTEP, SUBSTEPS = 0.01, 4
 """Seconds per substep; substeps per control step."""
@@ -25,6 +26,27 @@ RAIL, FALLEN = 1.0, math.pi / 2
 
 START = (0.05, 0.03)
 """Maximum initial position and angle, at rest: m and rad."""
+
+
+def upright(env: EnvView) -> Tensor:
+    """Return 1 - |angle| / pi, [N]."""
+    return 1.0 - env.measured["angle"] / math.pi
+
+
+def fallen(env: EnvView) -> Tensor:
+    """Return whether the pole is below the horizontal, [N] bool."""
+    return env.measured["angle"] > FALLEN
+
+
+def stands(env: EnvView, angle: float, speed: float) -> Tensor:
+    """Return whether the pole stands still at the end of the time limit, [N] bool.
+
+    Args:
+        env: the view.
+        angle: maximum angle in rad.
+        speed: maximum angular velocity in rad/s.
+    """
+    return env.last_step & (env.measured["angle"] < angle) & (env.measured["speed"] < speed)
 
 
 class CartPole(Task):
@@ -51,11 +73,18 @@ class CartPole(Task):
     default_action, default_episode_steps = DeltaPosition(0.1), 500
     render_fps = 25
     render_size = (256, 384)
-    reward_weights = {"upright": 1.0, "pole_velocity": -0.005}  # noqa: RUF012
+    default_rewards = {  # noqa: RUF012
+        "upright": Reward(upright, weight=1.0),
+        "pole_velocity": Reward("measured", {"name": "speed"}, weight=-0.005),
+    }
+    default_terminations = {  # noqa: RUF012
+        "fallen": Termination(fallen),
+        "success": Termination(stands, {"angle": 0.02, "speed": 0.05}, ends="nothing"),
+    }
+    default_metrics = {"distance_to_goal": Metric("measured", {"name": "angle"})}  # noqa: RUF012
     action_kinds = ("position", "velocity", "force")
 
-    def __init__(self, num_envs: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(num_envs, *args, **kwargs)
+    def make_constants(self) -> None:
         self._limits = torch.tensor([RAIL, FALLEN], device=self.device)
         self._start = torch.tensor(START, device=self.device)
 
@@ -67,19 +96,14 @@ class CartPole(Task):
         position = state["position"] / self._limits * 0.5 + 0.5
         return torch.cat((position, state["velocity"], state["effort"]), 1)
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        target = self.action.target(self.action.bounded(action), state["position"])
-        moved = self._integrate(state["position"], state["velocity"], target)
-        angle, speed = moved["position"][:, 1].abs(), moved["velocity"][:, 1].abs()
-        success = self.last_step() & (angle < 0.02) & (speed < 0.05)
-        reward, info = self.outcome(
-            success,
-            {"upright": lambda: 1.0 - angle / math.pi, "pole_velocity": lambda: speed},
-            {"distance_to_goal": angle},
-        )
-        return moved, reward, angle > FALLEN, info
+    def simulate(self, env: EnvView) -> TensorDict:
+        state = env.state
+        target = self.action.target(self.action.bounded(env.action), state["position"], env)
+        return self._integrate(state["position"], state["velocity"], target)
+
+    def measure(self, env: EnvView) -> dict[str, Tensor]:
+        angle, speed = env.state["position"][:, 1].abs(), env.state["velocity"][:, 1].abs()
+        return {"angle": angle, "speed": speed}
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)

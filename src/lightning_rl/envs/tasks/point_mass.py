@@ -1,14 +1,14 @@
 """Fly a damped point to a goal, around obstacles."""
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.managers.actions import Force
+from lightning_rl.envs.managers.term import Metric, Reward, Termination
+from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, Canvas
-from lightning_rl.envs.tasks.terms import Force
 
 TIMESTEP, DAMPING, MAX_FORCE, MASS = 1 / 60, 5.0, 5.0, 1.0
 """s per step, N s/m, N along each axis, kg: the point flies at most 1 m/s along each axis."""
@@ -31,6 +31,32 @@ obstacle radii; minimum distance from an obstacle's edge to the start."""
 
 CELLS = 16
 """Obstacles are drawn from a grid with this many cells along each axis."""
+
+
+def near_goal(env: EnvView, width: float) -> Tensor:
+    """Return exp(-d^2 / (2 width^2)), d in m from the goal, [N]."""
+    distance = env.measured["distance"]
+    return (distance * distance * (-0.5 / width**2)).exp()
+
+
+def collision(env: EnvView) -> Tensor:
+    """Return the sum over the obstacles of the squared depth in m, [N]."""
+    return _sum_of_squares(env.measured["depth"])
+
+
+def speed(env: EnvView) -> Tensor:
+    """Return the squared speed in m^2/s^2, [N]."""
+    return _sum_of_squares(env.state["velocity"])
+
+
+def smoothness(env: EnvView) -> Tensor:
+    """Return the squared length of the change of the action, [N]."""
+    return _sum_of_squares(env.state["action"] - env.before["action"])
+
+
+def at_goal(env: EnvView, radius: float) -> Tensor:
+    """Return whether the point is within `radius` m of the goal, [N] bool."""
+    return env.measured["distance"] < radius
 
 
 class PointMass(Task):
@@ -58,13 +84,21 @@ class PointMass(Task):
     observation_size, start_size = 14, 12
     default_action, default_episode_steps = Force(MAX_FORCE, clip=1.0), 100
     render_fps = 60
-    reward_weights = {  # noqa: RUF012
-        "distance": -1.0,
-        "near_goal": 0.0,
-        "collision": -2.0,
-        "speed": -0.01,
-        "smoothness": -0.001,
-        "success": 5.0,
+    default_rewards = {  # noqa: RUF012
+        "distance": Reward("measured", {"name": "distance"}, weight=-1.0),
+        "near_goal": Reward(near_goal, {"width": NEAR}, weight=0.0),
+        "collision": Reward(collision, weight=-2.0),
+        "speed": Reward(speed, weight=-0.01),
+        "smoothness": Reward(smoothness, weight=-0.001),
+        "success": Reward("is_success", weight=5.0),
+    }
+    default_terminations = {  # noqa: RUF012
+        "success": Termination(at_goal, {"radius": SUCCESS}, ends="success")
+    }
+    default_metrics = {  # noqa: RUF012
+        "final_distance": Metric("measured", {"name": "distance"}),
+        "path_length": Metric("entry", {"name": "path_length"}),
+        "collision_count": Metric("entry", {"name": "collision_count"}),
     }
     action_kinds = ("position", "velocity", "force")
 
@@ -96,45 +130,26 @@ class PointMass(Task):
         own = (position, state["velocity"], state["goal"] - position, state["action"])
         return torch.cat((*own, obstacles, state["radii"]), 1)
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        action = self.action.bounded(action)
-        before, goal = state["position"], state["goal"]
-        force = self._force(before, state["velocity"], self.action.target(action, before))
+    def simulate(self, env: EnvView) -> TensorDict:
+        state, action = env.state, self.action.bounded(env.action)
+        before = state["position"]
+        force = self._force(before, state["velocity"], self.action.target(action, before, env))
         velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
         position = (before + velocity * TIMESTEP).clamp(-1.0, 1.0)
-        depth = _depth(position, state["obstacles"], state["radii"])
-        distance = norm(position - goal)
-        success = distance < SUCCESS
-        path_length = state["path_length"] + norm(position - before)
+        depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])
         inside = (depth > 0).float()
-        collisions = state["collision_count"] + inside[:, 0] + inside[:, 1]
-        reward, info = self.outcome(
-            success,
-            {
-                "distance": lambda: distance,
-                "near_goal": lambda: (distance * distance * (-0.5 / NEAR**2)).exp(),
-                "collision": lambda: _sum_of_squares(depth),
-                "speed": lambda: _sum_of_squares(velocity),
-                "smoothness": lambda: _sum_of_squares(action - state["action"]),
-                "success": success.float,
-            },
-            {
-                "final_distance": distance,
-                "path_length": path_length,
-                "collision_count": collisions,
-            },
-        )
         moved = {
             "position": position,
             "velocity": velocity,
             "action": action,
-            "path_length": path_length,
-            "collision_count": collisions,
+            "path_length": state["path_length"] + norm(position - before),
+            "collision_count": state["collision_count"] + inside[:, 0] + inside[:, 1],
         }
         kept = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
-        return TensorDict(moved | kept, [self.num_envs]), reward, success, info
+        return TensorDict(moved | kept, [env.num_envs])
+
+    def measure(self, env: EnvView) -> dict[str, Tensor]:
+        return {"distance": norm(env.state["position"] - env.state["goal"])}
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         canvas = Canvas(
@@ -144,8 +159,9 @@ class PointMass(Task):
         for i in (0, 1):
             canvas.disc(state["obstacles"][:, i], state["radii"][:, i], RED, opacity=0.85)
         canvas.disc(state["start"], 0.03, GREY, ring=0.012)
-        canvas.disc(state["goal"], SUCCESS, GREEN)
-        canvas.disc(state["goal"], 2 * SUCCESS, GREEN, ring=0.012)
+        radius = self.terminations.parameter("success", "radius", SUCCESS)
+        canvas.disc(state["goal"], radius, GREEN)
+        canvas.disc(state["goal"], 2 * radius, GREEN, ring=0.012)
         ahead = state["position"] + state["velocity"] * 0.15
         canvas.segment(state["position"], ahead, 0.008, BLUE, opacity=0.7)
         canvas.disc(state["position"], 0.03, BLUE)

@@ -8,9 +8,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.managers.actions import DeltaPosition
+from lightning_rl.envs.managers.term import Metric, Reward, Termination
+from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.drawing import BLUE, INK, PAPER, RED, Canvas
-from lightning_rl.envs.tasks.terms import DeltaPosition
 
 BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
 """m: half edges of the blocks, of the pusher and of the table."""
@@ -34,6 +36,31 @@ INSTRUCTIONS = tuple(
     for side in ("left", "right")
 )
 """All instructions."""
+
+
+def progress(env: EnvView) -> Tensor:
+    """Return by how many m the named block was moved to the named side, [N]."""
+    return env.measured["moved"] - moved_distance(env.before)
+
+
+def moved_far(env: EnvView, distance: float) -> Tensor:
+    """Return whether the named block was moved by `distance` m to the named side, [N] bool."""
+    return env.measured["moved"] >= distance
+
+
+def mistaken(env: EnvView, distance: float) -> Tensor:
+    """Return whether another displacement of a block reached `distance` m, [N] bool."""
+    return (sideways(env.state).abs() >= distance).any(1) & ~moved_far(env, distance)
+
+
+def mistake(env: EnvView, distance: float) -> Tensor:
+    """Return 1 after a mistake, [N]; see `mistaken`."""
+    return mistaken(env, distance).float()
+
+
+def out_of_time(env: EnvView) -> Tensor:
+    """Return whether the time is over, which is a failure, [N] bool."""
+    return env.last_step
 
 
 class PushBlocks(Task):
@@ -64,13 +91,26 @@ class PushBlocks(Task):
     observation_size, start_size = 2, 8
     default_action, default_episode_steps = DeltaPosition(MAX_MOVE, clip=1.0), 48
     render_fps = 10
-    reward_weights = {"success": 1.0, "progress": 0.0}  # noqa: RUF012
+    default_rewards = {  # noqa: RUF012
+        "success": Reward("is_success", weight=1.0),
+        "progress": Reward(progress, weight=0.0),
+    }
+    default_terminations = {  # noqa: RUF012
+        "success": Termination(moved_far, {"distance": DISTANCE}, ends="success"),
+        "mistake": Termination(mistaken, {"distance": DISTANCE}),
+        "time": Termination(out_of_time),
+    }
+    default_metrics = {  # noqa: RUF012
+        "moved": Metric("measured", {"name": "moved"}),
+        "mistake": Metric(mistake, {"distance": DISTANCE}),
+    }
     action_kinds = ("position",)
 
     def __init__(self, num_envs: int, *, size: int = 64, **kwargs: Any) -> None:
-        super().__init__(num_envs, pictures=None, **kwargs)
         self.size = size
-        self._instructions = torch.tensor([tokens(text) for text in INSTRUCTIONS]).to(self.device)
+        super().__init__(num_envs, pictures=None, **kwargs)
+        if self.observations:
+            return  # the space is theirs
         self.single_observation_space = gymnasium.spaces.Dict(
             {
                 "language": gymnasium.spaces.Box(
@@ -80,6 +120,9 @@ class PushBlocks(Task):
                 "rgb": gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8),
             }
         )
+
+    def make_constants(self) -> None:
+        self._instructions = torch.tensor([tokens(text) for text in INSTRUCTIONS]).to(self.device)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         signed = uniform * 2.0 - 1.0
@@ -100,24 +143,15 @@ class PushBlocks(Task):
         }
         return TensorDict(fields, [len(state)])
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        before = state["pusher"]
-        move = self.action.target(self.action.bounded(action), before) - before
+    def simulate(self, env: EnvView) -> TensorDict:
+        state, before = env.state, env.state["pusher"]
+        move = self.action.target(self.action.bounded(env.action), before, env) - before
         pusher = (before + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-TABLE + PUSHER, TABLE - PUSHER)
         red, blue = push_blocks(pusher, state["red"], state["blue"])
-        moved = _state(pusher, red, blue, state["task"], state["begin"])
-        distance = moved_distance(moved)
-        success = distance >= DISTANCE
-        mistake = (sideways(moved).abs() >= DISTANCE).any(1) & ~success
-        values = {
-            "success": success.float,
-            "progress": lambda: distance - moved_distance(state),
-        }
-        metrics = {"moved": distance, "mistake": mistake.float()}
-        reward, info = self.outcome(success, values, metrics)
-        return moved, reward, success | mistake | self.last_step(), info
+        return _state(pusher, red, blue, state["task"], state["begin"])
+
+    def measure(self, env: EnvView) -> dict[str, Tensor]:
+        return {"moved": moved_distance(env.state)}
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         canvas = Canvas(len(state), height, width, background=PAPER, device=self.device)

@@ -1,14 +1,14 @@
 """Push a cube over a table to a goal."""
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.managers.actions import DeltaPosition
+from lightning_rl.envs.managers.term import Metric, Reward, Termination
+from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, INK, ORANGE, PAPER, Canvas
-from lightning_rl.envs.tasks.terms import DeltaPosition
 
 PUSHER_RADIUS, HALF_EDGE, FRICTION = 0.02, 0.05, 0.8
 """m, m, and the coefficient between pusher and cube."""
@@ -28,6 +28,44 @@ CLEAR = 0.12
 START = ((-0.52, -0.48), (-0.02, 0.02), (-0.8, -0.42), (-0.6, -0.2), (-0.3, 0.3), (-0.3, 0.3))
 """m: ranges of x and y of pusher, cube and goal. No start is solved (cube and goal are at least
 0.12 m apart along x) or has contact (pusher and cube are at least 0.11 m apart along y)."""
+
+
+def reach_progress(env: EnvView) -> Tensor:
+    """Return by how many m the pusher approached the pushing point, [N]."""
+    return env.measured["reach_before"] - env.measured["reach"]
+
+
+def goal_progress(env: EnvView) -> Tensor:
+    """Return by how many m the cube approached the goal, [N]."""
+    return env.measured["distance_before"] - env.measured["distance"]
+
+
+def smoothness(env: EnvView) -> Tensor:
+    """Return the length of the change of the action, [N]."""
+    return norm(env.state["action"] - env.before["action"])
+
+
+def reach_kernel(env: EnvView) -> Tensor:
+    """Return 1 - tanh(8 d), d in m from the pushing point, [N]."""
+    return 1.0 - (env.measured["reach"] * 8.0).tanh()
+
+
+def goal_kernel(env: EnvView, width: float) -> Tensor:
+    """Return exp(-d^2 / (2 width^2)), d in m from cube to goal, [N]."""
+    distance = env.measured["distance"]
+    kernel: Tensor = (distance * distance * (-0.5 / width**2)).exp()
+    return kernel
+
+
+def at_goal(env: EnvView, radius: float) -> Tensor:
+    """Return whether the cube is within `radius` m of the goal, [N] bool."""
+    return env.measured["distance"] < radius
+
+
+def off_table(env: EnvView) -> Tensor:
+    """Return whether the cube's centre is beyond the table's edge, [N] bool."""
+    off: Tensor = env.state["cube"].abs() > TABLE
+    return off[:, 0] | off[:, 1]
 
 
 class PushCube(Task):
@@ -65,19 +103,23 @@ class PushCube(Task):
     observation_size, start_size = 12, 6
     default_action, default_episode_steps = DeltaPosition(0.03, clip=1.0), 100
     render_fps = 10
-    reward_weights = {  # noqa: RUF012
-        "reach_progress": 1.0,
-        "goal_progress": 10.0,
-        "smoothness": -0.01,
-        "step": -0.01,
-        "success": 10.0,
-        "reach_kernel": 0.0,
-        "goal_kernel": 0.0,
+    default_rewards = {  # noqa: RUF012
+        "reach_progress": Reward(reach_progress, weight=1.0),
+        "goal_progress": Reward(goal_progress, weight=10.0),
+        "smoothness": Reward(smoothness, weight=-0.01),
+        "step": Reward("one", weight=-0.01),
+        "success": Reward("is_success", weight=10.0),
+        "reach_kernel": Reward(reach_kernel, weight=0.0),
+        "goal_kernel": Reward(goal_kernel, {"width": 0.12}, weight=0.0),
     }
+    default_terminations = {  # noqa: RUF012
+        "success": Termination(at_goal, {"radius": SUCCESS}, ends="success"),
+        "off_table": Termination(off_table),
+    }
+    default_metrics = {"distance_to_goal": Metric("measured", {"name": "distance"})}  # noqa: RUF012
     action_kinds = ("position", "velocity")
 
-    def __init__(self, num_envs: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(num_envs, *args, **kwargs)
+    def make_constants(self) -> None:
         self._low, self._high = torch.tensor(START, device=self.device).unbind(1)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -89,33 +131,29 @@ class PushCube(Task):
         pusher, cube, goal = state["pusher"], state["cube"], state["goal"]
         return torch.cat((pusher, cube, goal, cube - pusher, goal - cube, state["action"]), 1)
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        action = self.action.bounded(action)
-        goal, before = state["goal"], state["pusher"]
-        target = self.action.target(action, before)
+    def simulate(self, env: EnvView) -> TensorDict:
+        state, action = env.state, self.action.bounded(env.action)
+        before = state["pusher"]
+        target = self.action.target(action, before, env)
         move = target * PERIOD if self.action.kind == "velocity" else target - before
-        pusher, cube = push(before, state["cube"], move.clamp(-MAX_MOVE, MAX_MOVE))
-        distance_before, reach_before = _distances(before, state["cube"], goal)
-        distance, reach = _distances(pusher, cube, goal)
-        success = distance < SUCCESS
-        off = cube.abs() > TABLE
-        reward, info = self.outcome(
-            success,
-            {
-                "reach_progress": lambda: reach_before - reach,
-                "goal_progress": lambda: distance_before - distance,
-                "smoothness": lambda: norm(action - state["action"]),
-                "step": lambda: torch.ones_like(distance),
-                "success": success.float,
-                "reach_kernel": lambda: 1.0 - (reach * 8.0).tanh(),
-                "goal_kernel": lambda: (distance * distance * (-0.5 / 0.12**2)).exp(),
-            },
-            {"distance_to_goal": distance},
-        )
-        moved = _state(pusher, cube, goal, action)
-        return moved, reward, success | off[:, 0] | off[:, 1], info
+        friction = state.get("friction", FRICTION)
+        move = move.clamp(-MAX_MOVE, MAX_MOVE)
+        pusher, cube = push(before, state["cube"], move, friction)
+        return _state(pusher, cube, state["goal"], action)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {"friction": torch.tensor(FRICTION, device=self.device)}
+
+    def measure(self, env: EnvView) -> dict[str, Tensor]:
+        before, after, goal = env.before, env.state, env.state["goal"]
+        distance_before, reach_before = _distances(before["pusher"], before["cube"], goal)
+        distance, reach = _distances(after["pusher"], after["cube"], goal)
+        return {
+            "distance": distance,
+            "reach": reach,
+            "distance_before": distance_before,
+            "reach_before": reach_before,
+        }
 
     def expert(self, state: TensorDict) -> Tensor:
         """Return an expert's action [M, 2] in [-1, 1] for a state [M].
@@ -144,8 +182,9 @@ class PushCube(Task):
             len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
         )
         canvas.box(torch.zeros(1, 2, device=self.device), (TABLE, TABLE), PAPER)
-        canvas.disc(state["goal"], SUCCESS, GREEN, opacity=0.35)
-        canvas.disc(state["goal"], SUCCESS, GREEN, ring=0.015)
+        radius = self.terminations.parameter("success", "radius", SUCCESS)
+        canvas.disc(state["goal"], radius, GREEN, opacity=0.35)
+        canvas.disc(state["goal"], radius, GREEN, ring=0.015)
         canvas.disc(state["pusher"], 2.5 * PUSHER_RADIUS, BLUE, opacity=0.35)
         canvas.box(state["cube"], (HALF_EDGE, HALF_EDGE), ORANGE)
         canvas.disc(state["cube"], 0.015, INK)
@@ -153,13 +192,16 @@ class PushCube(Task):
         return canvas.pixels()
 
 
-def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+def push(
+    pusher: Tensor, cube: Tensor, move: Tensor, friction: Tensor | float = FRICTION
+) -> tuple[Tensor, Tensor]:
     """Move the pusher and an overlapping cube; return both centres [N, 2], in m.
 
     Args:
         pusher: [N, 2], its centre.
         cube: [N, 2], its centre.
         move: [N, 2], at most 0.03 along each axis.
+        friction: coefficient between pusher and cube, [N] or for all.
     """
     part = move / SUBSTEPS
     for _ in range(SUBSTEPS):
@@ -172,7 +214,7 @@ def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
         overlap = (PUSHER_RADIUS - distance).clamp_min(0.0)
         tangent = torch.stack((-normal[:, 1], normal[:, 0]), 1)
         along = step * tangent
-        most = overlap * FRICTION
+        most = overlap * friction
         drag = torch.minimum(torch.maximum(along[:, 0] + along[:, 1], -most), most)
         cube = cube - normal * overlap[:, None] + tangent * drag[:, None]
     return pusher, cube

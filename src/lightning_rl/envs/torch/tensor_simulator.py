@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
@@ -11,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.infos import TREES
+from lightning_rl.envs.managers.simulator_events import SimulatorEvents
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout.contract import FieldSpec, map_tree
@@ -46,10 +48,15 @@ class TensorSimulator(VectorEnv):
     that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
     and no statistic counts it.
 
+    Events (`data.events`) change the simulator themselves: a function `(env, **params)` that reads
+    `env.simulator`, changes the envs in `env.rows` [N] bool, and returns nothing; see
+    `SimulatorEvents`.
+
     Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`): resets within the step, without
     final observations. ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`, `ManiSkillVectorEnv`):
     gives `final_observation` and `final_info`; with auto_reset false it takes
-    `reset(options={"env_idx": ...})`. Tested on stand-ins.
+    `reset(options={"env_idx": ...})`. Run on mjlab 1.6 (`scripts/train_mjlab.py`) and on stand-ins
+    of the others.
 
     Args:
         num_envs: N.
@@ -63,6 +70,8 @@ class TensorSimulator(VectorEnv):
         seeds: whether `reset` takes `one` seed for the simulator, or one for `each` env. With one,
             evaluation episodes do not correspond to their seeds, and groups of equal starts (GRPO)
             are refused.
+        report: returns further entries of a step's info, `success`, `fail`, `rewards` or `metrics`,
+            from the simulator and its info, if these are elsewhere; a function, in YAML its path.
 
     Raises:
         ConfigurationError: `make` returned no such simulator, or another number of envs.
@@ -75,6 +84,7 @@ class TensorSimulator(VectorEnv):
         resets: Resets = "by_itself",
         missing_final: Literal["refuse", "last_observation"] = "refuse",
         seeds: Literal["one", "each"] = "one",
+        report: Callable[[Any, dict[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.simulator = make(num_envs)
         self._resets, self._missing_final, self._seeds = resets, missing_final, seeds
@@ -86,7 +96,10 @@ class TensorSimulator(VectorEnv):
         )
         self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
         self._check_resets()
-        self.single_action_space = self._env_attribute("single_action_space")
+        space = self._env_attribute("single_action_space")
+        self.single_action_space = _box_of(space, self._name)
+        self._report = report
+        self._events: SimulatorEvents | None = None
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         # From the observation itself: Isaac Lab's direct envs do not announce the group `critic`.
@@ -111,6 +124,8 @@ class TensorSimulator(VectorEnv):
         elif self._seeds == "each" and isinstance(seed, int | np.integer):
             seeds = [int(seed) + i for i in range(self.num_envs)]
         self._last = self._reset(seeds, options)
+        if self._events is not None:
+            self._events.reset(seeds)
         self._late = torch.zeros_like(self._late)
         return self._last, {}
 
@@ -124,7 +139,11 @@ class TensorSimulator(VectorEnv):
         before = self._last
         if self._missing_final == "last_observation":
             before = map_tree(torch.clone, before)  # the simulator may overwrite its tensors
+        if self._events is not None:
+            self._events.before_step()
         seen, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
+        if self._report is not None:
+            info = {**info, **self._report(self.simulator, info)}
         observation = self._observed(seen)
         reward = self._numbers("reward", reward)
         terminated = self._flags("terminated", terminated)
@@ -146,8 +165,22 @@ class TensorSimulator(VectorEnv):
             results["final_obs"] = before
         else:
             self._refuse_missing(truncated & ~terminated)
+        if self._events is not None:
+            self._events.after_step(terminated | truncated)
         self._last = observation
         return observation, reward, terminated, truncated, results
+
+    def add_events(self, events: Mapping[str, Any]) -> None:
+        require(
+            self._resets != "a_step_late",
+            f"{self._name} resets a step late, and events cannot know when: leave out "
+            f"{', '.join(events)}, or have the simulator reset within the step.",
+        )
+        rest = (1.0 / self.render_fps, self.max_episode_steps)
+        owner = f"TensorSimulator of {self._name}"
+        self._events = SimulatorEvents(
+            self.simulator, events, owner, self.num_envs, self.device, *rest
+        )
 
     def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
         """Return outcome, terms and metrics of a step, from before the resets."""
@@ -261,6 +294,25 @@ class TensorSimulator(VectorEnv):
                 "observation. Let the simulator return it, or use the observation before that "
                 "step: missing_final: last_observation."
             )
+
+
+def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
+    """Return a space of Gymnasium for another library's, which has shape, low and high.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    if isinstance(space, gymnasium.Space):
+        return space
+    missing = [key for key in ("shape", "low", "high") if not hasattr(space, key)]
+    require(
+        not missing,
+        f"{name} has the action space {space!r:.80} without {', '.join(missing)}: it must be a "
+        "space of Gymnasium, or have shape, low and high.",
+    )
+    bounds = [torch.as_tensor(bound).cpu().numpy() for bound in (space.low, space.high)]
+    low, high = (np.broadcast_to(bound, space.shape).astype(np.float32) for bound in bounds)
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
 def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:

@@ -1,6 +1,7 @@
 """Write a batched torch env, on any device, by three functions: start, observe, move."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -142,14 +143,16 @@ class TorchEnv(VectorEnv):
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin episodes; without a seed, every env begins its next one."""
+        kept = None
         if seed is None:
             self.episode = self.episode + 1
+            kept = {key: self.state[key] for key in self.keeps if key in self.state.keys()}
         else:
             self.seed = self._one_per_env(seed)
             self.episode = torch.zeros_like(self.seed)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
-        self.state = self.final_state = self.starts_of(self.stream_key, self.episode)
+        self.state = self.final_state = self.starts_of(self.stream_key, self.episode, kept)
         return self.observed(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -165,7 +168,8 @@ class TorchEnv(VectorEnv):
             self.state, observation = moved, final
         else:
             self.episode = self.episode + done
-            starts = self.starts_of(self.stream_key, self.episode)
+            kept = {key: moved[key] for key in self.keeps}
+            starts = self.starts_of(self.stream_key, self.episode, kept)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
             observation = self.observed(self.state)
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: `elapsed` is a new tensor
@@ -269,8 +273,14 @@ class TorchEnv(VectorEnv):
         """Return the observation [M, ...] of a state [M]. Subclasses may use their own tensors."""
         return self.observe(state)
 
-    def starts_of(self, key: Tensor, episode: Tensor) -> TensorDict:
-        """Return the initial states [M] of episodes [M] of M streams with `stream_key` [2, M]."""
+    def starts_of(
+        self, key: Tensor, episode: Tensor, kept: Mapping[str, Tensor] | None = None
+    ) -> TensorDict:
+        """Return the initial states [M] of episodes [M] of M streams with `stream_key` [2, M].
+
+        `kept` are the entries [M, ...] of `keeps` from the end of the last episodes; None or empty
+        for first episodes.
+        """
         return self.started(uniforms(key, episode, 0, self.start_size))
 
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
@@ -278,7 +288,8 @@ class TorchEnv(VectorEnv):
         if not len(rows):
             return final
         self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
-        starts = self.starts_of(self.stream_key[:, rows], self.episode[rows])
+        kept = {key: moved[key][rows] for key in self.keeps}
+        starts = self.starts_of(self.stream_key[:, rows], self.episode[rows], kept)
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
         observation = _with_rows(final, rows, self.observed(starts))
         if isinstance(observation, dict):

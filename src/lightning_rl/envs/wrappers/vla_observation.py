@@ -1,15 +1,13 @@
 """Convert observations for a vision-language-action policy, with tokenised instructions."""
 
-import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from lightning_rl.policies.vla.instructions import InstructionTokenizer
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.system.files import expanded
 
 
 class VLAObservation(gymnasium.Wrapper):
@@ -27,7 +25,8 @@ class VLAObservation(gymnasium.Wrapper):
         proprio: key of the robot's state; null for none.
         instruction: name of the text: an observation key, a key of the `info` of `reset`, or an
             attribute of the env; null for none.
-        tokenizer: local directory of a transformers tokenizer; needed for an instruction.
+        tokenizer: local directory of a transformers tokenizer, or of a LeRobot policy, whose other
+            steps for instructions are applied, too; needed for an instruction.
         length: S, maximum tokens of an instruction.
         depth: key (or keys) of the depth pictures, [H, W] or [H, W, 1]: floats in metres, or uint16
             in millimetres; null for none. Their size may differ from `rgb`.
@@ -51,7 +50,7 @@ class VLAObservation(gymnasium.Wrapper):
         self._depths = [] if depth is None else _as_list(depth)
         self._depths_stacked = not isinstance(depth, str)
         self._cameras, self._stacked = _as_list(rgb), not isinstance(rgb, str)
-        self._proprio, self._instruction, self._length = proprio, instruction, length
+        self._proprio, self._instruction = proprio, instruction
         pictures = [self._space(name) for name in self._cameras]
         for name, space in zip(self._cameras, pictures, strict=True):
             require(
@@ -71,8 +70,8 @@ class VLAObservation(gymnasium.Wrapper):
             size = int(np.prod(self._space(proprio).shape))
             spaces["proprio"] = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         if instruction is not None:
-            self._tokenizer = _load_tokenizer(tokenizer)
-            most = len(self._tokenizer) - 1
+            self._tokenizer = InstructionTokenizer(tokenizer, length)
+            most = self._tokenizer.vocabulary - 1
             spaces["language"] = gymnasium.spaces.Box(0, most, (length,), np.int64)
         self.observation_space = gymnasium.spaces.Dict(spaces)
         self._text: str | None = None
@@ -123,15 +122,7 @@ class VLAObservation(gymnasium.Wrapper):
     def _read(self, text: str) -> None:
         if text == self._text:
             return
-        tokens = self._tokenizer(text)["input_ids"]
-        require(
-            len(tokens) <= self._length,
-            f"The instruction '{text}' has {len(tokens)} tokens, length={self._length} has room "
-            "for fewer: raise it.",
-        )
-        fill = self._tokenizer.pad_token_id or 0
-        self._tokens = np.full(self._length, fill, np.int64)
-        self._tokens[: len(tokens)] = tokens
+        self._tokens = self._tokenizer(text)
         self._text = text
 
     def _find_text(self, name: str, observation: Any, info: dict[str, Any]) -> str:
@@ -179,24 +170,3 @@ def _metres(depth: np.ndarray) -> np.ndarray:
 
 def _names(value: Any) -> str:
     return ", ".join(value) if isinstance(value, dict) else type(value).__name__
-
-
-def _load_tokenizer(path: str | None) -> Any:
-    path = path and str(expanded(path))
-    require(
-        path is not None and Path(path).is_dir(),
-        f"No tokenizer at {path}: give the local directory of the model, where its tokenizer.json "
-        "is. Nothing is downloaded.",
-    )
-    try:
-        transformers = importlib.import_module("transformers")
-        # Without trust_remote_code, transformers asks at the keyboard.
-        return transformers.AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
-    except ImportError as error:
-        raise ConfigurationError(
-            f"An instruction needs transformers ({error}): pip install 'lightning-rl[vla]'."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} holds no tokenizer: {error}") from error

@@ -252,5 +252,5 @@ def refuse_batch(normalization: str, whose: str) -> None:
     """
     require(
         normalization != "batch",
-        f"critic_normalization: batch is not for {whose}: set none, layer or rms.",
+        f"critic_normalization: {whose} cannot use batch; set none, layer or rms.",
     )

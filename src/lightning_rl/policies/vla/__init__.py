@@ -3,8 +3,12 @@
 from lightning_rl.policies.vla.backbone import Backbone as Backbone
 from lightning_rl.policies.vla.backbone import Features as Features
 from lightning_rl.policies.vla.custom import CustomVLA as CustomVLA
+from lightning_rl.policies.vla.flow import FlowHead as FlowHead
+from lightning_rl.policies.vla.flow import FlowSettings as FlowSettings
 from lightning_rl.policies.vla.loading import load_vla_model as load_vla_model
+from lightning_rl.policies.vla.policy import ChunkPolicy as ChunkPolicy
 from lightning_rl.policies.vla.policy import VLAPolicy as VLAPolicy
+from lightning_rl.policies.vla.tiny import PerceptronBackbone as PerceptronBackbone
 from lightning_rl.policies.vla.tiny import TinyVLA as TinyVLA
 from lightning_rl.policies.vla.transformers_backbone import (
     TransformersBackbone as TransformersBackbone,

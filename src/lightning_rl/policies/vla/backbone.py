@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import gymnasium
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import require
 
@@ -17,10 +19,13 @@ class Features(NamedTuple):
     Attributes:
         slots: [B, L, D], one vector per number of an action chunk (L = K * A), from one pass.
         summary: [B, E], of the whole observation, for the value head.
+        prefix: tensors [B, ...] that only the expert of a `FlowHead` reads, such as keys and values
+            of each layer.
     """
 
     slots: Tensor
     summary: Tensor
+    prefix: tuple[Tensor, ...] = ()
 
 
 class Backbone(nn.Module, ABC, Constructed):
@@ -36,12 +41,19 @@ class Backbone(nn.Module, ABC, Constructed):
         reads: keys of an observation that `forward` can read. The policy refuses other keys, or
             removes them if they are in `ignore_keys`.
         vocabulary: upper bound (exclusive) of instruction tokens; None if unknown.
+        needs_pictures: whether an observation without `rgb` is refused.
     """
 
     slot_size: int
     summary_size: int
     reads: Sequence[str] = ("rgb", "depth", "language", "proprio")
     vocabulary: int | None = None
+    needs_pictures: bool = True
+
+    @property
+    def blocks(self) -> Sequence[str]:
+        """Patterns as in `Policy.blocks`. Default: the modules in `nn.ModuleList`s."""
+        return members_of_lists(self)
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:
@@ -67,6 +79,14 @@ class Backbone(nn.Module, ABC, Constructed):
         """Return a module that maps slots [B, L, D] to logits [B, L, num_bins].
 
         None for a linear layer. Language models use the last tokens of their vocabulary.
+        """
+        return None
+
+    def velocity_expert(self, space: gymnasium.spaces.Box) -> nn.Module | None:
+        """Return the expert of a `FlowHead`, for chunks of `space` [K, *A], after `build`.
+
+        None for a `SlotExpert`. `forward` of the backbone runs once for an observation, and the
+        expert once for each step of the flow.
         """
         return None
 

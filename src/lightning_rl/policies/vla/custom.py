@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from lightning_rl.policies.base import Policy, noise_for
 from lightning_rl.policies.distributions.base import summed
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
+from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.policies.vla.loading import (
+    away_from_first,
     freeze_matching,
     import_model_class,
     instantiate_model,
@@ -29,7 +31,8 @@ class CustomVLA(Policy):
     The model is an `nn.Module` with the methods of `Policy`: `forward(td, deterministic=False,
     generator=None)`, `evaluate_actions(td)` and, for algorithms with a critic, `get_value(td)`.
     Optional members: `extra_fields`, `fields_of(action)`, `parameter_groups()`, `joint_ratio`,
-    `counts_executed`, and constructor arguments `observation_space` and `action_space`.
+    `counts_executed`, and constructor arguments `observation_space` and `action_space`. A class may
+    have `blocks` (see `Policy`), names of its modules; default: those in its `nn.ModuleList`s.
 
     A model may also work on plain tensors: `forward(observation)` returns actions [B, A],
     `get_value(observation)` values [B, 1], `evaluate_actions` reads `(observation, actions)`.
@@ -55,6 +58,7 @@ class CustomVLA(Policy):
         ignore_keys: keys of a Dict observation that the model does not read. A class with an
             attribute `reads` refuses further keys.
         log_std_init: of a plain model, initial log standard deviation of its actions.
+        meta: see `load_vla_model`.
 
     Raises:
         ConfigurationError: for an unusable class, an unknown setting, or unusable weights.
@@ -74,6 +78,7 @@ class CustomVLA(Policy):
         micro_batch_size: int | None = None,
         ignore_keys: Sequence[str] = (),
         log_std_init: float = -1.0,
+        meta: bool = False,
     ) -> None:
         check_range("micro_batch_size", micro_batch_size, least=1)
         if model_class is None:
@@ -92,8 +97,10 @@ class CustomVLA(Policy):
         super().__init__(observation_space, action_space, reads, ignore_keys)
         config = model_config or {}
         spaces = {"observation_space": observation_space, "action_space": action_space}
-        model = instantiate_model(cls, config, spaces)
-        fill_with_weights(model, model_path, strict, "model_path")
+        with away_from_first(meta) as away:
+            model = instantiate_model(cls, config, spaces)
+        if not away:
+            fill_with_weights(model, model_path, strict, "model_path")
         freeze_matching(model, freeze)
         self.has_critic = hasattr(model, "get_value")
         self.counts_executed = plain or bool(getattr(model, "counts_executed", False))
@@ -105,6 +112,14 @@ class CustomVLA(Policy):
         self.model_settings = _listed(config)  # so that two policies can be compared by them
         self.joint_ratio = bool(getattr(model, "joint_ratio", False))
         self.micro_batch_size = micro_batch_size
+
+    @property
+    def blocks(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
+        path, model = "model", self.model
+        if isinstance(model, PlainModel):
+            path, model = "model.model", model.model
+        own = getattr(type(model), "blocks", None)  # of an instance, it may be a list of modules
+        return tuple(f"{path}.{name}" for name in own or members_of_lists(model))
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

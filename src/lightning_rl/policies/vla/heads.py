@@ -1,4 +1,7 @@
-"""Define action heads: distributions over action chunks, as tokens or Gaussians."""
+"""Define action heads: distributions over action chunks, as tokens or Gaussians.
+
+`flow.py` has the flow-matching head.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,12 +15,16 @@ from torch import Tensor, nn
 
 from lightning_rl.policies.distributions.base import choose, gumbel_
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
+from lightning_rl.policies.vla.backbone import Features
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_json
 
 Level = Literal["token", "action", "chunk"]
 """Granularity of the log-prob: per number, per action or per chunk."""
+
+Statistics = str | tuple[Tensor, Tensor] | None
+"""The source of the values of -1 and 1, see `action_bounds`."""
 
 
 class ActionHead(nn.Module, ABC):
@@ -27,15 +34,24 @@ class ActionHead(nn.Module, ABC):
         space: of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
         level: `token` gives a log-prob per number, [B, K * A]; others one per action, [B, K].
         statistics: see `action_bounds`.
+
+    Attributes:
+        has_entropy: whether the entropies are known; otherwise they are zeros.
+        noise_size: numbers of the initial noise of a flow, 0 for other heads.
+        clone_noise_size: numbers of the noise of `clone_loss`.
     """
 
     center: Tensor
     scale: Tensor
+    has_entropy = True
+    noise_size = 0
+    clone_noise_size = 0
 
     def __init__(
-        self, space: gymnasium.spaces.Box, level: Level, statistics: str | None = None
+        self, space: gymnasium.spaces.Box, level: Level, statistics: Statistics = None
     ) -> None:
         super().__init__()
+        self.joint_ratio = level == "chunk"
         self.chunk_size, self.shape = space.shape[0], space.shape
         self.action_size = math.prod(space.shape[1:])
         self.num_slots = self.chunk_size * self.action_size
@@ -54,20 +70,40 @@ class ActionHead(nn.Module, ABC):
         noise = torch.empty(*batch, self.num_slots, device=self.center.device)
         return noise.normal_(generator=generator)
 
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw noise [*batch, Z] for `clone_loss`; Z is `clone_noise_size`."""
+        return torch.empty(*batch, 0, device=self.center.device)
+
     @abstractmethod
-    def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+    def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
         """Return `action` [B, K, *A], `sample_log_prob` [B, parts] and `fields`.
 
         Args:
-            slots: [B, L, D].
-            noise: [B, Z], from `draw_noise`; None for the mode.
+            features: of the observations [B].
+            noise: [B, Z], from `draw_noise`; None for the mode. A flow has no log-prob of its mode,
+                and returns the action alone.
         """
 
     @abstractmethod
     def log_prob_and_entropy(
-        self, slots: Tensor, fields: dict[str, Tensor]
+        self, features: Features, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return log-prob and entropy [B, parts] of the chunk in `fields`, for slots [B, L, D]."""
+        """Return log-prob and entropy [B, parts] of the chunk in `fields`."""
+
+    def clone_loss(
+        self, features: Features, action: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of imitating given actions, and the entropy, [B, parts].
+
+        Args:
+            features: of the observations [B].
+            action: [B, K, *A].
+            noise: [B, Z], from `draw_clone_noise`; None if Z = 0.
+        """
+        log_prob, entropy = self.log_prob_and_entropy(features, self.fields_of(action))
+        return -log_prob, entropy
 
     @abstractmethod
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
@@ -108,7 +144,7 @@ class TokenHead(ActionHead):
         to_logits: nn.Module,
         num_bins: int,
         temperature: float,
-        statistics: str | None = None,
+        statistics: Statistics = None,
     ) -> None:
         super().__init__(space, level, statistics)
         self.to_logits, self.num_bins, self.temperature = to_logits, num_bins, temperature
@@ -121,8 +157,8 @@ class TokenHead(ActionHead):
         size = self.num_slots * self.num_bins
         return gumbel_(torch.empty(*batch, size, device=self.center.device), generator)
 
-    def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        log_probs = self._log_probs(slots)
+    def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
+        log_probs = self._log_probs(features.slots)
         tokens = choose(log_probs, noise)
         unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
         return {
@@ -132,9 +168,9 @@ class TokenHead(ActionHead):
         }
 
     def log_prob_and_entropy(
-        self, slots: Tensor, fields: dict[str, Tensor]
+        self, features: Features, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        log_probs = self._log_probs(slots)
+        log_probs = self._log_probs(features.slots)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return self._log_prob_of(log_probs, fields["action_tokens"]), self.sum_by_part(entropy)
 
@@ -171,7 +207,7 @@ class GaussianHead(ActionHead):
         slot_size: int,
         log_std_init: float,
         temperature: float,
-        statistics: str | None = None,
+        statistics: Statistics = None,
     ) -> None:
         super().__init__(space, level, statistics)
         check_range("log_std_init", log_std_init, least=-5.0, most=2.0)
@@ -183,8 +219,8 @@ class GaussianHead(ActionHead):
     def fields(self) -> dict[str, FieldSpec]:
         return {"unit_action": ((self.num_slots,), torch.float32)}
 
-    def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        mean, log_std = self._distribution(slots)
+    def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
+        mean, log_std = self._distribution(features.slots)
         unit = mean if noise is None else torch.addcmul(mean, noise, log_std.exp())
         return {
             "action": self.to_action(unit),
@@ -193,9 +229,9 @@ class GaussianHead(ActionHead):
         }
 
     def log_prob_and_entropy(
-        self, slots: Tensor, fields: dict[str, Tensor]
+        self, features: Features, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._distribution(slots)
+        mean, log_std = self._distribution(features.slots)
         entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(mean)
         return self._log_prob_of(mean, log_std, fields["unit_action"]), self.sum_by_part(entropy)
 
@@ -211,27 +247,31 @@ class GaussianHead(ActionHead):
         return self.sum_by_part(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI)
 
 
-def action_bounds(space: gymnasium.spaces.Box, path: str | None) -> tuple[Tensor, Tensor]:
+def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[Tensor, Tensor]:
     """Return the values of -1 and of 1 for each number of a chunk, two tensors [L].
 
     Args:
-        space: of one chunk, [K, *A]; its bounds are used without a file.
-        path: JSON file with `q01` and `q99` (or `min` and `max`) of the model's training actions,
-            at the top, under `action`, or under a dataset's name.
+        space: of one chunk, [K, *A]; its bounds are used without statistics.
+        statistics: the values of -1 and of 1 for one action, [*A] each; or a JSON file with `q01`
+            and `q99` (or `min` and `max`) of the model's training actions, at the top, under
+            `action`, or under a dataset's name.
 
     Raises:
         ConfigurationError: for infinite bounds, and a missing file or one for other actions.
     """
     low, high = (torch.as_tensor(bound).float() for bound in (space.low, space.high))
-    if path is not None:
-        size = math.prod(space.shape[1:])
+    given: Sequence[Any] = statistics if isinstance(statistics, tuple) else ()
+    if isinstance(statistics, str):
+        given = _read_statistics(statistics, math.prod(space.shape[1:]))
+    if given:
         low, high = (
-            torch.tensor(bound).view(space.shape[1:]).expand(space.shape)
-            for bound in _read_statistics(path, size)
+            torch.as_tensor(bound).float().view(space.shape[1:]).expand(space.shape)
+            for bound in given
         )
+    origin = statistics if isinstance(statistics, str) else "the action space"
     require(
         bool((low.isfinite() & high.isfinite() & (low < high)).all()),
-        f"A VLA's actions need finite bounds, low < high; {path or 'the action space'} has "
+        f"A VLA's actions need finite bounds, low < high; {origin} has "
         f"{low.flatten().tolist()} and {high.flatten().tolist()}. Give the task's action term a "
         "clip, wrap the env, or give action_statistics.",
     )

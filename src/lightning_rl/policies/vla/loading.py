@@ -5,7 +5,8 @@ All kinds but `class` need the extra `vla`. Nothing is downloaded by default.
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -26,6 +27,7 @@ from lightning_rl.policies.weights import (
     one_message,
     quiet,
 )
+from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, read_json
 
@@ -54,6 +56,7 @@ def load_vla_model(
     freeze: Sequence[str] = (),
     gradient_checkpointing: bool = False,
     allow_download: bool = False,
+    meta: bool = False,
 ) -> nn.Module:
     """Make a model.
 
@@ -72,6 +75,8 @@ def load_vla_model(
         freeze: patterns of parameter names that are not trained, such as `*vision*`.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         allow_download: let `path` be a model on a hub. Checkpoints cannot set it.
+        meta: only the first process reads weights; the others create the model on the device
+            `meta`, without memory, and `trainer.strategy: fsdp` gives them their shards.
 
     Raises:
         ConfigurationError: for a missing, unsafe or different file, a pattern without a match, or
@@ -80,19 +85,30 @@ def load_vla_model(
     path = path and str(expanded(path))
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
     require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")
-    if kind == "class":
-        model = _from_class(model_class, model_config or {}, path, trust_code, strict)
-        model = model.to(DTYPES[dtype])
-    elif kind == "hf":
-        model = _from_directory(path, DTYPES[dtype], trust_code, strict, allow_download)
-    else:
-        require(kind == "hf_config", f"kind must be class, hf or hf_config, got '{kind}'.")
-        model = _from_config(path, config, DTYPES[dtype])
-    if gradient_checkpointing:
-        _recompute_activations(model)
-    model = _with_adapter(model, lora, adapter, strict)
+    with away_from_first(meta) as away:
+        if kind == "class":
+            weights = None if away else path
+            model = _from_class(model_class, model_config or {}, weights, trust_code, strict)
+            model = model.to(DTYPES[dtype])
+        elif kind == "hf" and not away:
+            model = _from_directory(path, DTYPES[dtype], trust_code, strict, allow_download)
+        else:
+            kinds = ("hf", "hf_config")
+            require(kind in kinds, f"kind must be class, hf or hf_config, got '{kind}'.")
+            model = _from_config(path, config, DTYPES[dtype])
+        if gradient_checkpointing:
+            _recompute_activations(model)
+        model = _with_adapter(model, lora, adapter, strict)
     freeze_matching(model, freeze)
     return model
+
+
+@contextmanager
+def away_from_first(meta: bool) -> Iterator[bool]:
+    """With `meta`, create tensors on `meta` if this is not the first process; yield whether so."""
+    away = meta and not ranks.is_first_process()
+    with torch.device("meta") if away else nullcontext():
+        yield away
 
 
 def _with_adapter(

@@ -1,6 +1,7 @@
 """Act on pictures and an instruction, one chunk of actions at a time."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -12,29 +13,20 @@ from torch import Tensor, nn
 from lightning_rl.policies.base import Policy, noise_for
 from lightning_rl.policies.precision import in_float32
 from lightning_rl.policies.vla.backbone import Backbone, Features
+from lightning_rl.policies.vla.flow import FlowHead, FlowSettings, SlotExpert
 from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
 from lightning_rl.policies.vla.tiny import TinyVLA
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import check_range, require
 
 
-class VLAPolicy(Policy):
-    """A backbone with an action head and a value head.
-
-    Observations are a Dict with `rgb` and optional `depth`, `language` (tokens), `proprio` and
-    `condition` (see `Backbone.forward`). Actions are chunks [K, *A] with finite bounds (see
-    `ActionChunk`). For models with their own way of acting use `CustomVLA` or a `Policy`.
+class ChunkPolicy(Policy):
+    """A backbone with an action head and a value head; base class of `VLAPolicy`.
 
     Args:
         observation_space, action_space: of one env.
-        backbone: default: `TinyVLA`.
-        head: `token`, n bins per number of the chunk, or `gaussian`.
-        log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
-            ratio leaves the clip range soonest.
-        num_bins: n of the token head.
-        temperature: of tokens, or a factor of the Gaussian deviation; acting and training.
-        log_std_init: of the Gaussian head, in units of the action bounds.
-        action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
+        backbone: turns observations into features.
+        make_head: makes the head for the space of a chunk [K, *A], after `backbone.build`.
         value_hidden_size: units of the value head.
         value_lr_scale: learning rate of the value head, relative to the others.
         detach_value: block the value's gradient to the backbone.
@@ -47,28 +39,21 @@ class VLAPolicy(Policy):
 
     training_settings = ("value_lr_scale", "detach_value")
 
+    @abstractmethod  # configs name subclasses
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
-        backbone: Backbone | None = None,
-        head: Literal["token", "gaussian"] = "token",
-        log_prob_level: Level = "token",
-        num_bins: int = 21,
-        temperature: float = 1.0,
-        log_std_init: float = -1.0,
-        action_statistics: str | None = None,
+        backbone: Backbone,
+        make_head: Callable[[gymnasium.spaces.Box], ActionHead],
         value_hidden_size: int = 64,
         value_lr_scale: float = 1.0,
         detach_value: bool = True,
         micro_batch_size: int | None = None,
         ignore_keys: Sequence[str] = (),
     ) -> None:
-        observation = example(observation_space)
-        backbone = TinyVLA() if backbone is None else backbone
+        observation = example(observation_space, backbone.needs_pictures)
         super().__init__(observation_space, action_space, backbone.reads, ignore_keys)
-        check_range("num_bins", num_bins, least=2)
-        check_range("temperature", temperature, above=0)
         check_range("value_hidden_size", value_hidden_size, least=1)
         check_range("value_lr_scale", value_lr_scale, above=0)
         check_range("micro_batch_size", micro_batch_size, least=1)
@@ -76,30 +61,20 @@ class VLAPolicy(Policy):
         _check_tokens(self.acting_space, backbone)
         self.backbone = backbone
         self.backbone.build(observation.exclude(*ignore_keys), int(np.prod(space.shape)))
-        self.head: ActionHead
-        if head == "token":
-            own = self.backbone.token_head(num_bins)
-            to_logits = nn.Linear(self.backbone.slot_size, num_bins) if own is None else own
-            self.head = TokenHead(
-                space, log_prob_level, to_logits, num_bins, temperature, action_statistics
-            )
-        else:
-            self.head = GaussianHead(
-                space,
-                log_prob_level,
-                self.backbone.slot_size,
-                log_std_init,
-                temperature,
-                action_statistics,
-            )
+        self.head = make_head(space)
         self.value_head = nn.Sequential(
             nn.Linear(self.backbone.summary_size, value_hidden_size),
             nn.ReLU(),
             nn.Linear(value_hidden_size, 1),
         )
-        self.joint_ratio = log_prob_level == "chunk"
+        self.joint_ratio = self.head.joint_ratio
+        self.has_entropy = self.head.has_entropy
         self.value_lr_scale, self.detach_value = value_lr_scale, detach_value
         self.micro_batch_size = micro_batch_size
+
+    @property
+    def blocks(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
+        return tuple(f"backbone.{pattern}" for pattern in self.backbone.blocks)
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -109,10 +84,10 @@ class VLAPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        slots = self.features(td).slots
-        with in_float32(slots):
+        features = self.features(td)
+        with in_float32(features.slots):
             noise = noise_for(self, td, deterministic, generator)
-            sample = self.head.sample(slots.float(), noise)
+            sample = self.head.sample(features, noise)
         for key, value in sample.items():
             td.set(key, value, inplace=True)
         return td
@@ -127,16 +102,44 @@ class VLAPolicy(Policy):
         features = self.features(td)
         fields = {key: td.get(key) for key in self.head.fields}
         with in_float32(features.slots):
-            log_prob, entropy = self.head.log_prob_and_entropy(features.slots.float(), fields)
+            log_prob, entropy = self.head.log_prob_and_entropy(features, fields)
         result = {"sample_log_prob": log_prob, "entropy": entropy, "value": self._value(features)}
         return TensorDict(result, td.batch_size)
 
+    def draw_clone_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.head.draw_clone_noise(batch, generator)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        features = self.features(td)
+        with in_float32(features.slots):
+            noise = td.get("clone_noise", None)
+            loss, entropy = self.head.clone_loss(features, td["action"], noise)
+        return TensorDict({"clone_loss": loss, "entropy": entropy}, td.batch_size)
+
     def features(self, td: TensorDict) -> Features:
-        """Return the backbone's features of the observations [B] in `td`."""
+        """Return the backbone's features of the observations [B] in `td`, slots in float32."""
         observation = td.get("observation")
         if self.ignore_keys:
             observation = observation.exclude(*self.ignore_keys)
-        return self.backbone(observation)  # type: ignore[no-any-return]  # nn.Module
+        features: Features = self.backbone(observation)
+        return features._replace(slots=features.slots.float())
+
+    @property
+    def noise_size(self) -> int:
+        """S, numbers of the initial noise of a flow; 0 for other heads."""
+        return self.head.noise_size
+
+    @property
+    def summary_size(self) -> int:
+        """E, numbers of the features' summary."""
+        return self.backbone.summary_size
+
+    def decode(self, features: Features, noise: Tensor) -> Tensor:
+        """Return the actions [B, K, *A] of a flow for initial noise [B, S]."""
+        with in_float32(noise):
+            return cast(FlowHead, self.head).act(features, noise)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         value = list(self.value_head.parameters())
@@ -154,6 +157,84 @@ class VLAPolicy(Policy):
         with in_float32(summary):
             value = self.value_head(summary.detach() if self.detach_value else summary)
         return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
+
+
+class VLAPolicy(ChunkPolicy):
+    """A backbone with an action head and a value head.
+
+    Observations are a Dict with `rgb` and optional `depth`, `language` (tokens), `proprio` and
+    `condition` (see `Backbone.forward`). Actions are chunks [K, *A] with finite bounds (see
+    `ActionChunk`). For models with their own way of acting use `CustomVLA` or a `Policy`.
+
+    Args:
+        observation_space, action_space: of one env.
+        backbone: default: `TinyVLA`.
+        head: `token`, n bins per number of the chunk; `gaussian`; or `flow`, see `FlowHead`.
+        log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
+            ratio leaves the clip range soonest.
+        num_bins: n of the token head.
+        temperature: of tokens, or a factor of the Gaussian deviation; acting and training.
+        log_std_init: of the Gaussian head, in units of the action bounds.
+        flow: of the flow head. Default: those of `FlowSettings`.
+        action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
+        kwargs: see `ChunkPolicy`.
+
+    Raises:
+        ConfigurationError: for a number out of range, or unsupported spaces or keys.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        backbone: Backbone | None = None,
+        head: Literal["token", "gaussian", "flow"] = "token",
+        log_prob_level: Level = "token",
+        num_bins: int = 21,
+        temperature: float = 1.0,
+        log_std_init: float = -1.0,
+        flow: FlowSettings | None = None,
+        action_statistics: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_range("num_bins", num_bins, least=2)
+        check_range("temperature", temperature, above=0)
+        require(
+            head == "flow" or flow is None,
+            f"flow is of the flow head, and head is {head}: set head: flow, or leave it out.",
+        )
+        require(
+            head != "flow" or temperature == 1,
+            f"temperature={temperature:g} is of tokens and Gaussians, and head is flow: set "
+            "flow.noise_level, or leave it out.",
+        )
+        body = TinyVLA() if backbone is None else backbone
+
+        def make_head(space: gymnasium.spaces.Box) -> ActionHead:
+            if head == "token":
+                own = body.token_head(num_bins)
+                to_logits = nn.Linear(body.slot_size, num_bins) if own is None else own
+                return TokenHead(
+                    space, log_prob_level, to_logits, num_bins, temperature, action_statistics
+                )
+            if head == "gaussian":
+                return GaussianHead(
+                    space,
+                    log_prob_level,
+                    body.slot_size,
+                    log_std_init,
+                    temperature,
+                    action_statistics,
+                )
+            settings = FlowSettings() if flow is None else flow
+            expert = body.velocity_expert(space)
+            if expert is None:
+                expert = SlotExpert(space, body.slot_size, settings.hidden_sizes)
+            return FlowHead(
+                space, log_prob_level, expert, body.summary_size, settings, action_statistics
+            )
+
+        super().__init__(observation_space, action_space, body, make_head, **kwargs)
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
@@ -185,18 +266,20 @@ def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
     return space
 
 
-def example(space: gymnasium.Space[Any]) -> TensorDict:
+def example(space: gymnasium.Space[Any], needs_pictures: bool = True) -> TensorDict:
     """Return an observation [1] of zeros, if a VLA can read the space.
+
+    `needs_pictures`: see `Backbone`.
 
     Raises:
         ConfigurationError: otherwise.
     """
     required = "a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, 3]"
+    seen = space.spaces.get("rgb") if isinstance(space, gymnasium.spaces.Dict) else None
+    is_picture = seen is not None and seen.dtype == np.uint8 and len(seen.shape or ()) in (3, 4)
     require(
         isinstance(space, gymnasium.spaces.Dict)
-        and "rgb" in space.keys()
-        and space["rgb"].dtype == np.uint8
-        and len(space["rgb"].shape or ()) in (3, 4),
+        and (is_picture or (seen is None and not needs_pictures)),
         f"A VLA's observations are {required}, and depth, language and proprio; this is {space}. "
         "Give the env the wrapper VLAObservation (data.env.wrappers), or another policy.",
     )

@@ -1,9 +1,12 @@
-"""Define a backbone with 100,000 parameters, for toy tasks on a CPU."""
+"""Define small backbones: of pictures, with 100,000 parameters, and of numbers alone."""
+
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.vla.backbone import Backbone, Features, refuse_unknown_tokens
 from lightning_rl.system.errors import require
 
@@ -33,6 +36,7 @@ class TinyVLA(Backbone):
     """
 
     reads = (*Backbone.reads, "condition")
+    blocks = ("convolution", "trunk", "to_slots")
     vocabulary: int
 
     def __init__(
@@ -100,6 +104,43 @@ class TinyVLA(Backbone):
         except IndexError:
             refuse_unknown_tokens(tokens, self.vocabulary)
             raise
+
+
+class PerceptronBackbone(Backbone):
+    """A perceptron on `proprio` and `condition`, for observations without pictures.
+
+    Args:
+        hidden_sizes: units of the hidden layers; the last ones are the summary.
+        slot_size: D.
+
+    Raises:
+        ConfigurationError: for a size below 1.
+    """
+
+    reads = NUMBERS
+    needs_pictures = False
+
+    def __init__(self, hidden_sizes: Sequence[int] = (64, 64), slot_size: int = 8) -> None:
+        super().__init__()
+        require(
+            min(*hidden_sizes, slot_size) >= 1 and len(hidden_sizes) > 0,
+            f"Sizes must be at least 1, and there must be a hidden layer, got "
+            f"hidden_sizes={list(hidden_sizes)}, slot_size={slot_size}.",
+        )
+        self.hidden_sizes = tuple(hidden_sizes)
+        self.slot_size, self.summary_size = slot_size, hidden_sizes[-1]
+
+    def build(self, observation: TensorDict, num_slots: int) -> None:
+        self.numbers = [key for key in NUMBERS if key in observation.keys()]
+        size = sum(observation[key].shape[-1] for key in self.numbers)
+        *hidden, last = self.hidden_sizes
+        self.trunk = nn.Sequential(mlp(size, hidden, last, initialization="fan_in"), nn.Tanh())
+        self.to_slots = nn.Linear(last, num_slots * self.slot_size)
+
+    def forward(self, observation: TensorDict) -> Features:
+        summary = self.trunk(torch.cat([observation[key].float() for key in self.numbers], 1))
+        slots = self.to_slots(summary).unflatten(1, (-1, self.slot_size))
+        return Features(slots, summary)
 
 
 def soft_argmax(maps: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_
 from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
+from lightning_rl.system.fsdp import load_whole
 from lightning_rl.system.runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import algorithm_of
 
@@ -220,7 +221,7 @@ class WarmStart(Callback):
         for told in (fresh, note):
             if told is not None:
                 rank_zero_info(told)
-        module.policy.load_state_dict(weights)
+        load_whole(module.policy, weights)
         if isinstance(module, OffPolicyAlgorithm):
             module.warm_start_from_policy()
         reference = getattr(pl_module, "reference", None)

@@ -9,6 +9,7 @@ from lightning_rl.optim.update import CPU_MICRO_BATCH
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import final_storage, flat_transitions
+from lightning_rl.system.fsdp import local
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 WORTH_SAYING = 64 * 2**20
@@ -32,10 +33,13 @@ class MemoryEstimate(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: TensorDict, batch_idx: int
     ) -> None:
-        if self._done or not trainer.is_global_zero:
+        sharded = algorithm_of(pl_module).policy.sharding is not None
+        if self._done or not (trainer.is_global_zero or sharded):
             return
         self._done = True
-        parts = memory_parts(trainer, pl_module, batch)
+        parts = memory_parts(trainer, pl_module, batch)  # of a sharded policy by all ranks
+        if not trainer.is_global_zero:
+            return
         total, bar = sum(parts.values()), trainer.progress_bar_callback
         if total >= WORTH_SAYING and bar is not None:
             listed = ", ".join(f"{name} {_text(size)}" for name, size in parts.items() if size)
@@ -45,7 +49,7 @@ class MemoryEstimate(Callback):
 def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict) -> dict[str, int]:
     """Return the bytes that training keeps, by part, estimated from the first rollout [N, T+1]."""
     algorithm, collector = algorithm_of(module), data_of(trainer).collector
-    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    trained = sum(local(p).nbytes for p in module.parameters() if p.requires_grad)
     assert collector is not None
     averages = 2 if isinstance(trainer.optimizers[0], torch.optim.Adam | torch.optim.AdamW) else 0
     policy = algorithm.policy
@@ -56,7 +60,7 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
         each = activation_bytes(policy, rollout)
     except Exception:  # an estimate must not end a run; the update raises its own errors
         each = 0
-    weights = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+    weights = sum(local(t).nbytes for t in (*module.parameters(), *module.buffers()))
     return {
         "weights": weights + (2 * trained if collector.in_background else 0),  # acting, published
         "gradients": trained,
@@ -72,7 +76,8 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     policy.put_in_eval_mode()  # as in the update: dropout would use torch's generator
     keys = sorted({"observation", "action", *policy.extra_fields})
     samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not views of the rollout
-    own = {t.untyped_storage().data_ptr() for t in (*policy.parameters(), *policy.buffers())}
+    tensors = map(local, (*policy.parameters(), *policy.buffers()))
+    own = {t.untyped_storage().data_ptr() for t in tensors}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -1,0 +1,271 @@
+"""Turn a policy's action into targets of drives."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import ClassVar, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.managers.term import function_of
+from lightning_rl.envs.managers.view import EnvView
+from lightning_rl.system.construction import Constructed
+from lightning_rl.system.errors import closest, require
+
+Kind = Literal["position", "velocity", "force"]
+"""Kind of an action's target: position (m), velocity (m/s) or force (N)."""
+
+
+class ActionTerm(ABC, Constructed):
+    """Turn a policy's action into the targets of drives.
+
+    Args:
+        scale: the target per unit of action: m or rad, m/s or rad/s, N or N m; one number, or one
+            for each number of the action.
+        clip: actions are clamped to ±clip before scaling, and the action space has these bounds;
+            None: unbounded.
+        drives: names of the driven joints or actuators, or patterns such as `leg_*`. Default: all.
+
+    Attributes:
+        kind: kind of the target.
+
+    Raises:
+        ConfigurationError: `scale` or `clip` is not above 0.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        scale: float | list[float] = 1.0,
+        clip: float | None = None,
+        drives: list[str] | None = None,
+    ) -> None:
+        name = type(self).__name__
+        scales = scale if isinstance(scale, list) else [scale]
+        require(bool(scales) and min(scales) > 0, f"{name}: scale must be above 0, got {scale}.")
+        require(clip is None or clip > 0, f"{name}: clip must be above 0 or null, got {clip}.")
+        self.scale: float | list[float] = scale if isinstance(scale, list) else float(scale)
+        self.clip = clip
+        self.drives = drives
+
+    def size(self, drives: int) -> int:
+        """Return the number of an action's numbers for a number of drives."""
+        return drives
+
+    def space(self, size: int) -> gymnasium.spaces.Box:
+        """Return the space of actions [size].
+
+        Raises:
+            ConfigurationError: as many scales as that were not given.
+        """
+        bound = np.inf if self.clip is None else self.clip
+        require(
+            isinstance(self.scale, float) or len(self.scale) == size,
+            f"{type(self).__name__}: scale must be one number or {size}, got {self.scale}.",
+        )
+        return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
+
+    def bounded(self, action: Tensor) -> Tensor:
+        """Return a clamped float32 copy of actions [...] of any shape.
+
+        Without bounds it is a copy, too: the caller may overwrite its action.
+        """
+        action = action.to(torch.float32, copy=True)
+        return action if self.clip is None else action.clamp_(-self.clip, self.clip)
+
+    def scaled(self, action: Tensor) -> Tensor:
+        """Return `scale * action` [N, A]."""
+        if isinstance(self.scale, float):
+            return action * self.scale
+        return action * torch.tensor(self.scale, device=action.device)
+
+    @abstractmethod
+    def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
+        """Return the targets [N, d] of bounded actions [N, A] at the joint positions [N, d]."""
+
+
+class DeltaPosition(ActionTerm):
+    """Move by `scale * action` from the current position; see `ActionTerm`."""
+
+    kind: ClassVar[Kind] = "position"
+
+    def __init__(
+        self,
+        scale: float | list[float] = 0.1,
+        clip: float | None = None,
+        drives: list[str] | None = None,
+    ) -> None:
+        super().__init__(scale, clip, drives)
+
+    def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
+        return position + self.scaled(action)
+
+
+class Position(ActionTerm):
+    """Go to the position `scale * action`; see `ActionTerm`."""
+
+    kind: ClassVar[Kind] = "position"
+
+    def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
+        return self.scaled(action)
+
+
+class Velocity(Position):
+    """Move with the velocity `scale * action`."""
+
+    kind: ClassVar[Kind] = "velocity"
+
+
+class Force(Position):
+    """Push with the force `scale * action`."""
+
+    kind: ClassVar[Kind] = "force"
+
+
+class EndEffectorPose(ActionTerm):
+    """Move the end effector by `scale * action`, by an inverse kinematics of the user.
+
+    Args:
+        inverse_kinematics: a function, in YAML its import path: `(env, change) -> positions`, with
+            the view of the env, the change of the pose [N, size], and the joints' target positions
+            [N, d].
+        size: numbers of a change: 3 for a position, 6 with a rotation vector.
+        scale: m or rad per unit of action.
+        clip, drives: see `ActionTerm`.
+
+    Raises:
+        ConfigurationError: the import path leads to no function.
+    """
+
+    kind: ClassVar[Kind] = "position"
+
+    def __init__(
+        self,
+        inverse_kinematics: str | Callable[..., Tensor],
+        size: int = 3,
+        scale: float | list[float] = 0.05,
+        clip: float | None = None,
+        drives: list[str] | None = None,
+    ) -> None:
+        super().__init__(scale, clip, drives)
+        self._size = size
+        self._inverse = function_of(inverse_kinematics, "EndEffectorPose: inverse_kinematics")
+
+    def size(self, drives: int) -> int:
+        return self._size
+
+    def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
+        target: Tensor = self._inverse(env, self.scaled(action))
+        require(
+            target.shape == position.shape,
+            f"EndEffectorPose: inverse_kinematics returned {list(target.shape)}, and "
+            f"{list(position.shape)} joint positions are driven.",
+        )
+        return target
+
+
+class Drive(NamedTuple):
+    """Targets [N, d] of one kind, for the drives with these indices [d]."""
+
+    kind: Kind
+    columns: list[int]
+    target: Tensor
+
+
+class Actions:
+    """Several action terms side by side: each has a part of the action and its own drives.
+
+    Args:
+        terms: action terms by name, in the order of their parts.
+        drives: names of all drives.
+        owner: name of the env, for messages.
+
+    Attributes:
+        space: space of actions [A].
+
+    Raises:
+        ConfigurationError: a name that fits no drive, or a drive of two terms.
+    """
+
+    def __init__(self, terms: Mapping[str, ActionTerm], drives: Sequence[str], owner: str) -> None:
+        require(bool(terms), f"{owner} has no actions: name at least one term.")
+        self.terms = dict(terms)
+        self.columns = {
+            name: _columns(term, drives, f"{owner}: the action '{name}'")
+            for name, term in terms.items()
+        }
+        taken: dict[int, str] = {}
+        for name, columns in self.columns.items():
+            for column in columns:
+                require(
+                    column not in taken,
+                    f"{owner}: the actions '{taken.get(column)}' and '{name}' both drive "
+                    f"{drives[column]}: name the drives of each (drives: [...]).",
+                )
+                taken[column] = name
+        self._sizes = [term.size(len(self.columns[name])) for name, term in terms.items()]
+        spaces = [term.space(size) for term, size in zip(terms.values(), self._sizes, strict=True)]
+        low, high = (
+            np.concatenate([getattr(one, side) for one in spaces]) for side in ("low", "high")
+        )
+        self.space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+    def targets(self, env: EnvView, action: Tensor, position: Tensor) -> list[Drive]:
+        """Return the targets of actions [N, A] at the positions [N, D] of all drives."""
+        parts = zip(self.terms.items(), action.split(self._sizes, 1), strict=True)
+        return [
+            Drive(
+                term.kind,
+                self.columns[name],
+                term.target(term.bounded(part), position[:, self.columns[name]], env),
+            )
+            for (name, term), part in parts
+        ]
+
+
+def _columns(term: ActionTerm, drives: Sequence[str], label: str) -> list[int]:
+    if term.drives is None:
+        return list(range(len(drives)))
+    columns: list[int] = []
+    for pattern in term.drives:
+        found = [i for i, name in enumerate(drives) if fnmatchcase(name, pattern)]
+        require(
+            bool(found),
+            f"{label} names the drive '{pattern}', which is none of {', '.join(drives)}"
+            f"{closest(pattern, drives)}.",
+        )
+        columns += [i for i in found if i not in columns]
+    return columns
+
+
+def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
+    """Refuse an action term that a task does not support.
+
+    Raises:
+        ConfigurationError: names the supported terms, or the drives, which a task has no names for.
+    """
+    require_all_drives(term, task)
+    kinds = list(allowed)
+    names = [c.__name__ for c in (DeltaPosition, Position, Velocity, Force) if c.kind in kinds]
+    require(
+        term.kind in kinds,
+        f"{task} cannot be driven by {type(term).__name__} (a {term.kind} target); allowed: "
+        f"{', '.join(names)}.",
+    )
+
+
+def require_all_drives(term: ActionTerm, owner: str) -> None:
+    """Refuse an action term that names drives, where they have no names.
+
+    Raises:
+        ConfigurationError: names the drives.
+    """
+    require(
+        term.drives is None,
+        f"{owner} has no names for its drives: leave out drives: {term.drives} of "
+        f"{type(term).__name__}, which drives all.",
+    )

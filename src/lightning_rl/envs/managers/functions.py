@@ -1,0 +1,137 @@
+"""Terms that configs name without an import path."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.managers.view import EnvView, names_of
+from lightning_rl.system.errors import ConfigurationError, closest
+
+
+def is_success(env: EnvView) -> Tensor:
+    """Return 1 at a success, [M]."""
+    return env.success.float()
+
+
+def is_failure(env: EnvView) -> Tensor:
+    """Return 1 at a failure, [M]."""
+    return env.fail.float()
+
+
+def is_terminated(env: EnvView) -> Tensor:
+    """Return 1 if the episode ends and is not cut, [M]."""
+    return env.terminated.float()
+
+
+def one(env: EnvView) -> Tensor:
+    """Return 1 for every step, [M]."""
+    return torch.ones(env.num_envs, device=env.device)
+
+
+def action_size(env: EnvView) -> Tensor:
+    """Return the sum of the squared numbers of the action, [M]."""
+    return env.action.square().sum(1)
+
+
+def entry(env: EnvView, name: str) -> Tensor:
+    """Return an entry of the state, [M, ...]."""
+    return _entry(env, name)
+
+
+def measured(env: EnvView, name: str) -> Tensor:
+    """Return a quantity of the task, [M, ...]; see `ManagedEnv.measure`.
+
+    Raises:
+        ConfigurationError: the task has no such quantity.
+    """
+    if name not in env.measured:
+        raise ConfigurationError(
+            f"{type(env.env).__name__} measures no '{name}'; it measures "
+            f"{', '.join(env.measured) or 'nothing'}{closest(name, env.measured)}."
+        )
+    return env.measured[name]
+
+
+def own(env: EnvView) -> Tensor:
+    """Return the task's own observation, [M, ...]."""
+    observation: Tensor = env.env.observe(env.state)
+    return observation
+
+
+def out_of_range(
+    env: EnvView, name: str, low: float = -torch.inf, high: float = torch.inf
+) -> Tensor:
+    """Return whether a number of an entry of the state lies outside [low, high], [M] bool."""
+    value = _entry(env, name).reshape(env.num_envs, -1)
+    return ((value < low) | (value > high)).any(1)
+
+
+def randomize(
+    env: EnvView,
+    name: str,
+    low: float | list[float],
+    high: float | list[float],
+    operation: Literal["set", "add", "scale"] = "set",
+    shared: bool = False,
+) -> dict[str, Tensor]:
+    """Set, shift or scale an entry of the state or a physical parameter by uniform numbers.
+
+    Args:
+        env: the view.
+        name: name of the entry or of the parameter.
+        low: least number, for all of an entry's numbers or for each.
+        high: greatest number.
+        operation: what happens with a number.
+        shared: use one random number for all numbers of an entry.
+    """
+    nominal = env.env.parameters().get(name)
+    # Of the nominal value of a parameter, if there is one: repeated events do not add up.
+    value = _entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
+    flat = value.reshape(env.num_envs, -1)
+    least, most = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
+    drawn = least + env.uniform(1 if shared else flat.shape[1]) * (most - least)
+    if operation == "add":
+        drawn = flat + drawn
+    elif operation == "scale":
+        drawn = flat * drawn
+    return {name: drawn.expand_as(flat).reshape(value.shape).to(value.dtype)}
+
+
+def by_success(
+    env: EnvView,
+    level: Tensor,
+    up: float = 0.1,
+    down: float = 0.1,
+    least: float = 0.0,
+    most: float = 1.0,
+) -> Tensor:
+    """Raise the level [M] after a success, and lower it otherwise; return the next one, [M]."""
+    return torch.where(env.success, level + up, level - down).clamp(least, most)
+
+
+def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
+    """Raise the level [M] from 0 to `most` within a number of steps; return the next one, [M]."""
+    return (level + env.elapsed * (most / steps)).clamp(max=most)
+
+
+def _entry(env: EnvView, name: str) -> Tensor:
+    if name not in env.state.keys():
+        names = [key for key in names_of(env.state) if "/" not in key]
+        names += list(env.env.parameters())
+        raise ConfigurationError(
+            f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
+            f"{closest(name, names)}."
+        )
+    value: Tensor = env.state[name]
+    return value
+
+
+SHIPPED = tuple(
+    function.__name__
+    for function in (
+        *(action_size, by_success, entry, is_failure, is_success, is_terminated, measured, one),
+        *(out_of_range, over_steps, own, randomize),
+    )
+)
+"""Names of the terms."""

@@ -1,0 +1,142 @@
+"""Judge a step by terms: rewards, terminations and metrics."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.managers.term import BoundTerm, Ends, Metric, Reward, Termination
+from lightning_rl.envs.managers.view import EnvView
+from lightning_rl.system.errors import EnvFaultError, require
+
+OUTCOMES: dict[Ends, tuple[str, ...]] = {
+    "terminated": ("terminated",),
+    "success": ("success", "terminated"),
+    "fail": ("fail", "terminated"),
+    "truncated": ("truncated",),
+    "nothing": ("success",),
+}
+"""The flags of a step that a termination term sets."""
+
+
+class Rewards:
+    """Weighted sum of named reward terms.
+
+    Args:
+        terms: terms by name; one with weight 0 is neither computed nor reported.
+        owner: name of the env, for messages.
+
+    Attributes:
+        weights: weights by term.
+
+    Raises:
+        ConfigurationError: a weight that is not finite, or see `BoundTerm`.
+    """
+
+    def __init__(self, terms: Mapping[str, Reward], owner: str) -> None:
+        self.terms: list[tuple[str, float, str | None, BoundTerm]] = []
+        self.weights: dict[str, float] = {}
+        for name, term in terms.items():
+            weight = 1.0 if term.weight is None else float(term.weight)
+            require(
+                bool(np.isfinite(weight)),
+                f"{owner}: the weight of '{name}' must be finite, got {weight}.",
+            )
+            self.weights[name] = weight
+            if weight != 0.0:
+                bound = BoundTerm(term, "rewards", name, owner)
+                self.terms.append((name, weight, term.level, bound))
+
+    def total(self, env: EnvView) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the reward [N], and the weighted value of each term, {name: [N]}."""
+        values: dict[str, Tensor] = {}
+        total = None
+        for name, weight, level, term in self.terms:
+            value = checked(term, term(env), env) * weight
+            if level is not None:
+                value = value * env.level(level)
+            values[name] = value
+            total = value if total is None else total + value
+        if total is None:
+            total = torch.zeros(env.num_envs, device=env.device)
+        return total, values
+
+
+class Terminations:
+    """Ends of episodes by named terms.
+
+    Args:
+        terms: terms by name.
+        owner: name of the env, for messages.
+
+    Raises:
+        ConfigurationError: see `BoundTerm`.
+    """
+
+    def __init__(self, terms: Mapping[str, Termination], owner: str) -> None:
+        self.terms = {
+            name: (
+                OUTCOMES[term.ends or "terminated"],
+                BoundTerm(term, "terminations", name, owner),
+            )
+            for name, term in terms.items()
+        }
+
+    def parameter(self, name: str, parameter: str, otherwise: float) -> float:
+        """Return a number that a term has as a parameter, such as the radius of a goal."""
+        if name not in self.terms:
+            return otherwise
+        return float(self.terms[name][1].settings.params.get(parameter, otherwise))
+
+    def judge(self, env: EnvView) -> dict[str, Any]:
+        """Set the outcome of a step in the view, and return what `TorchEnv` reads of it."""
+        found: dict[str, Tensor] = {}
+        for outcomes, term in self.terms.values():
+            flags = checked(term, term(env), env, torch.bool)
+            for key in outcomes:
+                found[key] = found[key] | flags if key in found else flags
+        if "success" in found and "fail" in found:
+            found["success"] = found["success"] & ~found["fail"]
+        env.outcome = found
+        return {key: flags for key, flags in found.items() if key != "terminated"}
+
+
+class Metrics:
+    """Numbers that are reported at every step.
+
+    Args:
+        terms: terms by name.
+        owner: name of the env, for messages.
+
+    Raises:
+        ConfigurationError: see `BoundTerm`.
+    """
+
+    def __init__(self, terms: Mapping[str, Metric], owner: str) -> None:
+        self.terms = {name: BoundTerm(term, "metrics", name, owner) for name, term in terms.items()}
+
+    def values(self, env: EnvView) -> dict[str, Tensor]:
+        """Return the metrics of a step, {name: [N]}."""
+        return {name: checked(term, term(env), env) for name, term in self.terms.items()}
+
+
+def checked(term: BoundTerm, value: Any, env: EnvView, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the value of a term, if it is a tensor [N] of numbers or of `dtype`.
+
+    Raises:
+        EnvFaultError: names the term and what it returned.
+    """
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != (env.num_envs,)
+        or (value.dtype != dtype if dtype is not None else value.is_complex())
+    ):
+        given = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        wanted = "numbers" if dtype is None else str(dtype)
+        raise EnvFaultError(
+            f"{term.label} returned {given}: return a tensor [{env.num_envs}] of {wanted}, one per "
+            "env."
+        )
+    return value

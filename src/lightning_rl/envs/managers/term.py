@@ -1,0 +1,337 @@
+"""Name a term by its import path and parameters, and build it."""
+
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+
+from lightning_rl.envs.managers import functions
+from lightning_rl.envs.managers.view import EnvView
+from lightning_rl.system.construction import IMPORT_PATH
+from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
+
+Function = str | Callable[..., Any]
+"""A function `(env, **params)`, a class, or the import path of either."""
+
+
+@dataclass
+class Term:
+    """A named part of a task.
+
+    Attributes:
+        term: a function `(env, **params)`, or a class that is made with the parameters and called
+            with `(env)`; in YAML its import path, or the name of a term of this package. Default:
+            the task's own term of this name. A class with a memory has a method `start(env)`, which
+            returns a dict of tensors [M, ...], and is called with `(env, memory)` and returns its
+            value and its next memory.
+        params: parameters by name; those of the task's own term keep their defaults.
+    """
+
+    term: Function | None = field(default=None, metadata={IMPORT_PATH: True})
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Reward(Term):
+    """A reward term, which returns [M] float.
+
+    Attributes:
+        weight: factor; a term with weight 0 is neither computed nor reported. Default: 1, or the
+            task's.
+        level: name of a curriculum term, whose level is another factor.
+    """
+
+    weight: float | None = None
+    level: str | None = None
+
+
+Ends = Literal["terminated", "success", "fail", "truncated", "nothing"]
+"""How a step ends an episode: without a value after it, with success, as a failure, cut with a
+value after it, or not at all: a success that is only reported."""
+
+
+@dataclass
+class Termination(Term):
+    """A termination term, which returns [M] bool.
+
+    Attributes:
+        ends: how it ends the episode. Default: `terminated`, or the task's.
+    """
+
+    ends: Ends | None = None
+
+
+@dataclass
+class Metric(Term):
+    """A number [M] that is reported at every step."""
+
+
+@dataclass
+class Noise:
+    """Noise of an observation.
+
+    Attributes:
+        std: standard deviation of normal noise.
+        uniform: half width of uniform noise.
+        per_episode: draw it once per episode, as a bias; otherwise at every step.
+
+    Raises:
+        ConfigurationError: a number is negative, or both are set.
+    """
+
+    std: float = 0.0
+    uniform: float = 0.0
+    per_episode: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("noise.std", self.std, least=0)
+        check_range("noise.uniform", self.uniform, least=0)
+        require(not (self.std and self.uniform), "noise: set std or uniform, not both.")
+
+
+@dataclass
+class Observation(Term):
+    """A part of an observation group, which returns [M, ...].
+
+    Its numbers are delayed, get noise, are clipped and scaled, in this order, and are stacked.
+
+    Attributes:
+        noise: noise on the numbers.
+        clip: bounds of the numbers.
+        scale: factor of the numbers, after the bounds.
+        delay: least and most steps by which the values lag; drawn once per episode.
+        history: number of the last values that are observed together, oldest first. An episode
+            begins with copies of its first value.
+    """
+
+    noise: Noise | None = None
+    clip: tuple[float, float] | None = None
+    scale: float | None = None
+    delay: tuple[int, int] | None = None
+    history: int | None = None
+
+
+@dataclass
+class Event(Term):
+    """A change of the state, such as a push or other physical parameters.
+
+    The term returns the replaced entries of the state, {name: [M, ...]}, for all rows that it sees.
+
+    Attributes:
+        mode: `startup`: once per env; `reset`: at the start of every episode; `interval`: before a
+            step, at random times. Default: `reset`, or the task's.
+        every_s: least and most seconds from one firing to the next, for the mode `interval`.
+        at_reset: whether an interval event also fires at the start of every episode.
+    """
+
+    mode: Literal["startup", "reset", "interval"] | None = None
+    every_s: tuple[float, float] | None = None
+    at_reset: bool | None = None
+
+
+@dataclass
+class Curriculum(Term):
+    """The difficulty of each env: a number that stays when its episodes end.
+
+    At the end of an episode, the term `(env, level, **params)` returns the next level [M] float32.
+    Other terms read it by `env.level(name)`. It is reported as a metric.
+
+    Attributes:
+        start: first level. Default: 0, or the task's.
+    """
+
+    start: float | None = None
+
+
+_Kind = TypeVar("_Kind", bound=Term)
+
+
+def merged(
+    kind: type[_Kind],
+    defaults: Mapping[str, _Kind],
+    given: Mapping[str, Any] | None,
+    owner: str,
+    shorthand: str | None = None,
+) -> dict[str, _Kind]:
+    """Return the terms of a task, with the user's settings over the defaults.
+
+    Args:
+        kind: class of the terms.
+        defaults: the task's own terms.
+        given: terms or null, by name; a null removes a term. Only fields that are set count.
+        owner: name of the task, for messages.
+        shorthand: field that a plain number sets.
+
+    Raises:
+        ConfigurationError: a term without a function, and the task has none of this name.
+    """
+    label = kind.__name__.lower()
+    terms = dict(defaults)
+    for name, value in (given or {}).items():
+        if value is None and name in terms:
+            del terms[name]
+            continue
+        if shorthand is not None and isinstance(value, int | float):
+            number, value = float(value), kind()
+            setattr(value, shorthand, number)
+        own = terms.get(name)
+        require(
+            isinstance(value, kind) and (value.term is not None or own is not None),
+            f"{owner} has no {label} term '{name}'; allowed: {', '.join(defaults) or 'none'}, or a "
+            f"new one with `term`, its import path{closest(name, defaults)}.",
+        )
+        if own is not None and value.term is None:
+            params = {**own.params, **value.params}
+            given_fields = {
+                one.name: getattr(value, one.name)
+                for one in fields(value)
+                if one.name != "params" and getattr(value, one.name) is not None
+            }
+            value = replace(own, **given_fields, params=params)
+        terms[name] = value
+    return terms
+
+
+class BoundTerm:
+    """A term that is built and can be called.
+
+    Args:
+        settings: function and parameters.
+        kind: name of the manager, such as `rewards`.
+        name: name of the term.
+        owner: name of the env, for messages.
+        inputs: number of arguments before the parameters.
+
+    Attributes:
+        kind, name, settings: see the arguments.
+
+    Raises:
+        ConfigurationError: an import path that leads to no function, or another parameter.
+    """
+
+    def __init__(self, settings: Term, kind: str, name: str, owner: str, inputs: int = 1) -> None:
+        self.settings, self.kind, self.name = settings, kind, name
+        self.label = f"{owner}: the term '{name}' of {kind}"
+        self.prefix = f"{kind}/{name}/"
+        self.stream = zlib.crc32(self.prefix.encode())
+        function = function_of(settings.term, self.label)
+        self._check_parameters(function, settings.params, inputs)
+        self._memory: Callable[[EnvView], dict[str, Tensor]] | None = None
+        self._call: Callable[..., Any]
+        if isinstance(function, type):
+            self._call = function(**settings.params)
+            self._memory = getattr(self._call, "start", None)
+        else:
+            self._call = partial(function, **settings.params) if settings.params else function
+
+    def __call__(self, env: EnvView, *inputs: Any) -> Any:
+        """Return the value of the term."""
+        env.stream = self.stream
+        if self._memory is None:
+            return self._call(env, *inputs)
+        memory = self._memory(env) if env.at_reset else env.remembers(self.prefix)
+        value, memory = self._call(env, memory, *inputs)
+        self._remember(env, memory)
+        return value
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the term has a memory."""
+        return self._memory is not None
+
+    def start(self, env: EnvView) -> None:
+        """Add the first memory of new episodes to the view, if the term has one."""
+        if self._memory is not None:
+            env.stream = self.stream
+            self._remember(env, self._memory(env))
+
+    def _remember(self, env: EnvView, memory: Mapping[str, Tensor]) -> None:
+        for key, value in memory.items():
+            env.remembered[self.prefix + key] = value
+
+    def _check_parameters(self, function: Any, params: Mapping[str, Any], inputs: int) -> None:
+        where = f"{self.label} ({_name_of(function)})"
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return  # a builtin without a signature: its call raises the error
+        skipped = 0 if isinstance(function, type) else inputs
+        parameters = list(signature.parameters.values())[skipped:]
+        kinds = {one.kind for one in parameters}
+        named = [
+            one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        for name in params:
+            require(
+                name in named or inspect.Parameter.VAR_KEYWORD in kinds,
+                f"{where} has no parameter '{name}'; it takes {', '.join(named) or 'none'}"
+                f"{closest(name, named)}.",
+            )
+        missing = [
+            one.name
+            for one in parameters
+            if one.name in named and one.default is one.empty and one.name not in params
+        ]
+        require(not missing, f"{where} needs the parameters {', '.join(missing)} in `params`.")
+
+
+def function_of(term: Function | None, label: str) -> Any:
+    """Return a function or a class for its import path or short name; `label` is for messages.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not isinstance(term, str):
+        require(callable(term), f"{label} is {term!r}, which cannot be called.")
+        return term
+    module, _, name = term.rpartition(".")
+    if not module:
+        found = vars(functions).get(name) if name in functions.SHIPPED else None
+        require(
+            found is not None,
+            f"{label} is '{term}', which is neither an import path (my_terms.{term}) nor a term of "
+            f"this package: {', '.join(functions.SHIPPED)}{closest(term, functions.SHIPPED)}.",
+        )
+        return found
+    try:
+        home = import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{label} is '{term}', and {module} cannot be imported: {error}."
+        ) from error
+    found = getattr(home, name, None)
+    require(
+        callable(found),
+        f"{label} is '{term}', and {module} has no function or class '{name}'"
+        f"{closest(name, vars(home))}.",
+    )
+    return found
+
+
+def _name_of(function: Any) -> str:
+    module = getattr(function, "__module__", None) or ""
+    return f"{module}.{getattr(function, '__qualname__', function)}".lstrip(".")
+
+
+def check_event(event: Event, label: str) -> None:
+    """Refuse an interval event without times, and times of other events.
+
+    Raises:
+        ConfigurationError: names the event and the setting.
+    """
+    if event.mode != "interval":
+        require(
+            event.every_s is None and not event.at_reset,
+            f"{label} has the mode {event.mode}: every_s and at_reset are for the mode interval.",
+        )
+        return
+    require(event.every_s is not None, f"{label} has the mode interval: set every_s.")
+    assert event.every_s is not None
+    least, most = event.every_s
+    check_range(f"{label}: every_s[0]", least, above=0)
+    check_range(f"{label}: every_s[1]", most, least=least)

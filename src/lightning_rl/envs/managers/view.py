@@ -1,0 +1,187 @@
+"""Show a step of a batched env to the terms of its task."""
+
+import copy
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.torch.counter_random import hash32, uniforms
+from lightning_rl.system.errors import require
+
+ENDLESS = 2**31
+"""Time limit that terms see if the env has none."""
+
+
+def names_of(state: TensorDict) -> list[str]:
+    """Return the names of the entries of a state [M]."""
+    return [str(key) for key in state.keys()]
+
+
+def entries_of(state: TensorDict) -> dict[str, Tensor]:
+    """Return the entries of a state [M] by name."""
+    return {name: state[name] for name in names_of(state)}
+
+
+class SeesNoState:
+    """Base class of envs whose terms see observations, or a simulator, instead of a state."""
+
+    step_dt: float
+    elapsed: Tensor
+
+    def observe(self, state: TensorDict) -> Tensor:
+        """Return the observation [M, ...] of an env without keys, for the term `own`.
+
+        Raises:
+            ConfigurationError: it has keys.
+        """
+        require(
+            "observation" in names_of(state),
+            f"{type(self).__name__} has the observations {', '.join(names_of(state))}: use "
+            "the term `entry` with one of these names, not `own`.",
+        )
+        return state["observation"]  # type: ignore[no-any-return]  # a tensor
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return nothing: terms see no physics here."""
+        return {}
+
+
+class EnvView:
+    """What a term sees of M rows of an env: all N in a step, and the reset rows at a reset.
+
+    A subclass adds named views of a simulator's state. Terms write nothing: all that changes from
+    step to step is in the state.
+
+    Attributes:
+        env: the env; terms read its constants.
+        num_envs: M.
+        device: device of the tensors.
+        step_dt: seconds per env step.
+        max_episode_steps: time limit, in steps.
+        state: [M], the state after the step, or the start of the episode. Interval events and
+            `simulate` see the state before the step.
+        at_reset: whether the rows begin an episode; otherwise they have taken a step.
+        before: [M], the state before the step; at a reset the first state.
+        episode: [M] int64, index of the episode.
+        measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
+            `simulate` may add what it computes anyway.
+        outcome: flags [M] bool of the termination terms, by name; see `success` and others, which
+            rewards and metrics may read.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        state: TensorDict,
+        key: Tensor,
+        episode: Tensor,
+        action: Tensor | None = None,
+    ) -> None:
+        self.env, self.state, self.before = env, state, state
+        self.at_reset = action is None
+        self.num_envs, self.device = len(episode), episode.device
+        self.step_dt: float = env.step_dt
+        self.max_episode_steps: int = env.max_episode_steps or ENDLESS
+        self.episode = episode
+        if action is not None:
+            self.action = action
+        self.measured: dict[str, Tensor] = {}
+        self.outcome: dict[str, Tensor] = {}
+        self.stream = 0  # of the term that is called
+        self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
+        self._key = key
+
+    @cached_property
+    def action(self) -> Tensor:
+        """The policy's action, [M, A]; zeros at a reset."""
+        shape = self.env.single_action_space.shape or ()
+        action: Tensor = torch.zeros((self.num_envs, *shape), device=self.device)
+        return action
+
+    @cached_property
+    def elapsed(self) -> Tensor:
+        """Steps of the episode, including this one, [M] int64; 0 at a reset."""
+        elapsed: Tensor = torch.zeros_like(self.episode) if self.at_reset else self.env.elapsed + 1
+        return elapsed
+
+    @property
+    def last_step(self) -> Tensor:
+        """Whether the step is the last one within the time limit, [M] bool."""
+        return self.elapsed >= self.max_episode_steps
+
+    @property
+    def success(self) -> Tensor:
+        """Whether the step is a success, [M] bool."""
+        return self._flags("success")
+
+    @property
+    def fail(self) -> Tensor:
+        """Whether the step is a failure, [M] bool."""
+        return self._flags("fail")
+
+    @property
+    def terminated(self) -> Tensor:
+        """Whether the episode ends without a value after it, [M] bool."""
+        return self._flags("terminated")
+
+    @property
+    def truncated(self) -> Tensor:
+        """Whether the step is cut, by the time limit or by a term, [M] bool."""
+        return self.last_step | self._flags("truncated")
+
+    def level(self, name: str) -> Tensor:
+        """Return the level [M] float32 of a curriculum term."""
+        level: Tensor = self.before[f"curriculum/{name}"]
+        return level
+
+    def uniform(self, count: int, part: int = 0) -> Tensor:
+        """Draw numbers in [0, 1): [M, count].
+
+        They depend on the env's seed, the episode, the step, the name of the term and `part` only:
+        a second call returns the same numbers.
+
+        Args:
+            count: numbers per row.
+            part: index of the draw within the term, from 0.
+        """
+        key = hash32(self._key ^ self.stream)
+        key = hash32(key ^ part) if part else key
+        return uniforms(key, self.episode, self.elapsed, count)
+
+    def normal(self, count: int, part: int = 0) -> Tensor:
+        """Draw numbers of the standard normal distribution: [M, count]; see `uniform`.
+
+        Box and Muller 1958, "A note on the generation of random normal deviates".
+        """
+        radius, angle = self.uniform(2 * count, part).split(count, 1)
+        # 1 - u lies in (0, 1], so that the logarithm is finite.
+        drawn: Tensor = (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
+        return drawn
+
+    def remembers(self, prefix: str) -> dict[str, Tensor]:
+        """Return the memory of a term from before the step, by its keys."""
+        state = self.before
+        found = [key for key in names_of(state) if key.startswith(prefix)]
+        return {key.removeprefix(prefix): state[key] for key in found}
+
+    def _flags(self, name: str) -> Tensor:
+        if name not in self.outcome:
+            self.outcome[name] = torch.zeros_like(self.episode, dtype=torch.bool)
+        flags: Tensor = self.outcome[name]
+        return flags
+
+    def for_startup(self) -> "EnvView":
+        """Return a view of the same start that draws the same numbers in every episode."""
+        view = copy.copy(self)
+        view.episode = torch.zeros_like(self.episode)
+        return view
+
+    def for_episode(self) -> "EnvView":
+        """Return this view, drawing the same numbers at every step of an episode."""
+        view = copy.copy(self)
+        view.elapsed = torch.zeros_like(self.elapsed)
+        return view

@@ -1,0 +1,66 @@
+"""One optimizer step per minibatch on a sharded policy (FSDP2), together on all ranks."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from lightning_rl.optim.update import Update
+from lightning_rl.policies.sharding import Sharding
+from lightning_rl.system import ranks
+from lightning_rl.system.fsdp import whole
+
+
+class ShardedUpdate(Update):
+    """Take the same step on all ranks, for a minibatch of which each rank has a part.
+
+    FSDP sums the gradients of the last micro-batch and of those before it. Each rank is weighted by
+    its number of samples. All ranks have equally many micro-batches: a rank with fewer repeats a
+    sample with weight 0.
+
+    Args:
+        sharding: of the policy, which holds all parameters of the objective.
+        settings: see `Update`.
+    """
+
+    def __init__(self, sharding: Sharding, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._sharding = sharding
+        self._gated = False
+        self._left = 0  # micro-batches of the minibatch
+
+    def __call__(self, minibatch: TensorDict) -> None:
+        if not self._several:
+            minibatch = self.objective.prepare(minibatch)
+        self._clear()
+        row = self.backward(minibatch)
+        with self.phase("reduction"):
+            row = ranks.sum_over_ranks(row)
+            norm = whole(clip_grad_norm_(self.parameters, self.objective.max_grad_norm))
+        self.note(torch.cat([row, norm[None]]))
+        self.optimizer_step()
+        self._clear()  # acting may need the memory for the whole policy
+
+    def _clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def parts(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
+        own = super().parts(minibatch) if len(minibatch) else []
+        counts = torch.zeros(ranks.world_size(), 2, dtype=torch.int64)
+        counts[ranks.rank()] = torch.tensor([len(minibatch), len(own)])
+        samples, parts = ranks.sum_over_ranks(counts).unbind(1)
+        spare = minibatch[:1]
+        if not samples.all():  # a rank without samples borrows one
+            lent = ranks.gather_over_ranks(spare.cpu() if len(spare) else None)
+            spare = next(one for one in lent if one is not None).to(minibatch.device)
+        total, self._left = int(samples.sum()), int(parts.max())
+        weighted = [(part, len(part) / total) for part, _ in own]
+        return [*weighted, *[(spare, 0.0)] * (self._left - len(own))]
+
+    def _differentiate(self, loss: Tensor) -> None:
+        self._left -= 1
+        self._sharding.synchronize_gradients(self._left == 0)
+        super()._differentiate(loss * ranks.world_size())  # FSDP averages over ranks

@@ -1,0 +1,239 @@
+"""Read and write directories of LeRobot policies: features, settings and weights."""
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.policies.weights import extra, fitting, weights_at
+from lightning_rl.system.errors import closest, require
+from lightning_rl.system.files import expanded, read_json, write_atomically
+
+KINDS = ("act", "diffusion", "smolvla")
+"""Types of policies that are read."""
+
+STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"
+"""LeRobot's names of features."""
+
+VERSION = "0.6.1"
+"""Version of LeRobot whose directories the tests read and write."""
+
+UNUSED = (
+    *("type", "input_features", "output_features", "normalization_mapping", "device", "use_amp"),
+    *("push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
+    "pretrained_revision",
+)
+"""Fields of every config.json that are read elsewhere, or that do not change what a policy does."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An input or output of a policy: type, such as VISUAL, and shape without the batch."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PolicyDirectory:
+    """The content of config.json.
+
+    Attributes:
+        path: of the directory.
+        config: all fields.
+        inputs: features of the observation, in their order.
+        action_size: A.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Feature]
+    action_size: int
+
+    @property
+    def kind(self) -> str:
+        """The type of the policy, one of `KINDS`."""
+        return str(self.config["type"])
+
+    @property
+    def cameras(self) -> dict[str, Feature]:
+        """The pictures among the inputs."""
+        return {name: one for name, one in self.inputs.items() if one.kind == "VISUAL"}
+
+    def size_of(self, name: str) -> int | None:
+        """Return the number of entries of an input of numbers; None without that input."""
+        return math.prod(self.inputs[name].shape) if name in self.inputs else None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fields of config.json that a network reads; defaults are LeRobot's.
+
+    Attributes:
+        of_training: fields that only LeRobot's training reads.
+    """
+
+    of_training: ClassVar[tuple[str, ...]] = ()
+
+    n_obs_steps: int = 1
+    use_peft: bool = False
+
+
+_Settings = TypeVar("_Settings", bound=Settings)
+
+
+def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> PolicyDirectory:
+    """Read config.json of a local directory that LeRobot's `save_pretrained` wrote.
+
+    Args:
+        path: of the directory.
+        overrides: fields to replace in config.json.
+
+    Raises:
+        ConfigurationError: if there is none, or it describes another kind of policy.
+    """
+    place = expanded(path)
+    file = place / "config.json"
+    require(
+        file.is_file(),
+        f"No LeRobot policy at {path}: there is no config.json. Give a local directory that "
+        "save_pretrained of LeRobot wrote; nothing is downloaded.",
+    )
+    config = read_json(file) | dict(overrides or {})
+    kind = config.get("type")
+    require(
+        kind in KINDS,
+        f"{file} describes a policy of type '{kind}', and {', '.join(KINDS)} can be read.",
+    )
+    inputs = _features(config, "input_features", file)
+    outputs = _features(config, "output_features", file)
+    require(
+        list(outputs) == [ACTION] and len(outputs[ACTION].shape) == 1,
+        f"{file}: output_features must be one action [A], got {outputs}.",
+    )
+    return PolicyDirectory(place, config, inputs, outputs[ACTION].shape[0])
+
+
+def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings:
+    """Return the fields of config.json for a network.
+
+    Raises:
+        ConfigurationError: for an unknown field, a field of another type, or a value that the
+            network does not support.
+    """
+    kinds = get_type_hints(cls)
+    known = {field.name for field in fields(cls)}
+    ignored = (*UNUSED, *cls.of_training)
+    given: dict[str, Any] = {}
+    for name, value in directory.config.items():
+        if name in ignored or name.startswith(("optimizer_", "scheduler_")):
+            continue
+        require(
+            name in known,
+            f"{directory.path / 'config.json'} has '{name}', which is no field of LeRobot "
+            f"{VERSION}'s {directory.kind}{closest(name, known)}. What it changes is not known, so "
+            "the policy is not read.",
+        )
+        given[name] = tuple(value) if isinstance(value, list) else value
+        require(
+            _is_a(given[name], kinds[name]),
+            f"{directory.path / 'config.json'}: {name} is {value!r}, not {kinds[name]}.",
+        )
+    settings = cls(**given)
+    refuse_unsupported(directory, {"use_peft": (settings.use_peft, False)})
+    return settings
+
+
+def refuse_unsupported(directory: PolicyDirectory, options: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuse options of config.json that are not supported.
+
+    Args:
+        directory: of the policy.
+        options: by name, the value in config.json and the supported value.
+
+    Raises:
+        ConfigurationError: for the first option whose value differs.
+    """
+    for name, (value, supported) in options.items():
+        require(
+            value == supported,
+            f"{directory.path / 'config.json'} sets {name}: {json.dumps(value)}, and only "
+            f"{name}: {json.dumps(supported)} is supported for {directory.kind}.",
+        )
+
+
+def load_parts(parts: Mapping[str, nn.Module], directory: PolicyDirectory) -> None:
+    """Load model.safetensors into modules, by the prefix of their names in it.
+
+    Raises:
+        ConfigurationError: for a missing, an additional or a damaged weight.
+    """
+    weights = weights_at(str(directory.path), "path")
+    own = named_weights(parts)
+    # A file holds tensors that share their memory once.
+    shared = {value.data_ptr(): weights[name] for name, value in own.items() if name in weights}
+    for name, value in own.items():
+        if name not in weights and value.numel() and value.data_ptr() in shared:
+            weights[name] = shared[value.data_ptr()]
+    with torch.no_grad():
+        for name, value in fitting(own, weights, str(directory.path), strict=True).items():
+            own[name].copy_(value)
+
+
+def named_weights(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the weights of modules by LeRobot's names."""
+    return {
+        f"{prefix}{name}": value
+        for prefix, module in parts.items()
+        for name, value in module.state_dict().items()
+    }
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write named tensors as a safetensors file, each with its own memory."""
+    content = extra("safetensors.torch").save(
+        {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    )
+    write_atomically(path, lambda file: file.write(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _features(config: Mapping[str, Any], name: str, file: Path) -> dict[str, Feature]:
+    found = config.get(name)
+    fits = isinstance(found, dict) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("type"), str)
+        and isinstance(one.get("shape"), list)
+        and all(type(size) is int and size > 0 for size in one["shape"])
+        for one in found.values()
+    )
+    require(fits, f"{file}: {name} must give type and shape of each feature, got {found!r}.")
+    assert isinstance(found, dict)
+    return {key: Feature(one["type"], tuple(one["shape"])) for key, one in found.items()}
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Return whether a value of a JSON file has the declared type."""
+    if isinstance(kind, types.UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        first, *others = get_args(kind)
+        sizes = ... in others or (isinstance(value, tuple) and len(value) == len(others) + 1)
+        return isinstance(value, tuple) and sizes and all(_is_a(one, first) for one in value)
+    if kind is Any:
+        return True
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind

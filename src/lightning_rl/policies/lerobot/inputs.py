@@ -1,0 +1,218 @@
+"""Turn an env's observations into the inputs of a LeRobot policy."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.policies.lerobot.directory import (
+    ENVIRONMENT,
+    STATE,
+    PolicyDirectory,
+)
+from lightning_rl.policies.lerobot.network import Network
+from lightning_rl.policies.lerobot.processors import Processors
+from lightning_rl.system.errors import closest, require
+
+LANGUAGE = "language"
+"""Key of an instruction's tokens in an observation."""
+
+USUAL = {STATE: ("proprio", "agent_pos"), ENVIRONMENT: ("environment_state",)}
+"""Keys of an env's observation for numbers, besides LeRobot's own."""
+
+
+class Source(NamedTuple):
+    """The place of an input in an observation: key, and number of a picture of several."""
+
+    key: str
+    camera: int | None = None
+
+
+class Inputs(nn.Module):
+    """Finds the inputs of a policy in an observation, and normalises them.
+
+    Args:
+        directory: of the policy.
+        processors: of the policy.
+        network: of the policy. Several observations are the first dimension of each entry.
+        space: of the observation.
+        keys: by LeRobot's name of an input, the key of the observation; null leaves a picture out.
+        padding: token that fills an instruction; None without instructions.
+
+    Attributes:
+        sources: by LeRobot's name.
+
+    Raises:
+        ConfigurationError: for an input that the observation lacks, or of another shape.
+    """
+
+    def __init__(
+        self,
+        directory: PolicyDirectory,
+        processors: Processors,
+        network: Network,
+        space: gymnasium.Space[Any],
+        keys: Mapping[str, str | None],
+        padding: int | None,
+    ) -> None:
+        super().__init__()
+        self.processors, self.padding = processors, padding
+        require(
+            isinstance(space, gymnasium.spaces.Dict),
+            f"A LeRobot policy reads a Dict of {', '.join(directory.inputs)}, and the observation "
+            f"is {space}.",
+        )
+        assert isinstance(space, gymnasium.spaces.Dict)
+        steps, any_size = network.obs_steps, network.any_size
+        _check_keys(directory, keys)
+        raw = {new: old for old, new in processors.rename.items()}
+        cameras = [name for name in directory.cameras if keys.get(name, "") is not None]
+        require(
+            bool(cameras) or not directory.cameras,
+            "keys leaves out all pictures; the policy reads at least one.",
+        )
+        self.sources: dict[str, Source] = {}
+        for name, feature in directory.inputs.items():
+            is_picture = feature.kind == "VISUAL"
+            if not is_picture and name not in USUAL:
+                continue  # nor does LeRobot read it
+            if name in keys and keys[name] is None:
+                require(
+                    is_picture and any_size,
+                    f"keys leaves out {name}, which {directory.kind} cannot do without.",
+                )
+                continue
+            given = keys.get(name)
+            source = (
+                Source(given)
+                if given is not None
+                else _found(raw.get(name, name), name, space, cameras if is_picture else [])
+            )
+            require(
+                source is not None and source.key in space.spaces,
+                f"The policy in {directory.path} reads {name}, and the observation has "
+                f"{', '.join(space.spaces)}. Say which key it is: keys: {{{name}: KEY}}.",
+            )
+            assert source is not None
+            lead = (steps,) if steps > 1 else ()
+            _check_space(name, space[source.key], source, feature.shape, lead, any_size)
+            self.sources[name] = source
+        require(
+            padding is None or LANGUAGE in space.spaces,
+            f"The policy in {directory.path} reads an instruction, and the observation has no "
+            f"{LANGUAGE}: wrap the env in VLAObservation, with tokenizer: {directory.path}.",
+        )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The keys of the observation that are read."""
+        words = () if self.padding is None else (LANGUAGE,)
+        return (*dict.fromkeys(source.key for source in self.sources.values()), *words)
+
+    def forward(self, observation: TensorDict) -> dict[str, Tensor]:
+        """Return the prepared inputs [B, ...] of observations [B], by LeRobot's names."""
+        found = {}
+        for name, source in self.sources.items():
+            value: Tensor = observation[source.key]
+            value = value if source.camera is None else value[:, source.camera]
+            if value.dtype == torch.uint8:
+                value = planes_of(value)
+            found[name] = self.processors.prepare(name, value.float())
+        if self.padding is not None:
+            tokens = observation[LANGUAGE]
+            found["observation.language.tokens"] = tokens
+            found["observation.language.attention_mask"] = tokens != self.padding
+        return found
+
+
+def planes_of(pictures: Tensor) -> Tensor:
+    """Return pictures uint8 [..., H, W, 3] as float32 [..., 3, H, W], 0 to 1."""
+    return pictures.movedim(-1, -3).to(torch.float32).div(255.0)
+
+
+def space_of(
+    directory: PolicyDirectory, processors: Processors, network: Network
+) -> gymnasium.spaces.Dict:
+    """Return the space of observations with LeRobot's names, for a policy without an env."""
+    raw = {new: old for old, new in processors.rename.items()}
+    lead = (network.obs_steps,) if network.obs_steps > 1 else ()
+    spaces: dict[str, gymnasium.Space[Any]] = {}
+    for name, feature in directory.inputs.items():
+        key = raw.get(name, name)
+        if feature.kind == "VISUAL":
+            shape = (*lead, *feature.shape[1:], feature.shape[0])
+            spaces[key] = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        elif name in USUAL:
+            shape = (*lead, *feature.shape)
+            spaces[key] = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+    if network.vocabulary is not None and processors.tokenization is not None:
+        length, last = (processors.tokenization.max_length,), network.vocabulary - 1
+        spaces[LANGUAGE] = gymnasium.spaces.Box(0, last, length, np.int64)
+    return gymnasium.spaces.Dict(spaces)
+
+
+def _check_keys(directory: PolicyDirectory, keys: Mapping[str, str | None]) -> None:
+    for name in keys:
+        require(
+            name in directory.inputs,
+            f"keys names '{name}', and the policy in {directory.path} reads "
+            f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
+        )
+
+
+def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
+    """Return the place of an input by its name, or by the usual keys of envs."""
+    short = raw.removeprefix("observation.").removeprefix("images.")
+    for key in (raw, name, short, *USUAL.get(name, ())):
+        if key in space.spaces:
+            return Source(key)
+    pictures = space.spaces.get("rgb")
+    if not cameras or pictures is None or pictures.shape is None:
+        return None
+    if len(pictures.shape) == 4 and pictures.shape[0] == len(cameras):
+        return Source("rgb", cameras.index(name))
+    return Source("rgb") if len(cameras) == 1 else None
+
+
+def _check_space(
+    name: str,
+    space: gymnasium.Space[Any],
+    source: Source,
+    wanted: tuple[int, ...],
+    lead: tuple[int, ...],
+    any_size: bool,
+) -> None:
+    shape = tuple(space.shape or ())
+    shape = shape if source.camera is None else shape[1:]
+    if len(wanted) == 3:
+        last = shape[-3:]
+        fits = (
+            space.dtype == np.uint8 and len(shape) == len(lead) + 3 and shape[: len(lead)] == lead
+        )
+        sized = any_size or last == (*wanted[1:], wanted[0])
+        require(
+            fits and last[-1] == wanted[0] and sized,
+            f"{name} is a picture uint8 {[*lead, *wanted[1:], wanted[0]]}, and '{source.key}' of "
+            f"the observation is {space}.{_stacking(lead)}",
+        )
+        return
+    require(
+        shape[: len(lead)] == lead and math.prod(shape) == math.prod((*lead, *wanted)),
+        f"{name} has the shape {[*lead, *wanted]}, and '{source.key}' of the observation is "
+        f"{space}.{_stacking(lead)}",
+    )
+
+
+def _stacking(lead: tuple[int, ...]) -> str:
+    if not lead:
+        return ""
+    return (
+        f" The policy reads the last {lead[0]} observations: give the env the wrapper "
+        "{class_path: gymnasium.wrappers.FrameStackObservation, init_args: {stack_size: "
+        f"{lead[0]}, padding_type: reset}}}}."
+    )

@@ -1,0 +1,253 @@
+"""Shard a policy over processes, block by block (FSDP2), and act with it.
+
+A forward pass gathers one block after the other from all processes, so every process calls a
+sharded policy equally often.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
+from itertools import chain
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import closest, require
+from lightning_rl.system.fsdp import Acting, whole
+
+READ = ("observation", "state")
+"""The inputs of a policy's `forward`."""
+
+
+class Sharding:
+    """The shards of a policy; `Policy.shard` makes it.
+
+    All ranks take the weights of rank 0; the policy of the others may be on the device `meta`.
+
+    Args:
+        policy: is sharded in place.
+        blocks: patterns of the names of its blocks. Parameters outside of blocks are gathered for a
+            whole forward pass.
+        mesh: the processes.
+        acting: see `FSDP2Strategy`.
+        dtype: of gathered blocks and their computations; None for the dtype of the weights.
+            Gradients are summed in float32. Parameters outside of blocks keep their dtype.
+
+    Raises:
+        ConfigurationError: for a policy without blocks, a pattern without a match, a memory, or
+            parameters that cannot be sharded.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        blocks: Sequence[str],
+        mesh: DeviceMesh,
+        acting: Acting,
+        dtype: torch.dtype | None,
+    ) -> None:
+        _check_parameters(policy)
+        chosen = _blocks(policy, blocks)
+        self.policy, self.acting = policy, acting
+        # FSDP refuses copies: this one has no memory for its tensors.
+        self._empty = copy.deepcopy(policy, {id(t): _empty_like(t) for _, t in _tensors(policy)})
+        values = dict(_tensors(policy)) if mesh.get_rank() == 0 else {}
+        values = {name: tensor.detach() for name, tensor in values.items()}
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        memo: dict[int, tuple[Tensor, Tensor]] = {}
+        for block in chosen:
+            _allocate(block, mesh.device_type, memo)
+            fully_shard(block, mesh=mesh, mp_policy=precision)
+        _allocate(policy, mesh.device_type, memo)
+        # FSDP's default keeps the rest gathered after a pass without gradients.
+        fully_shard(policy, mesh=mesh, reshard_after_forward=True)
+        for name in ("get_value", "evaluate_actions"):
+            _register(policy, name)
+        self._modules = [m for m in policy.modules() if isinstance(m, FSDPModule)]
+        _fill(policy, values, mesh)
+
+    def synchronize_gradients(self, synchronize: bool) -> None:
+        """Set whether the next backward pass sums gradients over ranks, or only adds its own."""
+        cast(FSDPModule, self.policy).set_requires_gradient_sync(synchronize)
+
+    def acting_context(self) -> AbstractContextManager[None]:
+        """Return a context in which each rank acts as often as it needs; all ranks enter it."""
+        return self._whole() if self.acting == "whole" else self._in_step()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        for module in self._modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in self._modules:
+                module.reshard()
+                module.set_reshard_after_forward(True, recurse=False)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Call the policy on all ranks as long as one of them calls it."""
+        seen = [self._zeros()]
+
+        def announce(policy: nn.Module, args: tuple[Any, ...]) -> None:
+            seen[0] = args[0].select(*READ, strict=False)  # what acting writes is the rollout's
+            ranks.agree(True)
+
+        hook = self.policy.register_forward_pre_hook(announce, prepend=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+        while ranks.agree(False):
+            with torch.no_grad():
+                self.policy(seen[0].copy(), deterministic=True)
+
+    def _zeros(self) -> TensorDict:
+        """Return inputs [1] of `forward`, of zeros."""
+        policy = cast(Any, self.policy)
+        spaces = policy.observation_space, policy.action_space
+        fields = {"extra_fields": policy.extra_fields, "device": policy.version.device}
+        return allocate_rollout(*spaces, 1, 1, **fields)[:, 0].select(*READ, strict=False)
+
+    def copy(self, device: torch.device) -> nn.Module:
+        """Return a copy of the policy that is not sharded; all ranks call this."""
+        empty = dict(_tensors(self._empty))
+        memo: dict[int, Any] = {}
+        for name, tensor in _tensors(self.policy):
+            made = whole(tensor.detach()).to(device, copy=True)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(empty[name])] = nn.Parameter(made, False) if is_parameter else made
+        return copy.deepcopy(self._empty, memo)
+
+
+def members_of_lists(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules in a module's `nn.ModuleList`s, such as its layers."""
+    lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
+    return tuple(f"{name}.{i}" for name, members in lists for i in range(len(members)))
+
+
+def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """Return the outermost modules whose names match a pattern."""
+    kind = type(policy).__name__
+    require(
+        bool(patterns),
+        f"trainer.strategy fsdp shards a policy by its blocks, and {kind} has none: name them in "
+        "its attribute blocks, patterns such as 'model.layers.*', or use --trainer.strategy ddp. "
+        "(A VLA's blocks are the modules in its nn.ModuleLists.)",
+    )
+    names = [name for name, module in policy.named_modules() if name]
+    chosen: list[str] = []
+    for pattern in patterns:
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        require(
+            bool(matching),
+            f"The block '{pattern}' of {kind} matches no module{closest(pattern, names)}.",
+        )
+        chosen += matching
+    outer = [name for name in chosen if not any(name.startswith(f"{one}.") for one in chosen)]
+    modules = [policy.get_submodule(name) for name in dict.fromkeys(outer)]
+    for name, module in zip(outer, modules, strict=False):
+        require(
+            type(module).forward is not nn.Module.forward,
+            f"The block '{name}' of {kind} is a {type(module).__name__}, which is never called: "
+            f"name the modules in it, '{name}.*'.",
+        )
+    return modules
+
+
+def _check_parameters(policy: Any) -> None:
+    kind = type(policy).__name__
+    require(
+        not policy.is_recurrent,
+        f"trainer.strategy fsdp does not support a memory, which {kind} has: use "
+        "--trainer.strategy ddp, or leave the memory out.",
+    )
+    single = [name for name, p in policy.named_parameters() if p.dim() == 0]
+    require(
+        not single,
+        f"{kind} has the parameter {single[0] if single else ''}, a single number, which cannot be "
+        "sharded: give it the shape [1].",
+    )
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in policy.parameters() if p.requires_grad}
+    require(
+        len(dtypes) <= 1,
+        f"trainer.strategy fsdp trains parameters of one dtype, and {kind} has "
+        f"{' and '.join(sorted(dtypes))}: load the weights as float32, and compute in bfloat16 by "
+        "--trainer.precision bf16-mixed.",
+    )
+
+
+def _register(policy: nn.Module, name: str) -> None:
+    """Have FSDP gather the parameters for a method that returns a TensorDict."""
+    method, own = getattr(policy, name), f"_{name}_and_tensors"
+
+    def with_tensors(self: nn.Module, td: TensorDict) -> tuple[TensorDict, list[Tensor]]:
+        result = method(td)
+        # FSDP looks for the tensors that begin a backward pass in lists, not in a TensorDict.
+        # Copies, because it warns of views.
+        trained = {k: v.clone() for k, v in result.items() if getattr(v, "requires_grad", False)}
+        return result.update(trained), list(trained.values())
+
+    setattr(policy, own, MethodType(with_tensors, policy))
+    register_fsdp_forward_method(policy, own)
+    setattr(policy, name, lambda td: getattr(policy, own)(td)[0])
+
+
+def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tensor]]) -> None:
+    """Replace the tensors on `meta`; a shared one, which `memo` knows, by one tensor.
+
+    `nn.Module.to_empty` would separate shared tensors.
+    """
+    for part in module.modules():
+        own = (part.named_parameters("", False, False), part.named_buffers("", False, False))
+        for name, tensor in list(chain(*own)):
+            if tensor.is_meta:
+                made = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    made = nn.Parameter(made, tensor.requires_grad)
+                setattr(part, name, memo.setdefault(id(tensor), (tensor, made))[1])
+
+
+def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> None:
+    """Copy rank 0's tensors, of which the other ranks have none, to all ranks, one by one."""
+    on_meta = [name for name, value in values.items() if value.is_meta]
+    require(
+        not on_meta,
+        f"{', '.join(on_meta[:3])} of the policy are on the device meta in the first process, "
+        "whose weights all others take: create it on meta in the other processes only.",
+    )
+    with torch.no_grad():
+        for name, own in _tensors(policy):
+            value = values.pop(name, None)
+            if isinstance(own, DTensor):
+                given = torch.empty(own.shape, dtype=own.dtype) if value is None else value
+                given = given.to(own.device)
+                own.copy_(distribute_tensor(given, mesh, own.placements))
+            else:
+                own.copy_(ranks.from_first(own if value is None else value.to(own.device)))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return chain(module.named_parameters(), module.named_buffers())
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    made = torch.empty_like(tensor, device="meta")
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(made, tensor.requires_grad) if is_parameter else made

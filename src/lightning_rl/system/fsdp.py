@@ -1,0 +1,148 @@
+"""Shard a module's parameters over processes (FSDP2): the strategy, and whole tensors of shards."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal, cast
+
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from lightning_rl.system.lightning_private import use_all_processes_for_data
+
+Acting = Literal["whole", "sharded"]
+"""How a sharded policy acts; see `FSDP2Strategy`."""
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Shard parameters, gradients and optimizer states over the processes: `strategy: fsdp`.
+
+    Each process has its envs, as with `ddp`. Checkpoints are those of one process: one file with
+    whole tensors, which any number of processes can resume from.
+
+    Args:
+        acting: `whole` gathers the policy once per rollout and per batch of evaluation episodes, so
+            that a process acts by itself, with the memory of a whole policy. `sharded` gathers each
+            block at each step, which all processes take together.
+        process_group_backend: `nccl` or `gloo`. Default: by the device.
+        timeout: of an exchange between processes.
+    """
+
+    def __init__(
+        self,
+        acting: Acting = "whole",
+        process_group_backend: str | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+        self.acting: Acting = acting
+
+    @property
+    def shards(self) -> DeviceMesh:
+        """All processes, each with a shard."""
+        return self.device_mesh["data_parallel"]
+
+    def setup_environment(self) -> None:
+        use_all_processes_for_data(self)
+        super().setup_environment()
+
+    # Lightning's strategy restores checkpoints in its own format, after `on_fit_start`.
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return False
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        return self._on_first(self.lightning_module.state_dict())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        saved = optimizer.state_dict()
+        return saved | {"state": {i: self._on_first(one) for i, one in saved["state"].items()}}
+
+    def _on_first(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Gather tensors one by one; rank 0 keeps them, on the CPU."""
+        kept = {}
+        for name, value in state.items():
+            gathered = whole(value).cpu() if isinstance(value, DTensor) else value
+            if self.is_global_zero:
+                kept[name] = gathered
+        return kept
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        # Past ModelParallelStrategy, which does not use `checkpoint_io`.
+        ParallelStrategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return ParallelStrategy.load_checkpoint(self, checkpoint_path, weights_only)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        load_whole(self.lightning_module, checkpoint["state_dict"], strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        states = []
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            numbered = dict(enumerate(parameters))
+            state = {
+                i: {name: shard_like(numbered.get(i), value) for name, value in entries.items()}
+                for i, entries in saved["state"].items()
+            }
+            states.append(saved | {"state": state})
+        ParallelStrategy.load_optimizer_state_dict(self, {"optimizer_states": states})
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor [...] whole, gathered from all ranks; any other tensor unchanged."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard [...] of a tensor; any other tensor unchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_state(module: nn.Module) -> dict[str, Any]:
+    """Return the state dict of a module with whole tensors, on every rank."""
+    state = module.state_dict()
+    return {name: whole(x) if isinstance(x, Tensor) else x for name, x in state.items()}
+
+
+def load_whole(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
+    """Load a state dict of whole tensors, of which a sharded module takes this rank's shards."""
+    own = module.state_dict()
+    taken = {name: shard_like(own.get(name), value) for name, value in state.items()}
+    module.load_state_dict(taken, strict)
+
+
+def shard_like(own: Any, value: Any) -> Any:
+    """Return this rank's shard of a whole tensor, if `own` is a shard of a tensor of its shape."""
+    if not isinstance(own, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
+        return value
+    if value.shape != own.shape:
+        return value  # the caller's checks name the two shapes
+    # Without communication: each rank has the whole.
+    return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+
+
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module without FSDP, which makes a subclass of it."""
+    classes = (cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
+    return cast(type[nn.Module], next(classes))

@@ -1,0 +1,336 @@
+"""A policy whose parameters are sharded over processes trains as a whole one.
+
+All quick runs on two ranks are made by one launch, `fsdp_runs.quick`; what one rank shows runs here.
+"""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import distributed
+
+from lightning_rl import (
+    GRPO,
+    GRU,
+    PPO,
+    SAC,
+    AsyncCollector,
+    ConfigurationError,
+    ReplayBuffer,
+    TransformersBackbone,
+    load_vla_model,
+)
+from lightning_rl.checkpoints.loading import load_trained
+from lightning_rl.system.fsdp import whole_state
+from tests.commands import Command
+from tests.equivalence.fsdp_runs import Layers, found, run
+from tests.equivalence.test_ddp import free_port, of_rank
+from tests.helpers import assert_same, last, load, train
+from tests.numerics.test_vla_loading import CONFIGS
+
+
+def launch(directory, what, count=2, statuses=(0, 0)):
+    port, sizes = free_port(), {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    begun = [
+        Command(
+            directory, what, program="tests.equivalence.fsdp_runs", env=of_rank(rank, port) | sizes
+        )
+        for rank in range(count)
+    ]
+    try:
+        for process in begun:
+            process.wait(900)
+        for process, status in zip(begun, statuses, strict=True):
+            assert process.returncode == status, process.stdout[-4000:] + process.stderr[-8000:]
+    finally:
+        for process in begun:
+            process.kill()
+    return [
+        torch.load(path, weights_only=False) for path in sorted(directory.glob(f"{what}[0-9].pt"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("fsdp")
+
+
+@pytest.fixture(scope="module")
+def ranks(directory):
+    return launch(directory, "quick")
+
+
+@pytest.fixture(scope="module")
+def slow_ranks(directory, ranks):
+    launch(directory, "killed", statuses=(-9, -9))
+    return launch(directory, "slow")
+
+
+@pytest.fixture
+def one_rank():
+    """Leave no process group, and nothing of it in the environment."""
+    before = dict(os.environ)
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def assert_close(one, other, atol=1e-6):
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(
+            value, other[key], rtol=0, atol=atol, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+@pytest.mark.parametrize("name", ["PPO", "GRPO"])
+def test_two_ranks_with_shards_train_as_two_with_whole_policies(name, ranks):
+    for rank in ranks:
+        one, other = rank[f"{name} ddp"], rank[f"{name} fsdp"]
+        assert_close(one["state"], other["state"])
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-4, abs=1e-5)
+    assert_same(ranks[0][f"{name} fsdp"]["state"], ranks[1][f"{name} fsdp"]["state"])
+    torch.manual_seed(3)
+    assert ranks[0][f"{name} fsdp"]["metrics"]["train/grad_norm"] > 0.1
+
+
+def test_a_rank_has_little_more_than_half_of_the_bytes(ranks):
+    for rank in ranks:
+        assert rank["PPO fsdp"]["peak"] <= 0.6 * rank["PPO ddp"]["peak"]
+
+
+def test_a_checkpoint_of_two_ranks_is_one_file_of_whole_tensors(directory, ranks):
+    path = last(directory / "GRPO fsdp")
+    saved, other = load(path), load(last(directory / "GRPO ddp"))
+    assert saved.keys() == other.keys()
+    assert_close(saved["state_dict"], other["state_dict"])
+    one, other = saved["optimizer_states"][0], other["optimizer_states"][0]
+    assert one["param_groups"] == other["param_groups"]
+    for i, entries in one["state"].items():
+        assert_close(entries, other["state"][i])
+    policy = load_trained(path, trust_code=True).policy
+    state = {f"policy.{name}": value for name, value in policy.state_dict().items()}
+    assert_same(state, {k: v for k, v in saved["state_dict"].items() if k in state})
+
+
+def test_a_checkpoint_of_two_ranks_is_resumed_by_one(directory, ranks, tmp_path, one_rank):
+    path = last(directory / "GRPO fsdp")
+    with pytest.warns(UserWarning, match="the state of 2 processes, but this run has 1"):
+        one = run(tmp_path / "one", GRPO, "auto", devices=1, ckpt_path=path, trainer=FOUR)
+    with pytest.warns(UserWarning, match="the state of 2 processes, but this run has 1"):
+        shards = run(tmp_path / "shards", GRPO, "fsdp", devices=1, ckpt_path=path, trainer=FOUR)
+    assert_close(one[0].state_dict(), whole_state(shards[0]))
+    assert shards[0].iterations_done == 4
+
+
+FOUR = {"max_epochs": 4}
+
+
+def test_one_rank_is_stopped_resumed_and_collected_from_in_the_background(tmp_path, one_rank):
+    module, trainer = run(tmp_path / "whole", GRPO, "fsdp", devices=1)
+    whole = found(module, trainer)
+    run(tmp_path / "cut", GRPO, "fsdp", devices=1, trainer={"max_epochs": 2})
+    checkpoint = last(tmp_path / "cut")
+    again = found(*run(tmp_path / "cut", GRPO, "fsdp", devices=1, ckpt_path=checkpoint))
+    data = {"collector": partial(AsyncCollector, max_staleness=0)}
+    behind = found(*run(tmp_path / "behind", GRPO, "fsdp", devices=1, data=data))
+    for other in (again, behind):
+        assert_same(whole["state"], other["state"])
+        assert_same(whole["optimizer"], other["optimizer"])
+        assert whole["metrics"] == pytest.approx(other["metrics"], rel=1e-6, nan_ok=True)
+    plain = run(tmp_path / "plain", GRPO, "auto", devices=1)[0]
+    assert_close(whole["state"], {k: plain.state_dict()[k] for k in whole["state"]})
+
+
+# --- slow: all else that two ranks, and four, can show ---
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", ["uneven", "micro", "warm-up", "shown", "taught", "warm start", "lora"]
+)
+def test_with_shards_it_is_what_it_is_without(name, slow_ranks):
+    for rank in slow_ranks:
+        one, other = rank[f"{name} ddp"], rank[f"{name} fsdp"]
+        assert_close(one["state"], other["state"])
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-3, abs=1e-4)
+        for kind in ("returns", "lengths"):
+            assert one["evaluation"].get(kind) == other["evaluation"].get(kind)
+    assert_same(slow_ranks[0][f"{name} fsdp"]["state"], slow_ranks[1][f"{name} fsdp"]["state"])
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_ends_as_uninterrupted(slow_ranks):
+    for rank in slow_ranks:
+        for part in ("state", "optimizer", "metrics"):
+            assert_same(rank["whole"][part], rank["resumed"][part])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["async 0", "meta"])
+def test_in_the_background_without_lag_or_begun_on_meta_it_is_the_same_bit_for_bit(
+    name, slow_ranks
+):
+    for rank in slow_ranks:
+        for part in ("state", "optimizer"):
+            assert_same(rank["whole"][part], rank[name][part])
+
+
+@pytest.mark.slow
+def test_acting_with_shards_is_acting_with_a_whole_policy(slow_ranks, ranks):
+    for slow, quick in zip(slow_ranks, ranks, strict=True):
+        assert_same(slow["shown sharded"]["state"], slow["shown fsdp"]["state"])
+        assert slow["shown sharded"]["evaluation"] == slow["shown fsdp"]["evaluation"]
+        assert_same(slow["acts whole"]["state"], quick["PPO fsdp"]["state"])
+        assert slow["acts whole"]["peak"] <= 0.65 * quick["PPO ddp"]["peak"]
+
+
+@pytest.mark.slow
+def test_wrapped_or_behind_or_in_bfloat16_ranks_stay_equal(slow_ranks):
+    for name in ("wrapped", "async 1", "bf16 fsdp"):
+        assert_same(*(rank[name]["state"] for rank in slow_ranks))
+    for rank in slow_ranks:
+        inner = {k.replace(".inner.", "."): v for k, v in rank["wrapped"]["state"].items()}
+        assert_same(inner, rank["whole"]["state"])
+        assert_close(rank["bf16 ddp"]["state"], rank["bf16 fsdp"]["state"], atol=5e-3)
+        assert rank["async 1"]["metrics"]["async/staleness_max"] == 1
+
+
+@pytest.mark.slow
+def test_only_adapters_are_sent_to_the_background(slow_ranks):
+    sent = slow_ranks[0]["lora fsdp"]["sent"]
+    assert sent == slow_ranks[0]["lora ddp"]["sent"]
+    assert len(sent) > 20
+    assert all("lora" in name for name in sent if name.startswith("backbone.model."))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_is_resumed_by_four(directory, slow_ranks):
+    found = launch(directory, "four", 4, (0,) * 4)
+    for other in found[1:]:
+        assert_same(found[0]["resumed"]["state"], other["resumed"]["state"])
+    moved = found[0]["resumed"]["state"]["policy.version"]
+    assert moved == 4
+
+
+class Critic(Layers):
+    blocks = ("layers",)
+
+
+class Scalar(Layers):
+    def build(self, observation, num_slots):
+        super().build(observation, num_slots)
+        self.bias = torch.nn.Parameter(torch.zeros(()))
+
+
+class TwoObjectives(PPO):
+    def configure_objectives(self):
+        return [self.objective(self.loss, name="one"), self.objective(self.loss, name="two")]
+
+
+class OwnParameter(PPO):
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.temperature = torch.nn.Parameter(torch.zeros(1))
+
+    def configure_objectives(self):
+        groups = [{"params": [p for p in self.parameters() if p.requires_grad]}]
+        return [self.objective(self.loss, groups=groups)]
+
+
+REFUSED = {
+    "compile": (
+        {"compile": True},
+        "trainer.strategy fsdp does not compile updates, and model.compile is true: leave it out",
+    ),
+    "pattern": (
+        {"backbone": Critic},
+        "The block 'backbone.layers' of VLAPolicy is a ModuleList, which is never called: name the "
+        r"modules in it, 'backbone.layers\.\*'",
+    ),
+    "scalar": (
+        {"backbone": Scalar},
+        "VLAPolicy has the parameter backbone.bias, a single number, which cannot be sharded",
+    ),
+    "objectives": (
+        {"algorithm": TwoObjectives},
+        "trainer.strategy fsdp trains one objective, and TwoObjectives has 'one', 'two'. Use ",
+    ),
+    "outside": (
+        {"algorithm": OwnParameter},
+        "fsdp shards the policy, and OwnParameter also trains 'temperature'. Use --trainer.strat",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_shards_is_refused_by_name(name, tmp_path, one_rank):
+    settings, message = REFUSED[name]
+    settings = {"algorithm": PPO} | settings
+    with pytest.raises(ConfigurationError, match=message):
+        run(tmp_path, settings.pop("algorithm"), "fsdp", devices=1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({}, "shards a policy by its blocks, and ActorCritic has none: name them in its attribute"),
+        ({"memory": partial(GRU, size=4)}, "does not support a memory, which ActorCritic has: use"),
+    ],
+)
+def test_policies_without_blocks_or_with_a_memory_are_refused(policy, message, tmp_path, one_rank):
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path, policy=policy, trainer={"strategy": "fsdp", "devices": 1})
+
+
+def test_sac_is_refused(tmp_path, one_rank):
+    data = {"replay": partial(ReplayBuffer, capacity=100)}
+    model, trainer = {"algorithm": SAC}, {"strategy": "fsdp", "devices": 1}
+    with pytest.raises(ConfigurationError, match="SquashedActorCritic has none"):
+        train(tmp_path, env="Pendulum-v1", data=data, model=model, trainer=trainer)
+
+
+def test_a_policy_on_meta_is_refused_without_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    with pytest.raises(
+        ConfigurationError, match="The policy is on the device meta, without weights"
+    ):
+        run(tmp_path, PPO, "auto", devices=1, backbone=partial(Layers, meta=True))
+
+
+def test_other_processes_than_the_first_load_no_weights(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    config = CONFIGS["smolvlm"]
+    load_vla_model("hf_config", config=config).save_pretrained(tmp_path / "whole")
+    weights = torch.nn.Linear(3, 2)
+    torch.save(weights.state_dict(), tmp_path / "small.pt")
+    given = {"meta": True, "lora": {"r": 2}, "gradient_checkpointing": True}
+    first = load_vla_model("hf", str(tmp_path / "whole"), **given)
+    small = {
+        "model_class": "torch.nn.Linear",
+        "model_config": {"in_features": 3, "out_features": 2},
+    }
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    other = load_vla_model("hf", str(tmp_path / "whole"), **given)
+    assert not any(p.is_meta for p in first.parameters())
+    assert all(p.is_meta for p in other.parameters())
+    shapes = [{k: (v.shape, v.dtype) for k, v in m.state_dict().items()} for m in (first, other)]
+    assert shapes[0] == shapes[1]
+    frozen = [{k for k, p in m.named_parameters() if p.requires_grad} for m in (first, other)]
+    assert frozen[0] == frozen[1]
+    path = str(tmp_path / "small.pt")
+    other = load_vla_model("class", path, trust_code=True, meta=True, **small)
+    assert all(p.is_meta for p in other.parameters())
+
+
+def test_the_blocks_of_a_vla_are_the_modules_in_its_lists(tmp_path):
+    pytest.importorskip("transformers")
+    backbone = TransformersBackbone("hf_config", config=CONFIGS["llava"], lora={"r": 2})
+    names = {name.rpartition(".layers.")[2] for name in backbone.blocks}
+    assert names == {"0", "1"}
+    assert len(backbone.blocks) == 4, "two of the vision model, two of the language model"

@@ -1,0 +1,518 @@
+"""What must hold of flow-matching heads, and of policies that steer their noise."""
+
+import runpy
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import (
+    GRPO,
+    PPO,
+    SAC,
+    ActionChunk,
+    ActorCritic,
+    AsyncCollector,
+    BehaviorCloning,
+    Demonstrations,
+    FlowSettings,
+    NoiseActorCritic,
+    NoisePolicy,
+    PerceptronBackbone,
+    PushBlocks,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+    SquashedActorCritic,
+    SyncCollector,
+    VLAPolicy,
+)
+from lightning_rl.algorithms.action_parts import add_part_weights
+from lightning_rl.checkpoints.loading import load_trained
+from lightning_rl.envs import TwoDoors
+from lightning_rl.functional import flow_transition, interpolate
+from lightning_rl.policies.vla import Features, FlowHead
+from lightning_rl.system.errors import ConfigurationError
+from tests import references
+from tests.helpers import assert_same_run, last, make_collector, scalars
+
+SDE, LEARNT = FlowSettings(), FlowSettings(steps=3, noise="learnt")
+DOORS = partial(ActionChunk, env=TwoDoors, chunk_size=8)
+BLOCKS = partial(ActionChunk, env=lambda n: PushBlocks(n, size=16), chunk_size=4)
+
+
+def flow_policy(*spaces, **kwargs):
+    return VLAPolicy(*spaces, PerceptronBackbone((32,), 4), head="flow", **kwargs)
+
+
+def make_policy(make=DOORS, cls=flow_policy, **kwargs):
+    env = make(1)
+    return cls(env.single_observation_space, env.single_action_space, **kwargs)
+
+
+def blocks_policy(*spaces, **kwargs):
+    return VLAPolicy(*spaces, head="flow", **kwargs)
+
+
+def observed(num_envs, make=DOORS):
+    return TensorDict({"observation": make(num_envs).reset(seed=0)[0]}, [num_envs])
+
+
+# --- the formulas ---
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_stochastic_step_is_that_of_the_reference(steps):
+    generator = torch.Generator().manual_seed(1)
+    x, velocity = torch.randn(2, 32, 5, generator=generator, dtype=torch.float64)
+    t = 1.0 - torch.randint(steps, (32,), generator=generator).double() / steps
+    mean, std = flow_transition(x, velocity, t, step_size=1 / steps, noise_level=0.7)
+    expected = references.stochastic_flow_step(
+        x.numpy(), velocity.numpy(), t.numpy(), 1 / steps, 0.7
+    )
+    torch.testing.assert_close(mean, torch.as_tensor(expected[0]))
+    torch.testing.assert_close(std.squeeze(1), torch.as_tensor(expected[1]))
+
+
+class Straight(nn.Module):
+    """A velocity that reads every input, and counts its calls; of three numbers for two."""
+
+    action_size, calls = 3, 0
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 3)
+
+    def forward(self, features, x, t):
+        self.calls += 1
+        return self.mix(torch.cat((x, t[:, None, None].expand(*x.shape[:2], 1)), -1))
+
+
+def padded_head(settings=SDE, level="token"):
+    torch.manual_seed(0)
+    space = gymnasium.spaces.Box(-2, 4, (4, 2), np.float32)
+    return FlowHead(space, level, Straight(), 6, settings)
+
+
+FEATURES = Features(torch.zeros(64, 8, 1), torch.linspace(-1, 1, 64 * 6).view(64, 6))
+
+
+def test_the_clone_loss_is_that_of_the_definition_without_padding():
+    head = padded_head()
+    noise = head.draw_clone_noise((64,))
+    action = torch.rand(64, 4, 2) * 6 - 2
+    loss, _ = head.clone_loss(FEATURES, action, noise)
+    start, uniform = noise[:, :-1].view(64, 4, 3), noise[:, -1]
+    t = (0.001 + 0.999 * uniform ** (1 / 1.5))[:, None, None]
+    goal = torch.cat(((action - 1) / 3, torch.zeros(64, 4, 1)), -1)
+    x = (1 - t) * goal + t * start
+    wrong = head.expert(FEATURES, x, t.flatten()) - (start - goal)
+    torch.testing.assert_close(loss, wrong[..., :2].flatten(1).square())
+    torch.testing.assert_close(x, interpolate(goal, start, t.flatten()))
+    assert loss.sum(0).grad_fn is not None
+    drawn = head.draw_clone_noise((4000,))[:, -1]
+    assert 0 <= drawn.min() < 0.01
+    assert 0.99 < drawn.max() < 1  # Beta(1.5, 1) by its inverse: mean .6
+    assert (drawn ** (1 / 1.5)).mean() == pytest.approx(0.6, abs=0.02)
+
+
+@pytest.mark.parametrize("settings", [SDE, LEARNT])
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+def test_padding_counts_in_no_log_prob(settings, level):
+    head = padded_head(settings, level)
+    with torch.no_grad():
+        sample = head.sample(FEATURES, head.draw_noise((64,)))
+    assert sample["action"].shape == (64, 4, 2)
+    assert sample["sample_log_prob"].shape == (64, 8 if level == "token" else 4)
+    fields = {key: sample[key] for key in head.fields}
+    again, entropy = head.log_prob_and_entropy(FEATURES, fields)
+    torch.testing.assert_close(again, sample["sample_log_prob"], rtol=0, atol=2e-6)
+    assert (entropy != 0).all() == head.has_entropy
+    key = "chain_to" if settings is SDE else "chain"
+    changed = fields[key].clone()
+    changed[..., -1, :, 2] += 9.0 if settings is SDE else 0.0
+    changed[:, -1, ..., 2] += 9.0  # the last transition, which is followed by none
+    other, _ = head.log_prob_and_entropy(FEATURES, fields | {key: changed})
+    assert torch.equal(other, again)
+
+
+def test_one_step_of_each_chain_is_drawn_and_the_others_are_of_the_ode():
+    head = padded_head()
+    noise = head.draw_noise((4096,))
+    features = Features(torch.zeros(4096, 8, 1), torch.zeros(4096, 6))
+    with torch.no_grad():
+        sample = head.sample(features, noise)
+        steps, drawn = sample["chain_step"], noise[:, 12:24].view(-1, 4, 3)
+        assert torch.bincount(steps).tolist() == pytest.approx([1024] * 4, abs=130)
+        x = noise[:, :12].view(-1, 4, 3)
+        for k in range(4):
+            chosen = steps == k
+            assert torch.equal(x[chosen], sample["chain_from"][chosen])
+            t = torch.full((4096,), 1 - k / 4)
+            velocity = head.expert(features, x, t)
+            mean, std = references.stochastic_flow_step(
+                *(one.double().numpy() for one in (x, velocity, t)), 0.25, 0.5
+            )
+            stochastic = torch.as_tensor(mean) + torch.as_tensor(std)[:, None, None] * drawn
+            x = torch.where(chosen[:, None, None], stochastic.float(), x - velocity / 4)
+            torch.testing.assert_close(x[chosen], sample["chain_to"][chosen])
+            density = references.gaussian_log_prob(
+                sample["chain_to"][chosen, :, :2, None].double().numpy(),
+                mean[chosen.numpy(), :, :2, None],
+                std[chosen.numpy()][:, None, None, None],
+            )
+            expected = torch.as_tensor(density).flatten(1)
+            found = sample["sample_log_prob"][chosen].double()
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+            x = sample["chain_to"].where(chosen[:, None, None], x)
+    torch.testing.assert_close(sample["action"], x[..., :2] * 3 + 1)
+
+
+def test_a_learnt_chain_has_the_entropy_of_its_samples():
+    head = padded_head(LEARNT)
+    one = Features(torch.zeros(8000, 8, 1), torch.ones(8000, 6))
+    with torch.no_grad():
+        sample = head.sample(one, head.draw_noise((8000,)))
+        fields = {key: sample[key] for key in head.fields}
+        _, entropy = head.log_prob_and_entropy(one, fields)
+    error = sample["sample_log_prob"].std(0) / 8000**0.5
+    difference = sample["sample_log_prob"].mean(0) + entropy.mean(0)
+    assert (difference.abs() / error).max() < 4.5
+
+
+# --- the policy ---
+
+
+def test_the_backbone_runs_once_and_the_expert_once_per_step():
+    policy = make_policy()
+    counts = {"backbone": 0, "expert": 0}
+
+    def count(name, *_):
+        counts[name] += 1
+
+    policy.backbone.register_forward_hook(partial(count, "backbone"))
+    policy.head.expert.register_forward_hook(partial(count, "expert"))
+    td = policy(observed(3))
+    assert counts == {"backbone": 1, "expert": 4}
+    policy.evaluate_actions(td)
+    assert counts == {"backbone": 2, "expert": 5}
+    policy.get_action(observed(3), deterministic=True)
+    assert counts == {"backbone": 3, "expert": 9}
+
+
+def test_it_acts_deterministically_from_one_fixed_noise():
+    policy, again = make_policy(), make_policy()
+    again.load_state_dict(policy.state_dict())
+    td = observed(5)
+    action = policy.get_action(td.clone(), deterministic=True)["action"]
+    assert torch.equal(action, again.get_action(td.clone(), deterministic=True)["action"])
+    features = policy.features(td)
+    noise = torch.randn(8, generator=torch.Generator().manual_seed(0)).expand(5, -1)
+    assert torch.equal(policy.decode(features, noise), action)
+    other = policy.decode(features, -noise)
+    assert not torch.allclose(other, action)
+
+
+def test_what_a_flow_cannot_do_is_refused():
+    policy = make_policy()
+    for algorithm in (PPO, partial(GRPO, group_size=2), BehaviorCloning):
+        with pytest.raises(ConfigurationError, match=r"ent_coef=0.1 weighs the entropy, and that"):
+            algorithm(policy, ent_coef=0.1)
+        algorithm(make_policy(flow=LEARNT), ent_coef=0.1)
+    with pytest.raises(ConfigurationError, match="flow is of the flow head, and head is gaussian"):
+        make_policy(BLOCKS, VLAPolicy, head="gaussian", flow=SDE)
+    with pytest.raises(ConfigurationError, match="temperature=2 is of tokens and Gaussians"):
+        make_policy(temperature=2.0)
+    with pytest.raises(ConfigurationError, match=r"flow.steps must be at least 1, got 0"):
+        make_policy(flow=FlowSettings(steps=0))
+    with pytest.raises(ConfigurationError, match=r"flow.noise_level must be positive, got 0"):
+        make_policy(flow=FlowSettings(noise_level=0.0))
+    with pytest.raises(ConfigurationError, match=r"smallest < largest, got \[0.2, 0.1\]"):
+        make_policy(flow=FlowSettings(noise_range=(0.2, 0.1)))
+    with pytest.raises(ConfigurationError, match="this is Dict"):  # TinyVLA needs pictures
+        make_policy(cls=VLAPolicy, head="flow")
+
+
+# --- training ---
+
+
+class Watching:
+    """Keep the log ratios of the first minibatch of each iteration."""
+
+    def loss(self, minibatch):
+        if len(self.objectives[""].statistics) == 0:
+            new = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
+            self.firsts.append((new - minibatch["sample_log_prob"]).abs().max().item())
+        return super().loss(minibatch)
+
+
+class WatchedPPO(Watching, PPO):
+    pass
+
+
+class WatchedGRPO(Watching, GRPO):
+    pass
+
+
+def fit(
+    run_dir,
+    algorithm,
+    make=DOORS,
+    policy=flow_policy,
+    data=None,
+    ckpt_path=None,
+    max_epochs=2,
+    **settings,
+):
+    torch.manual_seed(3)
+    own = {"num_envs": 8, "buffer_size": 2, "iterations_per_epoch": 2, "num_eval_episodes": 2}
+    module = algorithm(make_policy(make, policy), **settings)
+    module.firsts = []
+    trainer = RLTrainer(
+        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", max_epochs=max_epochs
+    )
+    data = RLDataModule(make, **own | {"total_env_steps": 10**6} | (data or {}))
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return module
+
+
+ON_POLICY = {"n_epochs": 2, "batch_size": 8}
+TRAINED = {
+    "sde": (WatchedPPO, DOORS, flow_policy),
+    "sde per chunk": (WatchedPPO, DOORS, partial(flow_policy, log_prob_level="chunk")),
+    "learnt": (WatchedPPO, DOORS, partial(flow_policy, flow=LEARNT)),
+    "grpo": (partial(WatchedGRPO, group_size=4, kl_coef=0.1), BLOCKS, blocks_policy),
+    "noise": (WatchedPPO, DOORS, partial(NoisePolicy, base=flow_policy)),
+    "noise, grpo": (partial(WatchedGRPO, group_size=4), DOORS, partial(NoisePolicy, base=flow_policy)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_first_ratio_is_one_in_the_background_too(name, tmp_path):
+    algorithm, make, policy = TRAINED[name]
+    runs = {}
+    for kind, collector in {"here": SyncCollector, "background": AsyncCollector}.items():
+        settings = {} if kind == "here" else {"max_staleness": 0}
+        data = {"collector": partial(collector, **settings)}
+        data |= {"iterations_per_epoch": 3}
+        run = fit(tmp_path / kind, algorithm, make, policy, data, max_epochs=1, **ON_POLICY)
+        assert len(run.firsts) == 3
+        assert max(run.firsts) < 5e-6
+        runs[kind] = run.state_dict()
+    start = make_policy(make, policy)
+    assert "train/entropy" in scalars(tmp_path / "here") or not start.has_entropy
+    for key, value in runs["here"].items():
+        assert torch.equal(value, runs["background"][key]), key
+    moved = {
+        n for n, p in start.named_parameters() if not torch.equal(p, runs["here"][f"policy.{n}"])
+    }
+    assert any("expert" in n or "actor" in n for n in moved)  # fmt: skip
+
+
+def test_actions_that_were_not_executed_count_in_no_loss(tmp_path):
+    torch.manual_seed(0)
+    module = PPO(make_policy(BLOCKS, blocks_policy), **ON_POLICY)
+    td = module.policy(observed(8, BLOCKS))
+    td["executed"] = torch.arange(4) < torch.randint(1, 5, (8, 1))
+    td.update({"advantage": torch.randn(8), "return": torch.randn(8), "value": torch.zeros(8)})
+    losses = []
+    for shift in (0.0, 5.0):
+        other = td.clone()
+        other["chain_to"] = td["chain_to"] + shift * ~td["executed"][..., None]
+        losses.append(module.loss(add_part_weights(other))[0])
+    assert torch.equal(*losses)
+
+
+RESUMED = {
+    "ppo": (PPO, DOORS, flow_policy, ON_POLICY, {}),
+    "clone": (
+        BehaviorCloning,
+        DOORS,
+        flow_policy,
+        {"n_epochs": 2, "batch_size": 4},
+        {"collector": partial(Demonstrations, episodes=8)},
+    ),
+    "noise, sac": (
+        SAC,
+        DOORS,
+        partial(NoiseActorCritic, base=flow_policy, hidden_sizes=(16,)),
+        {"batch_size": 8, "random_env_steps": 0, "updates_per_env_step": 0.05},
+        {"replay": partial(ReplayBuffer, capacity=64)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resume_is_exact(name, tmp_path):
+    *what, settings, data = RESUMED[name]
+
+    def run(place, **fitting):
+        return fit(tmp_path / place, *what, data, **fitting, **settings)
+
+    whole = run("whole").state_dict()
+    run("cut", max_epochs=1)
+    run("cut", ckpt_path=last(tmp_path / "cut"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    start = make_policy(*what[1:]).state_dict()
+    assert any(not torch.equal(value, whole[f"policy.{key}"]) for key, value in start.items())
+
+
+# --- steering ---
+
+
+class ToDoors(nn.Module):
+    """The exact velocity of a mixture of two normal distributions, around +c and -c of `TwoDoors`."""
+
+    action_size = 1
+
+    def forward(self, features, x, t):
+        place, t = features.summary[:, :1], t[:, None]
+        door = 0.7 * torch.cos(1.5 * place + 0.4 * torch.arange(8))
+        x, weights, velocities = x.flatten(1), [], []
+        for mean in (door, -door):
+            variance = (1 - t) ** 2 * 0.05**2 + t**2
+            off = x - (1 - t) * mean
+            weights.append(-0.5 * off.square().sum(1) / variance.squeeze(1))
+            action = mean + (1 - t) * 0.05**2 / variance * off
+            velocities.append(t / variance * off - action)  # mean noise - mean action
+        share = torch.stack(weights).softmax(0)[..., None]
+        return (share * torch.stack(velocities)).sum(0)[..., None]
+
+
+class SeesDoors(PerceptronBackbone):
+    def build(self, observation, num_slots):
+        self.summary_size = 2
+
+    def forward(self, observation):
+        proprio = observation["proprio"]
+        return Features(proprio.new_zeros(len(proprio), 8, 1), proprio)
+
+    def velocity_expert(self, space):
+        return ToDoors()
+
+
+def doors_policy(*spaces):
+    return VLAPolicy(*spaces, SeesDoors(), head="flow")
+
+
+def success_of(policy, noise=None):
+    """Success over 1,000 starts: of what the policy does, or of the ODE from given noise."""
+    env = DOORS(1000)
+    td = TensorDict({"observation": env.reset(seed=5)[0]}, [1000])
+    if noise is None:
+        action = policy.get_action(td, deterministic=True)["action"]
+    else:
+        action = policy.decode(policy.features(td), noise)
+    return env.step(action.detach())[4]["success"].float().mean().item()
+
+
+def test_steering_finds_the_door_that_pays(tmp_path):
+    noise = torch.randn(1000, 8, generator=torch.Generator().manual_seed(1))
+    assert 0.4 < success_of(make_policy(cls=doors_policy), noise) < 0.6
+    data = {"num_envs": 512, "buffer_size": 1, "iterations_per_epoch": 15}
+    settings = {"n_epochs": 4, "batch_size": 128, "learning_rate": 1e-3}
+    policy = partial(NoisePolicy, base=doors_policy)
+    module = fit(tmp_path, PPO, DOORS, policy, data, max_epochs=1, **settings)
+    assert success_of(module.policy) > 0.97
+
+
+@pytest.mark.slow  # quick: the test above
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_clone_takes_both_doors_and_reinforcement_learning_the_one_that_pays(
+    seed, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    script = Path(__file__).parents[2] / "scripts" / "two_doors.py"
+    found = runpy.run_path(str(script))["measured"](seed)
+    assert 0.35 <= found["clone"]["success"] <= 0.45
+    assert found["Gaussian clone"]["success"] < 0.02
+    for name, seconds in {"PPO": 5, "steered by PPO": 3}.items():
+        assert found[name]["success"] >= 0.99
+        assert found[name]["seconds"] < 10 * seconds
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A run that has begun to clone demonstrations through both doors."""
+    place = tmp_path_factory.mktemp("clone")
+    *what, settings, data = RESUMED["clone"]
+    fit(place, *what, data, max_epochs=1, **settings)
+    return place
+
+
+def test_a_steered_policy_begins_with_the_weights_of_a_checkpoint_and_keeps_them(clone, tmp_path):
+    base = load_trained(clone).policy
+    policy = partial(NoisePolicy, checkpoint=str(clone))
+    module = fit(tmp_path, PPO, DOORS, policy, max_epochs=1, **ON_POLICY)
+    for key, value in base.state_dict().items():
+        assert torch.equal(module.policy.base.state_dict()[key], value), key
+    again, td = load_trained(tmp_path).policy, observed(5)
+    action = module.policy.get_action(td.clone(), deterministic=True)["action"]
+    assert torch.equal(again.get_action(td, deterministic=True)["action"], action)
+
+
+def test_the_noise_is_one_choice_whose_log_prob_is_that_of_its_gaussian(clone):
+    policy = make_policy(BLOCKS, NoisePolicy, base=blocks_policy, bound=0.5, log_std_init=0.3)
+    td = policy.get_action(observed(16, BLOCKS))
+    assert td["noise"].abs().max() > 0.5
+    expected = references.gaussian_log_prob(
+        td["noise"].double().numpy(), np.zeros(8), np.full(8, np.exp(0.3))
+    )
+    torch.testing.assert_close(
+        td["sample_log_prob"].double(), torch.as_tensor(expected), rtol=0, atol=0.1
+    )
+    td["executed"] = torch.zeros(16, 4, dtype=torch.bool)  # the first action is the noise's, too
+    again = policy.evaluate_actions(td)
+    torch.testing.assert_close(again["sample_log_prob"], td["sample_log_prob"])
+    features = policy.base.features(td)
+    bounded = policy.base.decode(features, td["noise"].clamp(-0.5, 0.5))
+    assert torch.equal(bounded, td["action"])
+    assert not any(p.requires_grad for p in policy.base.parameters())
+    moved = {id(p) for group in policy.parameter_groups() for p in group["params"]}
+    assert not moved & {id(p) for p in policy.base.parameters()}
+
+
+def test_critics_judge_the_noise_which_the_replay_keeps():
+    policy = make_policy(cls=NoiseActorCritic, base=flow_policy)
+    rollout = make_collector(SyncCollector, DOORS(16), policy, 2, 1).collect()
+    replay = ReplayBuffer(policy.observation_space, policy.replayed_space, 16, capacity=64)
+    replay.extend(policy.replayed(rollout))
+    (batch,) = replay.batches(1, 32)
+    assert batch["action"].shape == (32, 8)
+    assert torch.isin(batch["action"], rollout["noise"]).all()
+    assert 0.5 < policy.unit(batch["action"]).abs().max() <= 1.0
+    assert policy.action_space.shape == rollout["action"].shape[2:] == (8, 1)
+
+
+def test_what_cannot_be_steered_is_refused(clone, tmp_path):
+    with pytest.raises(ConfigurationError, match="VLAPolicy has no initial noise that could be st"):
+        make_policy(BLOCKS, NoisePolicy, base=VLAPolicy)
+    with pytest.raises(ConfigurationError, match="give either checkpoint, a file or a run direc"):
+        make_policy(cls=NoisePolicy)
+    with pytest.raises(ConfigurationError, match="give either checkpoint"):
+        make_policy(cls=NoisePolicy, base=flow_policy, checkpoint=str(clone))
+    with pytest.raises(ConfigurationError, match="checkpoint: last changes with each run"):
+        make_policy(cls=NoisePolicy, checkpoint="last")
+    with pytest.raises(ConfigurationError, match="bound must be positive, got 0"):
+        make_policy(cls=NoisePolicy, checkpoint=str(clone), bound=0)
+    four = partial(ActionChunk, env=TwoDoors, chunk_size=4)
+    with pytest.raises(ConfigurationError, match=r"The base policy reads observations .* data.env"):
+        make_policy(four, NoisePolicy, checkpoint=str(clone))
+    steered = make_policy(cls=NoiseActorCritic, checkpoint=str(clone))
+    with pytest.raises(
+        ConfigurationError, match="random_env_steps=5000 draws actions, and the cri"
+    ):
+        SAC(steered)
+    td = TensorDict({"action": torch.zeros(2, 8, 1), "executed_action": torch.zeros(2, 8, 1)}, [2])
+    with pytest.raises(ConfigurationError, match="a person takes over in this env"):
+        steered.replayed(td)
+    with pytest.raises(ConfigurationError, match="NoisePolicy cannot learn from given actions"):
+        make_policy(cls=NoisePolicy, checkpoint=str(clone)).fields_of(torch.zeros(2, 8, 1))
+    for policy in (ActorCritic, SquashedActorCritic):
+        with pytest.raises(ConfigurationError, match="has no initial noise"):
+            make_policy(BLOCKS, NoisePolicy, base=partial(policy, ignore_keys=["rgb", "language"]))

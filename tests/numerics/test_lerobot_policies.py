@@ -1,0 +1,620 @@
+"""Policies that LeRobot wrote act as LeRobot's own run did, and are refused where they would not."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch import seed_everything
+from safetensors.torch import load_file, save_file
+from tensordict import TensorDict
+
+from lightning_rl import (
+    PPO,
+    ActionChunk,
+    AsyncCollector,
+    Demonstrations,
+    EpisodeWriter,
+    GymnasiumEnv,
+    LeRobotPolicy,
+    NoisePolicy,
+    PushBlocks,
+    ResNet18,
+    RLTrainer,
+    load_policy,
+)
+from lightning_rl.cli.app import run as run_cli
+from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
+from lightning_rl.policies.lerobot.directory import read_directory
+from lightning_rl.policies.lerobot.processors import Normalizer, Processors
+from lightning_rl.policies.networks.resnet import IMAGENET
+from lightning_rl.policies.vla.instructions import InstructionTokenizer
+from lightning_rl.system.errors import ConfigurationError
+from tests.golden.make_lerobot import (
+    PIXELS,
+    ROWS,
+    TASKS,
+    fill,
+    pixels_of,
+    recipes,
+    weights_of,
+)
+from tests.helpers import assert_same, assert_same_run, last, load, make_collector, make_data
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECIPES = recipes()
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """Return a function that makes a directory with its weights, once."""
+    root = tmp_path_factory.mktemp("lerobot")
+    shutil.copytree(GOLDEN / "tiny_smolvlm", root / "tiny_smolvlm")
+
+    def make(name):
+        if not (root / name).exists():
+            fill(GOLDEN / name, root / name)
+        return root / name
+
+    return make
+
+
+@pytest.fixture
+def broken(place, tmp_path):
+    """Return a function that copies a directory, to be broken."""
+
+    def make(name):
+        shutil.copytree(place(name), tmp_path / name)
+        shutil.copytree(GOLDEN / "tiny_smolvlm", tmp_path / "tiny_smolvlm")
+        return tmp_path / name
+
+    return make
+
+
+def batch_of(name, io, *, planes):
+    """The batch of LeRobot's run, with its names; pictures as planes of floats or as bytes."""
+    kind, inputs, _, fields, rename = RECIPES[name]
+    raw = {new: old for old, new in rename.items()}
+    steps = (fields.get("n_obs_steps", 2),) if kind == "diffusion" else ()
+    batch = {"task": TASKS}
+    for key, shape in inputs:
+        there = raw.get(key, key)
+        if len(shape) == 3:
+            pixels = pixels_of(key, (ROWS, *steps, *shape))
+            batch[there] = pixels.float() / 255.0 if planes else pixels.movedim(-3, -1)
+        else:
+            batch[there] = io[there]
+    return batch
+
+
+def noise_in(io, policy):
+    """The noise of LeRobot's run: of a DDPM also that of its steps."""
+    if policy.directory.kind == "act":
+        return None
+    noise = io["noise"]
+    if policy.directory.kind == "smolvla":
+        return noise[:, : policy.backbone.network.action_steps]
+    torch.manual_seed(11)
+    more = [torch.randn(noise.shape) for _ in range(policy.backbone.network.noisy_steps)]
+    return torch.stack([noise, *more], 1)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_inputs_and_actions_are_those_of_lerobot(name, place, tmp_path):
+    """Also after it is saved: the weights and statistics keep their bits."""
+    io = load_file(GOLDEN / name / "io.safetensors")
+    policy = LeRobotPolicy(path=str(place(name)))
+    prepared = policy.prepare(batch_of(name, io, planes=True))
+    for key, value in prepared.items():
+        value = value[..., ::PIXELS, ::PIXELS] if value.dim() >= 4 else value
+        torch.testing.assert_close(value.float(), io[f"prepared.{key}"].float(), rtol=0, atol=1e-6)
+    first = policy.backbone.network.obs_steps - 1
+    steps = policy.backbone.network.action_steps
+    noise = noise_in(io, policy)
+    action = policy.predict(batch_of(name, io, planes=False), noise)
+    wanted = io["action"][:, first : first + steps]
+    torch.testing.assert_close(action, wanted, rtol=0, atol=1e-5)
+    policy.save_directory(str(tmp_path / "saved"))
+    for file in sorted(place(name).iterdir()):
+        again = tmp_path / "saved" / file.name
+        if file.suffix == ".json":
+            assert json.loads(file.read_text()) == json.loads(again.read_text())
+        else:
+            old, new = load_file(file), load_file(again)
+            assert old.keys() == new.keys()
+            assert all(torch.equal(old[key], new[key]) for key in old), file.name
+
+
+def test_one_denoising_step_is_that_of_lerobot(place):
+    io = load_file(GOLDEN / "diffusion" / "io.safetensors")
+    policy = LeRobotPolicy(path=str(place("diffusion")))
+    condition = policy.backbone.of_inputs(policy.prepare(batch_of("diffusion", io, planes=True)))
+    with torch.no_grad():
+        network = policy.backbone.network
+        found = network.unet(io["noise"], torch.tensor([3, 1]), condition.summary)
+    torch.testing.assert_close(found, io["denoised"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["MEAN_STD", "MIN_MAX", "QUANTILES"])
+def test_normalisers_follow_their_formulas_and_invert_them(mode):
+    first, second = np.array([-1.0, 0.5, 2.0]), np.array([3.0, 0.7, 2.0])
+    value = np.array([[0.3, 0.9, 2.5], [-2.0, 0.1, 2.0]])
+    span = second if mode == "MEAN_STD" else np.where(second == first, 1e-8, second - first)
+    wanted = (value - first) / (span + 1e-8)
+    if mode != "MEAN_STD":
+        wanted = 2 * (value - first) / span - 1
+    one = Normalizer(mode, torch.tensor(first), torch.tensor(second), 1e-8)
+    normal = one(torch.tensor(value))
+    np.testing.assert_allclose(normal, wanted, rtol=1e-12)
+    np.testing.assert_allclose(one.inverse(normal), value, rtol=1e-6)
+
+
+def spoil(path, change):
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    save_file(weights, path / "model.safetensors")
+
+
+NAME = "model.action_head.bias"
+
+WEIGHTS = {
+    "missing": (lambda w: w.pop(NAME), f"1 missing: {NAME}"),
+    "additional": (lambda w: w.update(more=torch.ones(1)), "1 unexpected: more"),
+    "of another shape": (lambda w: w.update({NAME: torch.ones(4)}), f"another shape: {NAME}"),
+    "not a number": (lambda w: w[NAME].fill_(torch.nan), "not all finite numbers: backbone"),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_wrong_weight_is_refused(kind, broken):
+    path = broken("act")
+    change, message = WEIGHTS[kind]
+    spoil(path, change)
+    with pytest.raises(ConfigurationError, match=message):
+        LeRobotPolicy(path=str(path))
+
+
+def test_a_cut_file_of_weights_is_refused(broken):
+    path = broken("act")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ConfigurationError, match="damaged"):
+        LeRobotPolicy(path=str(path))
+
+
+OPTIONS = [
+    ("act", {"temporal_ensemble_coeff": 0.01}, "temporal_ensemble_coeff: 0.01"),
+    ("act", {"n_obs_steps": 2}, "n_obs_steps: 2"),
+    ("act", {"use_peft": True}, "use_peft: true"),
+    ("act", {"vision_backbon": "resnet18"}, "'vision_backbon', which is no field.*vision_backbone"),
+    ("act", {"dim_model": "wide"}, "dim_model is 'wide', not <class 'int'>"),
+    ("act", {"feedforward_activation": "glu"}, "feedforward_activation is 'glu'"),
+    ("act", {"n_action_steps": 9}, r"n_action_steps=9 must lie in \[1, 8\]"),
+    ("act_cameras", {"vision_backbone": "resnet50"}, "supported are resnet18, resnet34"),
+    ("act_cameras", {"replace_final_stride_with_dilation": True}, "final_stride_with_dilation: tr"),
+    ("diffusion", {"compile_model": True}, "compile_model: true"),
+    ("diffusion", {"horizon": 18}, "horizon=18 is no multiple of 4"),
+    ("diffusion", {"num_inference_steps": 13}, "num_inference_steps"),
+    ("smolvla", {"empty_cameras": 1}, "empty_cameras: 1"),
+    ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
+    ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
+    ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "give the local directory as langu"),
+    ("smolvla", {"type": "pi0"}, "type 'pi0', and act, diffusion, smolvla can be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "message"), OPTIONS)
+def test_an_option_that_is_not_done_is_refused_by_name(name, overrides, message, place):
+    path = place(name) if "cameras" not in name else GOLDEN / name  # without its weights
+    with pytest.raises(ConfigurationError, match=message):
+        LeRobotPolicy(path=str(path), overrides=overrides)
+
+
+def steps_of(path, file):
+    content = json.loads((path / file).read_text())
+    return content, content["steps"], lambda: (path / file).write_text(json.dumps(content))
+
+
+def relative(path):
+    _, steps, write = steps_of(path, "policy_preprocessor.json")
+    config = {"enabled": True, "exclude_joints": [], "action_names": None}
+    steps.insert(2, {"registry_name": "relative_actions_processor", "config": config})
+    write()
+
+
+def unknown_step(path):
+    _, steps, write = steps_of(path, "policy_postprocessor.json")
+    steps.append({"registry_name": "clip_processor", "config": {}})
+    write()
+
+
+def half_precision(path):
+    _, steps, write = steps_of(path, "policy_preprocessor.json")
+    steps[2]["config"]["float_dtype"] = "bfloat16"
+    write()
+
+
+def without_a_statistic(path):
+    file = path / "policy_preprocessor_step_3_normalizer_processor.safetensors"
+    state = load_file(file)
+    state.pop("observation.state.std")
+    save_file(state, file)
+
+
+PROCESSORS = [
+    (relative, "relative_actions_processor' with enabled: true"),
+    (unknown_step, "'clip_processor', which is not supported"),
+    (half_precision, "float_dtype: bfloat16"),
+    (without_a_statistic, "no observation.state.std"),
+    (lambda path: (path / "policy_postprocessor.json").unlink(), "has no policy_postprocessor.js"),
+    (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), "which is not there"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), PROCESSORS)
+def test_processors_that_are_not_done_are_refused(spoil, message, broken):
+    path = broken("act")
+    spoil(path)
+    with pytest.raises(ConfigurationError, match=message):
+        LeRobotPolicy(path=str(path))
+
+
+def test_statistics_of_a_dataset_replace_those_of_the_directory(place, tmp_path):
+    statistics = {
+        "observation.state": {"mean": [1.0] * 4, "std": [2.0] * 4},
+        "action": {"mean": [0.5] * 3, "std": [0.1, 0.2, 0.0]},
+    }
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "stats.json").write_text(json.dumps(statistics))
+    policy = LeRobotPolicy(path=str(place("act")), dataset_stats=str(tmp_path))
+    batch = {
+        "observation.state": torch.ones(1, 4),
+        "observation.environment_state": torch.ones(1, 6),
+    }
+    assert (policy.prepare(batch)["observation.state"] == 0).all()
+    low, high = Processors(read_directory(str(place("act"))), str(tmp_path)).action_bounds()
+    torch.testing.assert_close(high[:2], torch.tensor([0.6, 0.7]))
+    assert (low < high).all(), "an action that never changed keeps a width"
+    action = policy.predict(batch)
+    assert (action[..., 2] - 0.5).abs().max() < 1e-4
+    policy.save_directory(str(tmp_path / "saved"))
+    again = LeRobotPolicy(path=str(tmp_path / "saved"))
+    torch.testing.assert_close(again.predict(batch), action, rtol=0, atol=1e-6)
+
+
+# --- as a policy among others ---
+
+
+class Arm(gymnasium.Env):
+    """Numbers, one or two pictures, and a task in words; the reward is the first number of the action."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+    task_text = "push the block"
+
+    def __init__(self, action_size=3, cameras=0, size=(64, 96)):
+        box, picture = gymnasium.spaces.Box, gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8)
+        spaces = {"agent_pos": box(-1, 1, (4,), np.float64)}
+        spaces |= dict.fromkeys(("top", "wrist")[:cameras], picture)
+        if cameras == 0:
+            spaces["environment_state"] = box(-1, 1, (6,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(spaces)
+        self.action_space = box(-3.0, 3.0, (action_size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.draw(), {}
+
+    def draw(self):
+        return {
+            key: self.np_random.integers(0, 256, space.shape).astype(np.uint8)
+            if space.dtype == np.uint8
+            else self.np_random.uniform(-1, 1, space.shape).astype(space.dtype)
+            for key, space in self.observation_space.items()
+        }
+
+    def step(self, action):
+        self.steps += 1
+        return self.draw(), float(action[0]), False, self.steps >= 16, {}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    gymnasium.register("Arm-v0", Arm)
+
+
+def arm(chunk, wrappers=(), **settings):
+    """A factory of chunked envs."""
+    inner = partial(GymnasiumEnv, id="Arm-v0", env_kwargs=settings, wrappers=list(wrappers))
+    return partial(ActionChunk, env=inner, chunk_size=chunk)
+
+
+def fit(run_dir, factory, policy, *, iterations=4, data=None, **kwargs):
+    """Train a policy for some iterations, half of them in each epoch."""
+    seed_everything(3)
+    steps = iterations * 8 * factory.keywords["chunk_size"]
+    counts = {"num_envs": 2, "buffer_size": 4, "total_env_steps": steps}
+    data = make_data(factory, iterations_per_epoch=iterations // 2, **counts, **(data or {}))
+    module = PPO(policy(data.observation_space, data.action_space), n_epochs=1, batch_size=4)
+    trainer = {"max_epochs": kwargs.pop("max_epochs", -1)}
+    runner = RLTrainer(
+        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **trainer
+    )
+    runner.fit(module, data, **kwargs)
+    return module
+
+
+def assert_resumes_exactly(tmp_path, *run, **settings):
+    whole = fit(tmp_path / "whole", *run, **settings)
+    fit(tmp_path / "cut", *run, max_epochs=1, **settings)
+    fit(tmp_path / "cut", *run, ckpt_path=last(tmp_path / "cut"), **settings)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    return whole
+
+
+def test_ppo_trains_an_act_and_resumes_exactly(place, tmp_path):
+    make = partial(LeRobotPolicy, path=str(place("act")))
+    before = LeRobotPolicy(path=str(place("act"))).state_dict()
+    trained = assert_resumes_exactly(tmp_path, arm(8), make).policy
+    moved = [k for k, v in trained.state_dict().items() if not torch.equal(v, before[k])]
+    assert "backbone.network.action_head.weight" in moved
+    assert not [name for name in moved if "vae_encoder" in name], "acting does not use it"
+    observation = dict(trained.observation_space.sample())
+    acting = load_policy(tmp_path / "whole")
+    td = TensorDict(
+        {"observation": {k: torch.tensor(v)[None] for k, v in observation.items()}}, [1]
+    )
+    with torch.no_grad():
+        wanted = trained(td, deterministic=True)["action"][0].clamp(-3, 3)
+    np.testing.assert_allclose(acting.act(observation), wanted, atol=1e-5)
+
+
+def test_in_the_background_without_lag_it_is_the_foreground(place, tmp_path):
+    make = partial(LeRobotPolicy, path=str(place("act")))
+    for name in ("front", "back"):
+        collector = (
+            {"collector": partial(AsyncCollector, max_staleness=0)} if name == "back" else {}
+        )
+        fit(tmp_path / name, arm(8), make, iterations=2, data=collector)
+    front, back = (load(last(tmp_path / name))["state_dict"] for name in ("front", "back"))
+    assert_same(front, back)
+
+
+def test_stored_log_probs_are_recomputed_to_rounding(place):
+    for name, env in (("act", arm(8)), ("smolvla", partial(push_blocks))):
+        made = env(3)
+        space = made.single_observation_space, made.single_action_space
+        policy = LeRobotPolicy(*space, path=str(place(name)))
+        td = TensorDict({"observation": made.reset(seed=0)[0]}, [3])
+        td = policy.get_action(td, generator=torch.Generator().manual_seed(0))
+        again = policy.evaluate_actions(td)["sample_log_prob"]
+        torch.testing.assert_close(again, td["sample_log_prob"], rtol=0, atol=2e-5)
+
+
+def push_blocks(num_envs):
+    return ActionChunk(num_envs, partial(PushBlocks), chunk_size=4)
+
+
+def test_a_smolvla_is_trained_with_lora_resumed_exactly_and_written_back(place, tmp_path):
+    """`scripts/lerobot_policies.py` does it by the command line, and LeRobot opens the result."""
+    pytest.importorskip("peft")
+    path = str(place("smolvla"))
+    factory = partial(ActionChunk, env=PushBlocks, chunk_size=4)
+    policy = partial(LeRobotPolicy, path=path, lora={"r": 2})
+    trained = assert_resumes_exactly(tmp_path, factory, policy, iterations=2).policy
+    trained.save_directory(str(tmp_path / "saved"))
+    written = load_file(tmp_path / "saved" / "model.safetensors")
+    begun = load_file(f"{path}/model.safetensors")
+    assert written.keys() == begun.keys()
+    changed = {name for name in written if not torch.equal(written[name], begun[name])}
+    assert any("lm_expert.layers.1.self_attn.q_proj" in name for name in changed), "merged"
+    assert not [name for name in changed if ".vlm." in name], "train_expert_only"
+    with pytest.raises(ConfigurationError, match="exists"):
+        trained.save_directory(str(tmp_path / "saved"))
+    again = trained.read_saved(str(tmp_path / "saved"))
+    td = TensorDict({"observation": example_of(trained)}, [1])
+    with torch.no_grad():
+        wanted, found = (one(td.copy(), deterministic=True)["action"] for one in (trained, again))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow  # a quick one is above
+def test_a_smolvla_is_cloned_trained_with_lora_resumed_and_written_back(
+    place, tmp_path, monkeypatch
+):
+    """By the command line, from the directory to a directory."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    path = str(place("smolvla"))
+    small = ["--data.num_envs", "4", "--data.num_eval_episodes", "1"]
+    policy = ["--model.policy.path", path, "--trainer.enable_progress_bar", "false"]
+    clone = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
+    clone["model"]["init_args"]["policy"] = {"class_path": "LeRobotPolicy"}
+    Path("clone.yaml").write_text(yaml.safe_dump(clone))
+    more = ["--data.collector.episodes", "8", "--model.batch_size", "16"]
+    run_cli(["fit", "--config", "clone.yaml", *policy, *small, *more, "--trainer.max_steps", "2"])
+    cloned = newest("clone")
+    moved, begun = load(last(cloned))["state_dict"], load_file(f"{path}/model.safetensors")
+    name = "action_out_proj.weight"
+    assert not torch.equal(moved[f"policy.head.expert.{name}"], begun[f"model.{name}"])
+    ppo = ["fit", "--config", "smolvla_ppo.yaml", *policy, *small, "--data.buffer_size", "4"]
+    ppo += ["--model.batch_size", "8", "--model.policy.lora", "{r: 2}"]
+    ppo += ["--data.total_env_steps", "256", "--data.iterations_per_epoch", "2"]
+    run_cli([*ppo, "--trainer.init_from", str(cloned), "--exp_name", "whole"])
+    run_cli(
+        [
+            *ppo,
+            "--trainer.init_from",
+            str(cloned),
+            "--exp_name",
+            "cut",
+            "--trainer.max_epochs",
+            "1",
+        ]
+    )
+    run_cli(["fit", "--ckpt_path", str(newest("cut")), "--trainer.max_epochs", "-1"])
+    assert_same_run(newest("whole"), newest("cut"))
+    run_cli(["validate", "--ckpt_path", str(newest("whole"))])
+    run_cli(
+        [
+            "export",
+            "--ckpt_path",
+            str(newest("whole")),
+            "--format",
+            "lerobot",
+            "--path",
+            "arm.lerobot",
+        ]
+    )
+    written, begun = (
+        load_file("arm.lerobot/model.safetensors"),
+        load_file(f"{path}/model.safetensors"),
+    )
+    assert written.keys() == begun.keys()
+    changed = {name for name in written if not torch.equal(written[name], begun[name])}
+    assert any("lm_expert.layers.1.self_attn.q_proj" in name for name in changed), "merged"
+    assert not [name for name in changed if ".vlm." in name], "train_expert_only"
+    parity = json.loads(Path("arm.lerobot.parity.json").read_text())
+    assert parity["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["act", "diffusion"])
+def test_an_act_and_a_diffusion_are_graphs(name, place):
+    policy = LeRobotPolicy(path=str(place(name)))
+    graph = ActingGraph(policy, ports_of(policy))
+    inputs = {name: torch.randn_like(one) for name, one in graph.examples(5).items()}
+    found = traced(graph).module()(inputs)["action"]
+    torch.testing.assert_close(found, graph(inputs)["action"], rtol=0, atol=1e-6)
+
+
+def newest(name):
+    return max(Path("outputs").glob(f"{name}_*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_noise_steers_a_diffusion_that_reads_several_observations(place, tmp_path):
+    """Directly, PPO refuses it: it has no log-prob."""
+    stack = partial(gymnasium.wrappers.FrameStackObservation, stack_size=2, padding_type="reset")
+    base = partial(LeRobotPolicy, path=str(place("diffusion")))
+    steering = partial(NoisePolicy, base=base)
+    assert_resumes_exactly(tmp_path, arm(4, [stack]), steering)
+    with pytest.raises(ConfigurationError, match="critic"):
+        fit(tmp_path / "direct", arm(4, [stack]), base)
+    with pytest.raises(ConfigurationError, match="FrameStackObservation"):
+        fit(tmp_path / "one", arm(4), base)
+    made = base()
+    td = TensorDict({"observation": example_of(made)}, [1])
+    with pytest.raises(ConfigurationError, match="Train its noise"):
+        made.evaluate_actions(td)
+
+
+def example_of(policy):
+    sample = policy.observation_space.sample()
+    return {key: torch.tensor(value)[None] for key, value in sample.items()}
+
+
+SPACES = [
+    ("act", arm(4), {}, "executes 8 actions of a chunk, and the env.s chunks have 4"),
+    ("act", arm(8, action_size=2), {}, "chunks of actions of 3 numbers"),
+    ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
+    ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),
+    ("act", arm(8), {"keys": {"observation.state": None}}, "which act cannot do without"),
+    ("act", arm(8), {"lora": {"r": 4}}, "is a act, which has no setting lora; it has log_std_init"),
+    ("act", arm(8), {"noise": "sde"}, "has no setting noise"),
+    ("act", arm(8), {"freeze": ["*visual*"]}, "matches no parameter"),
+    ("smolvla", push_blocks, {"log_std_init": -1.0}, "has no setting log_std_init"),
+    (
+        "smolvla",
+        arm(4, action_size=2, cameras=1),
+        {"keys": {"observation.state": "agent_pos"}},
+        "has the shape \\[2\\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "factory", "settings", "message"), SPACES)
+def test_spaces_and_settings_that_do_not_fit_are_refused(name, factory, settings, message, place):
+    env = factory(1)
+    spaces = env.single_observation_space, env.single_action_space
+    with pytest.raises(ConfigurationError, match=message):
+        LeRobotPolicy(*spaces, path=str(place(name)), **settings)
+
+
+def test_a_dataset_whose_tasks_are_words_is_cloned_with_the_tokens_of_the_directory(
+    place, tmp_path
+):
+    """And an env's instruction has the same tokens, with the new line that LeRobot adds."""
+    tokenizer = str(place("smolvla"))
+    space = gymnasium.spaces.Dict(
+        {
+            "proprio": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
+            "rgb": gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8),
+        }
+    )
+    action = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    writer = EpisodeWriter(tmp_path / "data", space, action, fps=10, pictures="png")
+    for task in TASKS:
+        for step in range(4):
+            writer.add(space.sample(), action.sample(), 0.0, step == 3, False, task=task)
+        writer.end_episode(space.sample())
+    writer.finalise()
+    env = push_blocks(2)
+    policy = LeRobotPolicy(env.single_observation_space, env.single_action_space, path=tokenizer)
+    settings = {"path": str(tmp_path / "data"), "tokenizer": tokenizer}
+    collector = make_collector(Demonstrations, env, policy, 4, 0, **settings)
+    rollout = collector.collect()
+    tokens = rollout["observation", "language"][:, 0]
+    wanted = policy.prepare(
+        {
+            "observation.state": torch.zeros(2, 2),
+            "observation.images.top": torch.zeros(2, 3, 64, 64),
+            "task": TASKS,
+        }
+    )
+    length = wanted["observation.language.tokens"].shape[1]
+    assert torch.equal(tokens[:, :length], wanted["observation.language.tokens"])
+    assert (tokens[:, length:] == 0).all()
+    instruction = InstructionTokenizer(tokenizer, 8)(TASKS[0])
+    assert instruction.tolist()[:length] == tokens[0, :length].tolist()
+    with pytest.raises(ConfigurationError, match="no labels and no tasks in words"):
+        make_collector(Demonstrations, env, policy, 4, 0, tokenizer=tokenizer)
+
+
+def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_path):
+    """timm and torchvision have the same names; Hugging Face's own network is the reference."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+    )
+    theirs = transformers.ResNetForImageClassification(config).eval()
+    weights = weights_of({k: list(v.shape) for k, v in theirs.state_dict().items()})
+    theirs.load_state_dict(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    space = gymnasium.spaces.Box(0, 255, (48, 40, 3), np.uint8)
+    ours = ResNet18(space, weights=str(tmp_path)).eval()
+    picture = torch.tensor(space.sample())[None]
+    pixels = picture.movedim(-1, 1) / 255.0
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in IMAGENET)
+    with torch.no_grad():
+        wanted = theirs.resnet((pixels - mean) / std).pooler_output.flatten(1)
+        torch.testing.assert_close(ours(picture), wanted, rtol=1e-4, atol=1e-4)
+    named = {f"{k}": v for k, v in ours.layers[1].state_dict().items()}
+    named |= {"fc.weight": torch.ones(1), "bn1.num_batches_tracked": torch.zeros(())}
+    save_file(named, tmp_path / "torchvision.safetensors")
+    again = ResNet18(space, weights=str(tmp_path / "torchvision.safetensors"))
+    with torch.no_grad():
+        assert torch.equal(again(picture), ours(picture))
+    named.pop("layer4.1.conv2.weight")
+    save_file(named, tmp_path / "torchvision.safetensors")
+    with pytest.raises(ConfigurationError, match=r"1 missing: layer4.1.conv2.weight"):
+        ResNet18(space, weights=str(tmp_path / "torchvision.safetensors"))

@@ -1,0 +1,434 @@
+"""Terms of tasks: what each manager computes, when events fire, what is delayed, and what is refused."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
+
+from lightning_rl import ConfigurationError, GymnasiumEnv
+from lightning_rl.envs import CartPole, PointMass, PushCube
+from lightning_rl.envs.managers import (
+    Actions,
+    Curriculum,
+    DeltaPosition,
+    EndEffectorPose,
+    Event,
+    ManagedEnv,
+    Metric,
+    Noise,
+    Observation,
+    Position,
+    Reward,
+    Termination,
+    TermSettings,
+    Velocity,
+    WithTerms,
+)
+from lightning_rl.envs.tasks import Pictures
+from lightning_rl.system.errors import EnvFaultError
+from tests.helpers import assert_same
+
+GAIN = 2.0
+
+
+class Drift(ManagedEnv):
+    """x moves by the gain times the action; the parameter is in the state if an event sets it."""
+
+    step_dt, start_size = 0.1, 1
+
+    def __init__(self, num_envs, steps=1000, **terms):
+        space = Box(-1, 1, (1,))
+        super().__init__(num_envs, space, space, steps, terms=TermSettings(**terms))
+
+    def initial_state(self, uniform):
+        return TensorDict({"x": uniform}, [len(uniform)])
+
+    def observe(self, state):
+        return state["x"]
+
+    def simulate(self, env):
+        gain = env.state.get("gain", torch.tensor(GAIN))
+        x = env.state["x"] + gain.reshape(-1, 1) * env.action
+        return TensorDict({"x": x}, [env.num_envs])
+
+    def measure(self, env):
+        return {"step": (env.state["x"] - env.before["x"])[:, 0]}
+
+    def parameters(self):
+        return {"gain": torch.tensor(GAIN)}
+
+
+def played(env, steps, action=1.0, seed=0):
+    """Reset and step by one action; return the first observation and the results of each step."""
+    first, _ = env.reset(seed=seed)
+    shape = (env.num_envs, *env.single_action_space.shape)
+    return first, [env.step(torch.full(shape, float(action))) for _ in range(steps)]
+
+
+def x_of(env):
+    return env.state["x"][:, 0]
+
+
+def beyond(env, at):
+    return env.state["x"][:, 0] > at
+
+
+def test_rewards_are_weighted_and_those_of_weight_0_are_not_computed():
+    def fails(env):
+        raise AssertionError
+
+    env = Drift(
+        3,
+        rewards={
+            "step": Reward("measured", {"name": "step"}, 0.5),
+            "off": Reward(fails, weight=0.0),
+        },
+    )
+    _, ((_, reward, *_, info),) = played(env, 1)
+    torch.testing.assert_close(reward, torch.full((3,), 1.0))
+    assert info["rewards"].keys() == {"step"}
+
+
+@pytest.mark.parametrize("ends", ["terminated", "success", "fail", "truncated", "nothing"])
+def test_an_end_has_the_outcome_that_its_term_says(ends):
+    env = Drift(
+        2, terminations={"far": Termination(beyond, {"at": 3.5}, ends)}, metrics={"x": Metric(x_of)}
+    )
+    _, steps = played(env, 2)
+    *_, terminated, truncated, info = steps[-1]
+    assert not steps[0][2].any()
+    assert terminated.all() == (ends in ("terminated", "success", "fail"))
+    assert truncated.all() == (ends == "truncated")
+    assert ("success" in info) == (ends in ("success", "nothing"))
+    assert info.get("success", torch.ones(1)).all()
+    assert (info["metrics"]["x"] > 3.5).all()  # of the end, not of the next start
+
+
+def test_a_failure_is_no_success():
+    ends = {
+        "a": Termination(beyond, {"at": 0.0}, "success"),
+        "b": Termination(beyond, {"at": 0.0}, "fail"),
+    }
+    bonus = {"won": Reward("is_success"), "lost": Reward("is_failure", weight=-1.0)}
+    _, ((_, reward, terminated, _, info),) = played(Drift(2, terminations=ends, rewards=bonus), 1)
+    assert terminated.all()
+    assert not info["success"].any()
+    assert reward.tolist() == [-1.0, -1.0]
+
+
+def test_a_startup_event_holds_for_an_env_and_a_reset_event_for_an_episode():
+    def gains(mode):
+        event = Event(
+            "randomize", {"name": "gain", "low": 0.5, "high": 1.5, "operation": "scale"}, mode
+        )
+        env = Drift(4, steps=1, events={"gain": event})
+        found = []
+        for _ in range(3):
+            env.reset(seed=None if found else 7)
+            found.append(env.state["gain"].clone())
+            env.step(torch.zeros(4, 1))
+            assert torch.equal(env.state["gain"] == found[-1], torch.full((4,), mode == "startup"))
+        return torch.stack(found)
+
+    startup, reset = gains("startup"), gains("reset")
+    assert ((startup >= 0.5 * GAIN) & (startup < 1.5 * GAIN)).all()
+    assert (startup == startup[0]).all()
+    assert startup[0].unique().numel() == reset[:, 0].unique().numel() + 1 == 4
+    assert reset.unique().numel() == 12
+
+
+def test_an_interval_event_fires_in_each_env_at_times_of_its_own():
+    seconds = (0.3, 0.5)
+    env = Drift(
+        64,
+        events={
+            "push": Event(
+                "randomize",
+                {"name": "x", "low": 9, "high": 9, "operation": "add"},
+                "interval",
+                seconds,
+            )
+        },
+    )
+    first, steps = played(env, 30, action=0.0)
+    x = torch.stack([first[:, 0], *(step[0][:, 0] for step in steps)], 1)
+    fired = x.diff(dim=1) > 1
+    assert torch.allclose(x.diff(dim=1)[fired], torch.tensor(9.0))
+    assert not fired.all(0).any()
+    for row in fired:
+        times = torch.cat((torch.tensor([0]), row.nonzero()[:, 0] + 1)).diff()
+        assert set(times.tolist()) <= {3, 4, 5}
+    assert len({tuple(row.tolist()) for row in fired}) > 32
+
+
+def test_an_interval_event_may_replace_a_parameter_and_fire_at_a_reset_too():
+    setting = {"name": "gain", "low": 5.0, "high": 6.0}
+    later = Drift(3, events={"gain": Event("randomize", setting, "interval", (0.2, 0.2))})
+    played(later, 1, action=0.0)
+    assert (later.state["gain"] == GAIN).all()
+    later.step(torch.zeros(3, 1))
+    assert (later.state["gain"] >= 5.0).all()
+    at_once = Drift(3, events={"gain": Event("randomize", setting, "interval", (9.0, 9.0), True)})
+    at_once.reset(seed=0)
+    assert (at_once.state["gain"] >= 5.0).all()
+
+
+def test_two_terms_draw_different_numbers_and_an_env_draws_the_same_among_others():
+    setting = {"name": "x", "low": 0.0, "high": 1.0, "operation": "add"}
+    push = Event("randomize", setting, "interval", (0.1, 0.1))
+
+    def path(seeds, **events):
+        env = Drift(len(seeds), events=events)
+        first, steps = played(env, 5, 0.0, seeds)
+        return torch.stack([first, *(step[0] for step in steps)])
+
+    alone, among = path([5], a=push), path([3, 5, 8], a=push)
+    assert torch.equal(alone[:, 0], among[:, 1])
+    both = path([5], a=push, b=push)
+    a, b = (path([5], **{name: push}) for name in "ab")
+    assert not torch.equal(a.diff(dim=0), b.diff(dim=0))
+    torch.testing.assert_close(both.diff(dim=0), a.diff(dim=0) + b.diff(dim=0))
+
+
+def test_a_level_rises_with_success_at_the_end_of_an_episode_and_stays():
+    env = Drift(
+        3,
+        steps=4,
+        terminations={"far": Termination(beyond, {"at": 3.0}, "success")},
+        curriculum={"hard": Curriculum("by_success", {"up": 0.25}, start=0.5)},
+        rewards={"step": Reward("measured", {"name": "step"}, level="hard")},
+    )
+    _, steps = played(env, 5)
+    levels = torch.stack([info["metrics"]["hard"] for *_, info in steps])
+    assert torch.equal(levels, torch.tensor([[0.5] * 3] * 2 + [[0.75] * 3] * 2 + [[1.0] * 3]))
+    torch.testing.assert_close(steps[2][1], torch.full((3,), 0.75 * GAIN))
+    env.reset()
+    assert (env.step(torch.zeros(3, 1))[-1]["metrics"]["hard"] == 1.0).all()
+    env.reset(seed=0)
+    assert (env.step(torch.zeros(3, 1))[-1]["metrics"]["hard"] == 0.5).all()
+
+
+def test_history_delay_noise_clip_and_scale_of_observations():
+    terms = {
+        "old": Observation("own", delay=(2, 2)),
+        "last": Observation("own", history=3),
+        "clipped": Observation("own", clip=(0.0, 3.0), scale=10.0),
+    }
+    env = Drift(2, observations={"policy": terms})
+    assert env.single_observation_space.shape == (5,)
+    first, steps = played(env, 3)
+    x0 = env.reset(seed=0)[0][:, 1]
+    assert torch.equal(first, torch.stack((x0, x0, x0, x0, 10 * x0), 1))
+    expected = [x0, x0, x0 + 2, x0 + 4, torch.full_like(x0, 30.0)]
+    torch.testing.assert_close(steps[1][0], torch.stack(expected, 1))
+    torch.testing.assert_close(steps[2][0][:, 0], x0 + 2)
+
+
+@pytest.mark.parametrize("kind", ["std", "uniform"])
+def test_noise_has_its_size_and_a_bias_stays_within_an_episode(kind):
+    terms = {
+        "each": Observation("own", noise=Noise(**{kind: 0.5})),
+        "bias": Observation("own", noise=Noise(**{kind: 0.5}, per_episode=True)),
+    }
+    env = Drift(2000, observations={"a": terms})
+    first, steps = played(env, 2, action=0.0)
+    noise = torch.stack([first, *(step[0] for step in steps)]) - env.state["x"]
+    deviation = 0.5 if kind == "std" else 0.5 / 3**0.5
+    torch.testing.assert_close(noise.std((0, 1)), torch.full((2,), deviation), atol=0.02, rtol=0)
+    torch.testing.assert_close(noise.mean((0, 1)), torch.zeros(2), atol=0.03, rtol=0)
+    assert torch.allclose(noise[0, :, 1], noise[2, :, 1], atol=1e-6)
+    each = noise[:, :, 0]
+    assert abs(torch.corrcoef(each[:2])[0, 1]) < 0.1
+    assert kind == "std" or each.abs().max() <= 0.5
+
+
+def test_several_groups_are_a_dict():
+    groups = {
+        "actor": {"own": Observation("own")},
+        "critic": {"x": Observation("entry", {"name": "x"}, scale=2.0)},
+    }
+    env = Drift(2, observations=groups)
+    assert isinstance(env.single_observation_space, Dict)
+    first, _ = env.reset(seed=0)
+    assert torch.equal(first["critic"], 2 * first["actor"])
+
+
+def test_actions_side_by_side_drive_joints_of_their_own():
+    def inverse(env, change):
+        return torch.cat((change, -change[:, :1]), 1)
+
+    terms = {
+        "arm": EndEffectorPose(inverse, size=3, scale=0.5, clip=1.0, drives=["arm_*"]),
+        "wheels": Velocity([1.0, 2.0], drives=["left", "right"]),
+        "hand": DeltaPosition(0.1, clip=2.0, drives=["hand"]),
+    }
+    drives = ["left", "arm_0", "arm_1", "hand", "arm_2", "arm_3", "right"]
+    actions = Actions(terms, drives, "Robot")
+    assert actions.space.high.tolist() == [1.0] * 3 + [torch.inf] * 2 + [2.0]
+    action = torch.tensor([[0.2, 4.0, -0.4, 1.0, 1.0, 3.0]])
+    arm, wheels, hand = actions.targets(None, action, torch.arange(7.0)[None])
+    assert (arm.kind, arm.columns) == ("position", [1, 2, 4, 5])
+    torch.testing.assert_close(arm.target, torch.tensor([[0.1, 0.5, -0.2, -0.1]]))
+    assert (wheels.kind, wheels.columns) == ("velocity", [0, 6])
+    assert wheels.target.tolist() == [[1.0, 2.0]]
+    torch.testing.assert_close(hand.target, torch.tensor([[3.2]]))
+
+
+REFUSED = {
+    "a drive that is not there": (
+        lambda: Actions({"a": Position(drives=["lef"])}, ["left", "right"], "Robot"),
+        "the action 'a' names the drive 'lef', which is none of left, right; close matches: left.",
+    ),
+    "a drive of two": (
+        lambda: Actions({"a": Position(), "b": Position(drives=["right"])}, ["left", "right"], "R"),
+        "the actions 'a' and 'b' both drive right",
+    ),
+    "a term without a function": (
+        lambda: Drift(1, rewards={"fast": Reward(weight=1.0)}),
+        "Drift has no reward term 'fast'; allowed: none, or a new one with `term`",
+    ),
+    "a parameter that is missing": (
+        lambda: Drift(1, terminations={"far": Termination(beyond)}),
+        "needs the parameters at in `params`.",
+    ),
+    "an entry that is not there": (
+        lambda: Drift(1, events={"e": Event("randomize", {"name": "gian", "low": 0, "high": 1})}),
+        "Drift has no state entry 'gian'; it has x, gain; close matches: gain.",
+    ),
+    "a level that is not there": (
+        lambda: Drift(1, rewards={"x": Reward(x_of, level="hard")}),
+        "the reward 'x' has the level 'hard', which is no curriculum term: none.",
+    ),
+    "times of a reset": (
+        lambda: Drift(
+            1, events={"e": Event("randomize", {"name": "x", "low": 0, "high": 1}, every_s=(1, 2))}
+        ),
+        "every_s and at_reset are for the mode interval",
+    ),
+    "both kinds of noise": (lambda: Noise(0.1, 0.1), "set std or uniform, not both"),
+    "pictures and terms": (
+        lambda: PushCube(1, pictures=Pictures(), observations={"a": {"own": Observation("own")}}),
+        "observes either `pictures` or the terms of `observations`",
+    ),
+    "drives of a task without names": (
+        lambda: CartPole(1, action=Position(drives=["slider"])),
+        "CartPole has no names for its drives: leave out drives: ['slider'] of Position",
+    ),
+    "other numbers of scales": (
+        lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
+        "Position: scale must be one number or 2, got [1.0, 2.0, 3.0].",
+    ),
+    "an action that needs the state": (
+        lambda: WithTerms(1, partial(GymnasiumEnv, id="Pendulum-v1"), action=DeltaPosition()),
+        "cannot be driven by DeltaPosition, which needs the env's state; allowed: Position",
+    ),
+    "ends of an env that cannot reset rows": (
+        lambda: WithTerms(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
+        "cannot reset single rows: terminations are for a GymnasiumEnv",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_at_construction(name):
+    make, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make()
+
+
+RETURNS = {
+    "a reward of another shape": (
+        {"rewards": {"x": Reward(lambda env: env.state["x"])}},
+        "the term 'x' of rewards returned torch.float32 [2, 1]",
+    ),
+    "an end that is a number": (
+        {"terminations": {"x": Termination(x_of)}},
+        "return a tensor [2] of torch.bool",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_a_term_that_returns_something_else_is_named(name):
+    terms, message = RETURNS[name]
+    with pytest.raises(EnvFaultError, match=re.escape(message)):
+        played(Drift(2, **terms), 1)
+
+
+def test_an_event_that_returns_another_entry_is_named():
+    with pytest.raises(
+        EnvFaultError, match="returned 'y', which is neither an entry of the state nor"
+    ):
+        Drift(2, events={"e": Event(lambda env: {"y": env.state["x"]})})
+
+
+def test_thresholds_of_tasks_are_settings():
+    wide = PointMass(64, terminations={"success": Termination(params={"radius": 3.0})})
+    *_, terminated, _, info = played(wide, 1)[1][-1]
+    assert terminated.all()
+    assert info["success"].all()
+    none = PushCube(4, terminations={"success": None}, rewards={"success": None})
+    assert "success" not in played(none, 1)[1][-1][-1]
+
+
+def high(env, most):
+    return env.state["observation"][:, 0] > most
+
+
+def turned(env):
+    return (env.state["observation"] - env.before["observation"]).abs().sum(1)
+
+
+def pendulum(num_envs, **more):
+    settings = {
+        "rewards": {"env": 0.5, "turned": Reward(turned)},
+        "metrics": {"turned": Metric(turned)},
+        "observations": {
+            "policy": {"own": Observation("own", noise=Noise(std=0.1), history=2, delay=(0, 2))}
+        },
+        "terminations": {"high": Termination(high, {"most": 0.9}, "success")},
+        "action": Position(2.0, clip=1.0),
+    }
+    return WithTerms(num_envs, partial(GymnasiumEnv, id="Pendulum-v1"), **settings | more)
+
+
+def test_around_an_env_terms_see_its_observations_and_ends_are_before_the_reset():
+    env = pendulum(3, observations=None)
+    plain = GymnasiumEnv(3, id="Pendulum-v1")
+    (before, _), (theirs, _) = env.reset(seed=4), plain.reset(seed=4)
+    assert torch.equal(before, theirs)
+    before = before.clone()
+    ends = 0
+    for _ in range(40):
+        action = torch.rand(3, 1) * 2 - 1
+        now, reward, terminated, _, info = env.step(action)
+        last = info.get("final_obs", now).where(terminated[:, None], now)
+        assert torch.equal(terminated, last[:, 0] > 0.9)
+        assert torch.equal(info["success"], terminated)
+        change = (last - before).abs().sum(1)
+        torch.testing.assert_close(info["rewards"]["turned"], change)
+        torch.testing.assert_close(reward, info["rewards"]["env"] + change)
+        if not ends:  # from then on, the plain env is in another episode
+            _, whole, *_ = plain.step(2 * action)
+            torch.testing.assert_close(info["rewards"]["env"], 0.5 * whole)
+        ends += int(terminated.sum())
+        before = now.clone()
+    assert ends
+
+
+def test_around_an_env_memories_and_queues_are_saved_bit_for_bit():
+    one, other = pendulum(3), pendulum(3)
+    one.reset(seed=4)
+    other.reset(seed=9)
+    generator = torch.Generator().manual_seed(0)
+    actions = torch.rand(60, 3, 1, generator=generator) * 2 - 1
+    for action in actions[:30]:
+        last, *_ = one.step(action)
+    assert torch.equal(other.load_state_dict(one.state_dict()), last)
+    for action in actions[30:]:
+        a, b = one.step(action), other.step(action)
+        assert_same(a[:4], b[:4])
+        assert_same(a[4]["rewards"], b[4]["rewards"])
