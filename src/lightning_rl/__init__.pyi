@@ -1,6 +1,9 @@
 """The public names of the package and their modules: `__init__.py` reads this file."""
 
 from lightning_rl.algorithms import (
+    DQN as DQN,
+)
+from lightning_rl.algorithms import (
     GRPO as GRPO,
 )
 from lightning_rl.algorithms import (
@@ -254,6 +257,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     QActorCritic as QActorCritic,
+)
+from lightning_rl.policies import (
+    QPolicy as QPolicy,
 )
 from lightning_rl.policies import (
     ResNet18 as ResNet18,

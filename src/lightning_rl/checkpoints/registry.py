@@ -63,12 +63,12 @@ _WRAPPERS = (
 _TABLE = {
     "model": (
         "Algorithm",
-        "BehaviorCloning DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
+        "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
     ),
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy SlowPolicy "
+        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy SlowPolicy "
         "SquashedActorCritic VLAPolicy",
     ),
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
