@@ -1,5 +1,6 @@
 """Deep Q-learning for discrete actions."""
 
+import copy
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class DQN(OffPolicyAlgorithm):
         for amount in (exploration_final, exploration_initial):  # checks both
             policy.set_exploration(amount)
         policy.set_exploration(self.exploration_at(0.0))
-        self.target_q = make_target_network(policy.actor)
+        self.target_q = copy.deepcopy(policy.actor).requires_grad_(False)
         self.target_encoder = make_target_network(policy.encoder)
         self.target_memory = make_target_network(policy.memory)
 

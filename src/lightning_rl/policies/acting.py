@@ -213,7 +213,7 @@ class NumpyActor(RolloutActor):
 
     def _draw_exploring(self, t: int, values: Array, noise: Array) -> None:
         amount = self._amount
-        if self._policy.distribution.rule == "boltzmann":  # type: ignore[attr-defined]  # by DRAWS
+        if self._policy.distribution.rule == "boltzmann":  # by DRAWS
             self._draw_category(t, values / amount, noise)
             return
         # Differences of log-probs: a constant does not change the argmax.

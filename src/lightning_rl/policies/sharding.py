@@ -139,7 +139,7 @@ class Sharding:
 
 
 def members_of_lists(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules in a module's `nn.ModuleList`s, such as its layers."""
+    """Return the names of the modules in each `nn.ModuleList` of a module, such as its layers."""
     lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
     return tuple(f"{name}.{i}" for name, members in lists for i in range(len(members)))
 

@@ -283,7 +283,7 @@ class Quadruped(MujocoEnv):
             mode="reset",
         ),
         "load": Event(random_load, mode="reset"),
-        "command": Event(random_command, mode="interval", every_s=(5.0, 10.0), at_reset=True),
+        "command": Event(random_command, mode="interval", every_s=(3.0, 6.0), at_reset=True),
         "push": Event(push, mode="interval", every_s=(4.0, 8.0)),
     }
 

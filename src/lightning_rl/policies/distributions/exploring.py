@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lightning_rl.policies.distributions.base import NEVER, Categorical
 
 Exploration = Literal["epsilon", "boltzmann"]
+"""Rule that turns values into probabilities."""
 
 
 class ExploringCategorical(Categorical):
