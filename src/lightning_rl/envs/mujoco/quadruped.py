@@ -220,7 +220,7 @@ class Quadruped(MujocoEnv):
     velocity of the torso, its height, friction, mass. A policy without `actor_keys` reads both.
     Action [8]: joint positions around standing.
 
-    Commands are drawn at the start and every 5 to 10 s, uniform in [-1, 1] m/s forwards,
+    Commands are drawn at the start and every 3 to 6 s, uniform in [-1, 1] m/s forwards,
     [-0.5, 0.5] m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2
     of the model's), `load` (0.75 to 1.5 of the torso's mass), `push` (up to 0.5 m/s along each
     axis, every 4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75;
