@@ -75,6 +75,48 @@ class Mutation(NamedTuple):
 MUTATIONS = (
     # --- sweeps and reports ---
     Mutation(
+        "envs/mujoco/threads.py",
+        "fields of a world that were written once are never written again",
+        "        for i in differs.nonzero()[0].tolist():",
+        "        for i in differs.nonzero()[0].tolist()[:1]:",
+        "equivalence/test_mujoco_env.py",
+    ),
+    Mutation(
+        "envs/mujoco/threads.py",
+        "masses change, and what MuJoCo computes from them stays",
+        "        if any(name in RECOMPUTED for name in fields):",
+        "        if not fields:",
+        "equivalence/test_mujoco_env.py",
+    ),
+    Mutation(
+        "envs/mujoco/env.py",
+        "a world that diverged goes on from numbers that are none",
+        "torch.where(bad[:, None], state[name], value)",
+        "torch.where(bad[:, None], value, value)",
+        "equivalence/test_mujoco_env.py",
+    ),
+    Mutation(
+        "envs/mujoco/env.py",
+        "a position does not count from the keyframe",
+        "                offset[columns] = self._rest[columns]",
+        "                offset[columns] = 0.0",
+        "equivalence/test_mujoco_env.py",
+    ),
+    Mutation(
+        "envs/mujoco/quadruped.py",
+        "commands are in the frame of the world",
+        "        cos, sin = yaw.cos(), yaw.sin()",
+        "        cos, sin = torch.ones_like(yaw), torch.zeros_like(yaw)",
+        "equivalence/test_mujoco_env.py",
+    ),
+    Mutation(
+        "functional/rotations.py",
+        "quaternions are multiplied in the other order",
+        "w1 * u2 + w2 * u1 + torch.linalg.cross(u1, u2)",
+        "w1 * u2 + w2 * u1 - torch.linalg.cross(u1, u2)",
+        "equivalence/test_mujoco_env.py",
+    ),
+    Mutation(
         "reports/statistics.py",
         "a bootstrap draws the first run again and again",
         "generator.integers(len(values), size=(resamples, len(values)))",
@@ -940,8 +982,8 @@ MUTATIONS = (
     Mutation(
         "envs/managers/outcome.py",
         "reward terms are not weighted",
-        "checked(term, term(env), env) * weight",
-        "checked(term, term(env), env)",
+        "            value = value * weight\n",
+        "",
         "numerics/test_tasks.py",
     ),
     Mutation(
@@ -1008,6 +1050,34 @@ MUTATIONS = (
         "            copy_all(self._tensors, newest)\n            self.version",
         "            self.version",
         "equivalence/test_async.py",
+    ),
+    Mutation(
+        "optim/sharded_update.py",
+        "ranks with shards weigh alike, whatever they have",
+        "weighted = [(part, len(part) / total) for part, _ in own]",
+        "weighted = [(part, share / len(counts)) for part, share in own]",
+        "equivalence/test_fsdp.py",
+    ),
+    Mutation(
+        "optim/sharded_update.py",
+        "gradients of all micro-batches but the last are lost with shards",
+        "synchronize_gradients(self._left == 0)",
+        "synchronize_gradients(True) if self._left else self._clear()",
+        "equivalence/test_fsdp.py",
+    ),
+    Mutation(
+        "algorithms/reference.py",
+        "the reference of a sharded policy is the policy itself",
+        "            value.copy_(kept)\n            kept.copy_(before)",
+        "            kept.copy_(before)",
+        "equivalence/test_fsdp.py",
+    ),
+    Mutation(
+        "system/fsdp.py",
+        "a sharded run goes on without the optimizer's state",
+        "    @property\n    def lightning_restore_optimizer(self) -> bool:\n        return True",
+        "    @property\n    def lightning_restore_optimizer(self) -> bool:\n        return False",
+        "equivalence/test_fsdp.py",
     ),
     Mutation(
         "collectors/statistics.py",

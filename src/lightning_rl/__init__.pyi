@@ -142,6 +142,12 @@ from lightning_rl.envs import (
     ManagedEnv as ManagedEnv,
 )
 from lightning_rl.envs import (
+    MujocoEnv as MujocoEnv,
+)
+from lightning_rl.envs import (
+    MujocoView as MujocoView,
+)
+from lightning_rl.envs import (
     PointMass as PointMass,
 )
 from lightning_rl.envs import (
@@ -149,6 +155,12 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     PushCube as PushCube,
+)
+from lightning_rl.envs import (
+    Quadruped as Quadruped,
+)
+from lightning_rl.envs import (
+    Reach as Reach,
 )
 from lightning_rl.envs import (
     RslRlVecEnv as RslRlVecEnv,

@@ -36,8 +36,9 @@ _ENCODERS = (
 _PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
-    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
-    f"PushBlocks PushCube TensorSimulator WithTerms {_in(f'{OURS}.envs', _PROBES)}",
+    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames MujocoEnv "
+    "PointMass PushBlocks PushCube Quadruped Reach TensorSimulator WithTerms "
+    f"{_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"

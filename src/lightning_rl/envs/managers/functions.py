@@ -45,12 +45,13 @@ def measured(env: EnvView, name: str) -> Tensor:
     Raises:
         ConfigurationError: the task has no such quantity.
     """
-    if name not in env.measured:
+    try:
+        return env.measured[name]
+    except KeyError:
         raise ConfigurationError(
             f"{type(env.env).__name__} measures no '{name}'; it measures "
             f"{', '.join(env.measured) or 'nothing'}{closest(name, env.measured)}."
-        )
-    return env.measured[name]
+        ) from None
 
 
 def own(env: EnvView) -> Tensor:
@@ -116,14 +117,15 @@ def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> 
 
 
 def _entry(env: EnvView, name: str) -> Tensor:
-    if name not in env.state.keys():
+    try:
+        value: Tensor = env.state[name]
+    except KeyError:
         names = [key for key in names_of(env.state) if "/" not in key]
         names += list(env.env.parameters())
         raise ConfigurationError(
             f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
             f"{closest(name, names)}."
-        )
-    value: Tensor = env.state[name]
+        ) from None
     return value
 
 

@@ -131,14 +131,14 @@ class ManagedEnv(TorchEnv):
         ]
         self._with_memory = [term for term in bound if term.has_memory]
         self.events = Events(self._event_terms, name)
+        # Most runs need no entries of terms in the state, and skip what makes them.
+        self._adds_entries = bool(
+            self._levels or self.events or self._with_memory or self.observations
+        )
         self.make_constants()
         first = self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
         if self.observations:
             self.single_observation_space = self.observations.space(first)
-
-    @property
-    def _starts_have_terms(self) -> bool:
-        return bool(self._levels or self.events or self._with_memory or self.observations)
 
     @abstractmethod
     def simulate(self, env: EnvView) -> TensorDict:
@@ -167,13 +167,14 @@ class ManagedEnv(TorchEnv):
         name = type(self).__name__
         self._event_terms = merged(Event, self._event_terms, events, name)
         self.events = Events(self._event_terms, name)
+        self._adds_entries = True
         self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
 
     def starts_of(
         self, key: Tensor, episode: Tensor, kept: Mapping[str, Tensor] | None = None
     ) -> TensorDict:
         state = self.started(uniforms(key, episode, 0, self.start_size))
-        if not self._starts_have_terms:
+        if not self._adds_entries:
             return state
         env = self.view_class(self, state, key, episode)
         for name, (first, _) in self._levels.items():
@@ -192,7 +193,8 @@ class ManagedEnv(TorchEnv):
         self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         env = self.view_class(self, state, self.stream_key, self.episode, action)
-        self.events.before_step(env)
+        if self._adds_entries:
+            self.events.before_step(env)
         before = env.state
         after = self.simulate(env)
         env.before, env.state = before, after
@@ -200,10 +202,12 @@ class ManagedEnv(TorchEnv):
         info = self.terminations.judge(env)
         reward, info["rewards"] = self.rewards.total(env)
         info["metrics"] = self.metrics.values(env)
-        self._next_levels(env, info["metrics"])
-        self._keep_entries(env, before)
-        self.observations.compute(env)
-        return self._with_remembered(env), reward, env.terminated, info
+        if self._adds_entries:
+            self._next_levels(env, info["metrics"])
+            self._keep_entries(env, before)
+            self.observations.compute(env)
+            after = self._with_remembered(env)
+        return after, reward, env.terminated, info
 
     def load_state_dict(self, state: dict[str, Any]) -> Observed:
         own = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))

@@ -54,7 +54,11 @@ class Rewards:
         values: dict[str, Tensor] = {}
         total = None
         for name, weight, level, term in self.terms:
-            value = checked(term, term(env), env) * weight
+            env.stream = term.stream
+            value = term.call(env)
+            if value.__class__ is not Tensor or value.shape != env.rows_shape:
+                checked(term, value, env)
+            value = value * weight
             if level is not None:
                 value = value * env.level(level)
             values[name] = value
@@ -94,7 +98,8 @@ class Terminations:
         """Set the outcome of a step in the view, and return what `TorchEnv` reads of it."""
         found: dict[str, Tensor] = {}
         for outcomes, term in self.terms.values():
-            flags = checked(term, term(env), env, torch.bool)
+            env.stream = term.stream
+            flags = checked(term, term.call(env), env, torch.bool)
             for key in outcomes:
                 found[key] = found[key] | flags if key in found else flags
         if "success" in found and "fail" in found:
@@ -119,7 +124,13 @@ class Metrics:
 
     def values(self, env: EnvView) -> dict[str, Tensor]:
         """Return the metrics of a step, {name: [N]}."""
-        return {name: checked(term, term(env), env) for name, term in self.terms.items()}
+        values: dict[str, Tensor] = {}
+        for name, term in self.terms.items():
+            env.stream = term.stream
+            values[name] = value = term.call(env)
+            if value.__class__ is not Tensor or value.shape != env.rows_shape:
+                checked(term, value, env)
+        return values
 
 
 def checked(term: BoundTerm, value: Any, env: EnvView, dtype: torch.dtype | None = None) -> Tensor:

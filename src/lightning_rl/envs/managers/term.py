@@ -209,6 +209,9 @@ class BoundTerm:
 
     Attributes:
         kind, name, settings: see the arguments.
+        stream: index of its random numbers, which the view has when it is called.
+        call: the function `(env, *inputs)`, for managers that set the stream themselves: a step
+            calls a dozen terms.
 
     Raises:
         ConfigurationError: an import path that leads to no function, or another parameter.
@@ -222,20 +225,23 @@ class BoundTerm:
         function = function_of(settings.term, self.label)
         self._check_parameters(function, settings.params, inputs)
         self._memory: Callable[[EnvView], dict[str, Tensor]] | None = None
-        self._call: Callable[..., Any]
         if isinstance(function, type):
-            self._call = function(**settings.params)
-            self._memory = getattr(self._call, "start", None)
-        else:
-            self._call = partial(function, **settings.params) if settings.params else function
+            self._object = function(**settings.params)
+            self._memory = getattr(self._object, "start", None)
+            function = self._object if self._memory is None else self._call_with_memory
+        elif settings.params:
+            function = partial(function, **settings.params)
+        self.call: Callable[..., Any] = function
 
     def __call__(self, env: EnvView, *inputs: Any) -> Any:
         """Return the value of the term."""
         env.stream = self.stream
-        if self._memory is None:
-            return self._call(env, *inputs)
+        return self.call(env, *inputs)
+
+    def _call_with_memory(self, env: EnvView, *inputs: Any) -> Any:
+        assert self._memory is not None
         memory = self._memory(env) if env.at_reset else env.remembers(self.prefix)
-        value, memory = self._call(env, memory, *inputs)
+        value, memory = self._object(env, memory, *inputs)
         self._remember(env, memory)
         return value
 

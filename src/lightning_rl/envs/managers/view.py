@@ -58,10 +58,7 @@ class EnvView:
 
     Attributes:
         env: the env; terms read its constants.
-        num_envs: M.
-        device: device of the tensors.
-        step_dt: seconds per env step.
-        max_episode_steps: time limit, in steps.
+        rows_shape: [M], the shape of a term's value.
         state: [M], the state after the step, or the start of the episode. Interval events and
             `simulate` see the state before the step.
         at_reset: whether the rows begin an episode; otherwise they have taken a step.
@@ -83,9 +80,7 @@ class EnvView:
     ) -> None:
         self.env, self.state, self.before = env, state, state
         self.at_reset = action is None
-        self.num_envs, self.device = len(episode), episode.device
-        self.step_dt: float = env.step_dt
-        self.max_episode_steps: int = env.max_episode_steps or ENDLESS
+        self.rows_shape = episode.shape
         self.episode = episode
         if action is not None:
             self.action = action
@@ -94,6 +89,27 @@ class EnvView:
         self.stream = 0  # of the term that is called
         self.remembered: dict[str, Tensor] = {}  # state entries that the terms add
         self._key = key
+
+    @property
+    def num_envs(self) -> int:
+        """The number of rows, M."""
+        return self.rows_shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self.episode.device
+
+    @property
+    def step_dt(self) -> float:
+        """Seconds per env step."""
+        dt: float = self.env.step_dt
+        return dt
+
+    @property
+    def max_episode_steps(self) -> int:
+        """Time limit, in steps."""
+        return self.env.max_episode_steps or ENDLESS
 
     @cached_property
     def action(self) -> Tensor:
