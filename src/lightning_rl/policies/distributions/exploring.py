@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lightning_rl.policies.distributions.base import NEVER, Categorical
 
 Exploration = Literal["epsilon", "boltzmann"]
-"""Rule that turns values into probabilities."""
+"""How a policy with action values explores, see `ExploringCategorical`."""
 
 
 class ExploringCategorical(Categorical):
