@@ -43,4 +43,8 @@ autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True
 napoleon_custom_sections = [("Reward terms", "params_style")]
 # Types of others, whose inventories cannot be asked without a network. Our own have to resolve.
-nitpick_ignore_regex = [(r"py:.*", r"(?!lightning_rl\.).*")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!lightning_rl\.).*"),
+    (r"py:class", r".*\._\w+"),  # type variables
+    (r"py:class", r"lightning_rl\.(system\.lightning_private\.Counter|compiled\.graphs\.Graphs)"),
+]

@@ -76,6 +76,7 @@ CHECKS = (
     Check("steps", "equality:steps", "compiled steps and CUDA graphs, to eager", 100),
     Check("compiled", "equality:compiled", "compiled updates and CUDA graphs, to eager", 80),
     Check("processes", "processes:in_processes", "NCCL (gloo on a CPU) with one and two ranks", 90),
+    Check("fsdp", "sharded:in_shards", "a VLA with shards (FSDP2), to whole policies", 120),
     Check("async", "equality:asynchronous", "collection in the background, to that in turns", 50),
     Check("resume", "equality:resume", "resumed runs, to uninterrupted ones", 50),
     Check("bf16", "precision:bf16", "bf16-mixed: first ratio, float32 weights, learning", 70),

@@ -24,6 +24,8 @@ if [[ $what == off_policy || $what == all ]]; then
     --evaluate_every 1_000 --curves outputs/sac_pendulum.json
   python scripts/reproduce.py --config sac_push_cube.yaml --seeds 1 2 3 --episodes 100
   python scripts/reproduce.py --config sac_cart_pole.yaml --seeds 1 2 3
+  python scripts/reproduce.py --config dqn_cart_pole.yaml --seeds 1 2 3
+  python scripts/reproduce.py --config dqn_lunar_lander.yaml --seeds 1 2 3   # hours on a busy machine
   for task in PushCube PointMass; do
     python scripts/reproduce.py --config sac_many_envs.yaml --seeds 11 12 13 14 15 --data.env "$task"
   done

@@ -13,6 +13,7 @@ from tensorboard.util import tensor_util
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl import (
+    DQN,
     GRPO,
     PPO,
     SAC,
@@ -26,6 +27,7 @@ from lightning_rl import (
     GripperSAC,
     GymnasiumEnv,
     OffPolicyAlgorithm,
+    QPolicy,
     RLDataModule,
     RLTrainer,
     SquashedActorCritic,
@@ -64,6 +66,7 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
         cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
         cls = GripperActorCritic if issubclass(algorithm, GripperSAC) else cls
         cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls
+        cls = QPolicy if issubclass(algorithm, DQN) else cls
     own = dict(policy_kwargs or {})
     cls = own.pop("policy_class", cls)
     policy = cls(data.observation_space, data.action_space, hidden_sizes=(16,), **own)

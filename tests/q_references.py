@@ -264,3 +264,47 @@ class DiscreteSACReference:
         for slow, fast in zip(self.targets, self.critics, strict=True):
             for a, b in zip(flat(slow), flat(fast), strict=True):
                 a += self.tau * (b - a)
+
+
+class DQNReference:
+    """A Q network, or a value and an advantage; the networks are lists of layers."""
+
+    def __init__(self, networks, *, rate, tau, interval, double, limit=None):
+        self.networks = networks
+        self.targets = [[(w.copy(), b.copy()) for w, b in one] for one in networks]
+        self.adam, self.tau, self.interval, self.double = Adam(rate), tau, interval, double
+        self.limit, self.count = limit, 0
+
+    @staticmethod
+    def values(networks, x):
+        passes = [forward(one, x) for one in networks]
+        if len(passes) == 1:
+            return passes[0][0], [seen for _, seen in passes]
+        (value, _), (advantage, _) = passes
+        mean = advantage.sum(1, keepdims=True) / advantage.shape[1]
+        return value + advantage - mean, [seen for _, seen in passes]
+
+    def update(self, batch):
+        rows, size = np.arange(len(batch["reward"])), len(batch["reward"])
+        target_q, _ = self.values(self.targets, batch["next_observation"])
+        chooser = (
+            self.values(self.networks, batch["next_observation"])[0] if self.double else target_q
+        )
+        best = np.where(batch["next_mask"], chooser, -np.inf).argmax(1)
+        wanted = batch["reward"] + batch["discount"] * target_q[rows, best]
+        q, seen = self.values(self.networks, batch["observation"])
+        by_q = np.zeros_like(q)
+        # The Huber loss has the slope of the error, and no more than 1.
+        by_q[rows, batch["action"]] = np.clip(q[rows, batch["action"]] - wanted, -1, 1) / size
+        total = by_q.sum(1, keepdims=True)
+        by_output = [by_q] if len(self.networks) == 1 else [total, by_q - total / q.shape[1]]
+        arrays, gradients = [], []
+        for one, inputs, gradient in zip(self.networks, seen, by_output, strict=True):
+            arrays += flat(one)
+            gradients += flat(backward(one, inputs, gradient)[0])
+        self.adam.step(arrays, gradients, self.limit)
+        self.count += 1
+        if self.count % self.interval == 0:
+            for slow, fast in zip(self.targets, self.networks, strict=True):
+                for a, b in zip(flat(slow), flat(fast), strict=True):
+                    a += self.tau * (b - a)

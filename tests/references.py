@@ -317,3 +317,20 @@ def stochastic_flow_step(x, velocity, t, step, level):
         mean[i] = row - step * (v + sigma**2 / (2.0 * time) * end)
         std[i] = sigma * math.sqrt(step)
     return mean, std
+
+
+def matrix_of(quaternion):
+    """Rotation matrices [n, 3, 3] of unit quaternions [n, 4], w first, by Rodrigues' formula."""
+    half = np.arccos(np.clip(quaternion[:, 0], -1.0, 1.0))
+    axis = quaternion[:, 1:] / np.linalg.norm(quaternion[:, 1:], axis=1, keepdims=True)
+    x, y, z = axis.T
+    zero = np.zeros_like(x)
+    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).reshape(-1, 3, 3)
+    sin, cos = np.sin(2 * half)[:, None, None], np.cos(2 * half)[:, None, None]
+    return np.eye(3) + sin * cross + (1 - cos) * cross @ cross
+
+
+def angle_of(first, second):
+    """Angle [n] between rotation matrices [n, 3, 3], by the trace of the rotation between them."""
+    trace = np.einsum("nij,nij->n", first, second)
+    return np.arccos(np.clip((trace - 1) / 2, -1.0, 1.0))

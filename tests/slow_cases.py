@@ -31,6 +31,9 @@ SLOW_CASES = {
     "numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference": {
         "False-2-True": "[True-4-True]",
     },
+    "numerics/test_flows.py::test_compiled_it_follows_the_eager_run": {
+        "noise, sac": "[ppo]",
+    },
     # --- resume, background: settings that another case has ---
     "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted": {
         "SAC": "[SAC, all at once]",

@@ -28,6 +28,7 @@ INTERNAL = (
     "envs/wrappers/chunk_wrapper.py",
     "envs/torch/counter_random.py",
     "envs/watch.py",
+    *(f"envs/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
     *(f"envs/managers/{name}.py" for name in ("events", "observations", "outcome")),
     "envs/managers/simulator_events.py",
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),

@@ -1,6 +1,9 @@
 """The public names of the package and their modules: `__init__.py` reads this file."""
 
 from lightning_rl.algorithms import (
+    DQN as DQN,
+)
+from lightning_rl.algorithms import (
     GRPO as GRPO,
 )
 from lightning_rl.algorithms import (
@@ -139,6 +142,12 @@ from lightning_rl.envs import (
     ManagedEnv as ManagedEnv,
 )
 from lightning_rl.envs import (
+    MujocoEnv as MujocoEnv,
+)
+from lightning_rl.envs import (
+    MujocoView as MujocoView,
+)
+from lightning_rl.envs import (
     PointMass as PointMass,
 )
 from lightning_rl.envs import (
@@ -146,6 +155,12 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     PushCube as PushCube,
+)
+from lightning_rl.envs import (
+    Quadruped as Quadruped,
+)
+from lightning_rl.envs import (
+    Reach as Reach,
 )
 from lightning_rl.envs import (
     RslRlVecEnv as RslRlVecEnv,
@@ -242,6 +257,9 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     QActorCritic as QActorCritic,
+)
+from lightning_rl.policies import (
+    QPolicy as QPolicy,
 )
 from lightning_rl.policies import (
     ResNet18 as ResNet18,

@@ -245,7 +245,7 @@ def follow_here(arguments):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
-        if config.endswith(("push_cube.yaml", "point_mass.yaml")):
+        if config.endswith(("push_cube.yaml", "point_mass.yaml", "quadruped.yaml", "blind.yaml")):
             arguments += ["--data.num_envs", "16"]
         if "trainer/ddp.yaml" in arguments:  # its launcher starts anew what here is pytest
             outcome = rl_cli(*arguments)

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_rl import (
+    DQN,
     GRPO,
     GRU,
     LSTM,
@@ -247,6 +248,12 @@ SAME_BATCHES = {
         "policy": {"encoder": partial(NatureCNN, size=8, channels=(4,), kernels=(4,), strides=(2,))},
         "model": {"random_shift": 2},
     },
+    "dqn": {
+        "env": "CartPole-v1",
+        "algorithm": DQN,
+        "policy": {"dueling": True},
+        "model": {"target_update_interval": 2, "n_steps": 2},
+    },
     "sac that steers a flow": {
         "env": lambda num_envs: ActionChunk(num_envs, TwoDoors, 1),
         "policy": {"policy_class": NoiseActorCritic, "base": a_flow},
@@ -301,6 +308,10 @@ class SameTD3(DrawnForAll, TD3):
     pass
 
 
+class SameDQN(DrawnForAll, DQN):
+    pass
+
+
 def record_transitions(directory, count=3):
     """Collect rollouts of 2N envs with untrained actors."""
     for name, settings in SAME_BATCHES.items():
@@ -321,7 +332,7 @@ def same_batches(directory, name, processes):
     """Train off-policy on the recorded rollouts, by minibatches of 32 of all processes."""
     settings = SAME_BATCHES[name]
     path = directory / f"{name}.pt"
-    same = {SAC: SameSAC, TD3: SameTD3}[settings.get("algorithm", SAC)]
+    same = {SAC: SameSAC, TD3: SameTD3, DQN: SameDQN}[settings.get("algorithm", SAC)]
     model = {"algorithm": same, "batch_size": 32 // processes, "updates_per_env_step": 0.1}
     return train(
         directory / f"{name} {processes}",

@@ -32,6 +32,7 @@ from lightning_rl import (
     PerceptronBackbone,
     PerceptronEncoder,
     PushCube,
+    QPolicy,
     SlowPolicy,
     SpatialSoftmaxCNN,
     SquashedActorCritic,
@@ -111,6 +112,10 @@ POLICIES = {
         lambda: DiscreteActorCritic(MASKED, spaces.Discrete(4)),
         (["observation.action_mask", "observation.joints"], ["action"]),
     ),
+    "a Q network": (
+        lambda: QPolicy(MASKED, spaces.Discrete(4), dueling=True),
+        (["observation.action_mask", "observation.joints"], ["action"]),
+    ),
     "a gripper": (lambda: GripperActorCritic(NUMBERS, BOX), (["observation"], ["action"])),
     "pictures, choices and numbers": (
         lambda: ActorCritic(SEEN, BOX, encoder=partial(DictEncoder, encoders={"rgb": SMALL})),
@@ -142,7 +147,7 @@ def exported(policy, kind, path):
     return export_policy(policy, ports_of(policy), kind, path, metadata, {}, None)
 
 
-OF_TORCH_ALONE = ("TD3", "discrete SAC", "a gripper", "in a wrapper")
+OF_TORCH_ALONE = ("TD3", "discrete SAC", "a Q network", "a gripper", "in a wrapper")
 """Whose operations others have too: the graph is the same, and what torch writes of it takes a second each."""
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightning_rl import (
+    DQN,
     GRU,
     LSTM,
     SAC,
@@ -18,6 +19,7 @@ from lightning_rl import (
     DiscreteSAC,
     GripperSAC,
     GymnasiumEnv,
+    NatureCNN,
     PerceptronEncoder,
     PushCube,
     ReplayBuffer,
@@ -29,6 +31,7 @@ from tests.arms import helped_arm, mixed
 from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
+from tests.learning.test_probes import PictureProbe
 from tests.probes import MaskProbe
 
 
@@ -116,6 +119,15 @@ RUNS = {
         "algorithm": DiscreteSAC, "env": MaskProbe, "num_target_critics": 2, "policy_delay": 2, "normalize_reward": True,
         "policy": {"num_critics": 3, "critic_normalization": "layer", "encoder": partial(DictEncoder, normalize=True)},
     },
+    "DQN of pictures": {
+        "algorithm": DQN, "env": PictureProbe, "n_steps": 2, "target_update_interval": 3, "tau": 1.0, "random_shift": 1,
+        "policy": {"dueling": True, "encoder": partial(NatureCNN, size=8, channels=(4,), kernels=(2,), strides=(1,))},
+    },
+    "DQN that remembers what is allowed": {
+        "algorithm": DQN, "env": MaskProbe, "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4,
+        "exploration_fraction": 0.8,
+        "policy": {"exploration": "boltzmann", "memory": partial(GRU, size=4), "normalize_observation": True},
+    },
 }  # fmt: skip
 
 
@@ -184,7 +196,14 @@ def test_renormalised_critics_are_compiled_and_resumed_alike(
 
 
 @pytest.mark.parametrize(
-    "name", ["SAC", "CrossQ", "SAC that remembers", "discrete SAC, of what is allowed"]
+    "name",
+    [
+        "SAC",
+        "CrossQ",
+        "SAC that remembers",
+        "discrete SAC, of what is allowed",
+        "DQN that remembers what is allowed",
+    ],
 )
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
     background = partial(AsyncCollector, max_staleness=0, timeout_s=30)

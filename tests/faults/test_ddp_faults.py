@@ -142,7 +142,9 @@ class TestTwoProcesses:
         assert process.returncode != 0
         assert "ValueError: the sensor is gone" in log
 
-    @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+    # A hanging env is an exception in its own process (test_hangs.py), and the test above has one.
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rank", [0, 1])
     def test_an_env_that_hangs_on_one_rank_ends_both(self, rank, launch, tmp_path):
         hang = ("--data.env.fails_on", str(rank), "--data.env.hangs", "true")
         process = launch(*hang, "--data.env_timeout_s", "2")

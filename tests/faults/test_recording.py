@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl.datasets.directory import part_of, renewing
+from lightning_rl.datasets.directory import part_of, replacing_folders
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
@@ -142,7 +142,7 @@ def test_killed_at_any_moment_all_finished_episodes_open_and_recording_goes_on(
 def test_a_rewrite_counts_once_it_is_whole(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a").write_text("old")
-    with renewing(tmp_path) as target:
+    with replacing_folders(tmp_path) as target:
         (target / "data").mkdir(parents=True)
         (target / "data/a").write_text("ne")
         assert part_of(tmp_path, "data/a").read_text() == "old", "what a kill leaves now"

@@ -208,7 +208,8 @@ def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_s
     cluster = Failing(random.Random(0), longest=0.02)
     collectors = remote(cluster, 1, 0, timeout_s=40.0)
     with pytest.raises(
-        TimeoutError, match=r"Of 1 collectors are 1 \w+: .* The last error was RuntimeError: killed"
+        TimeoutError,
+        match=r"Of 1 collectors are 1 \w+\. .* The last error was RuntimeError: killed",
     ):
         collectors.take()
     seeds = [seed for _, seed, _ in cluster.starts]

@@ -9,7 +9,7 @@ import yaml
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs, shipped_parts
-from lightning_rl.cli.parsing import merged
+from lightning_rl.cli.parsing import merge_options
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.plain_yaml import read_yaml
 from tests.helpers import last, load, train
@@ -122,9 +122,9 @@ def test_what_repeats_nothing_is_taken():
     bombs = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(30))
     with pytest.raises(ConfigurationError, match="it holds more than 10,000 values"):
         read_yaml(f"a0: &a0 [1]\n{bombs}", "it")
-    merged(["--y", "a" * 5000 + ".yaml", "--z=", "--trainer.a=b=c"])
+    merge_options(["--y", "a" * 5000 + ".yaml", "--z=", "--trainer.a=b=c"])
 
 
 def test_every_shipped_config_is_without():
     for path in (shipped_configs() | shipped_parts()).values():
-        merged(["--config", str(path)])
+        merge_options(["--config", str(path)])

@@ -10,6 +10,7 @@ from lightning.pytorch import seed_everything
 from tensordict import TensorDict
 
 from lightning_rl import (
+    DQN,
     PPO,
     SAC,
     TD3,
@@ -164,18 +165,19 @@ def test_the_actor_learns_a_continuous_action(name, tmp_path):
     assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.12)
 
 
-def test_it_learns_which_of_the_allowed_actions_leads_on(tmp_path):
-    """And aims at half of log 2, as two of twenty are allowed."""
+@pytest.mark.parametrize("algorithm", [DiscreteSAC, DQN])
+def test_it_learns_which_of_the_allowed_actions_leads_on(algorithm, tmp_path):
+    """SAC aims at half of log 2, as two of twenty are allowed."""
     data = {"num_envs": 8, "buffer_size": 25, "total_env_steps": 1600}
-    module = learn(
-        tmp_path, MaskProbe, algorithm=DiscreteSAC, data=data, gamma=0.9, init_alpha=0.01, tau=0.05
-    )
+    own = {"init_alpha": 0.01} if algorithm is DiscreteSAC else {"policy": {"dueling": True}}
+    module = learn(tmp_path, MaskProbe, algorithm=algorithm, data=data, gamma=0.9, tau=0.05, **own)
     cells = torch.arange(MaskProbe.cells)
     env = MaskProbe(MaskProbe.cells)
     seen = env.observe(TensorDict({"cell": cells}, [len(cells)]))
     chosen = module.policy.get_action(TensorDict({"observation": seen}, [len(cells)]), True)
     assert torch.equal(chosen["action"], 7 * cells % 20)
-    assert module.metrics["train/target_entropy"] == pytest.approx(0.5 * np.log(2.0))
+    if algorithm is DiscreteSAC:
+        assert module.metrics["train/target_entropy"] == pytest.approx(0.5 * np.log(2.0))
 
 
 @pytest.mark.parametrize(("ratio", "updates"), [(1.0, 100), (0.3, 30), (2.5, 250)])

@@ -703,7 +703,7 @@ def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
     for ends, expected in {"success": False, "terminated": True, "truncated": False}.items():
         episodes = read_episodes(tmp_path / "data", ends=ends)
         assert bool(episodes[0].terminated[-1]) is expected
-    with pytest.raises(ConfigurationError, match=r"holds no rewards.*keys: {<column>: reward}"):
+    with pytest.raises(ConfigurationError, match=r"has no rewards.*keys: {<column>: reward}"):
         read_replay(episodes, space, space)
     chunked = ReplayBuffer(VECTOR, Box(-1, 1, (2, 2)), 1, capacity=10)
     chunked.extend(Stream(VECTOR, 1, seed=1, action=Box(-1, 1, (2, 2)), chunk=2).next(3))

@@ -328,6 +328,18 @@ def test_actions_that_were_not_executed_count_in_no_loss(tmp_path):
     assert torch.equal(*losses)
 
 
+@pytest.mark.parametrize("name", ["ppo", "clone", "noise, sac"])
+def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    *what, settings, data = RESUMED[name]
+    eager, compiled = (
+        fit(tmp_path / str(compile), *what, data, max_epochs=1, compile=compile, **settings)
+        for compile in (False, True)
+    )
+    assert compiled.compilation.compiled
+    for key, value in eager.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
 RESUMED = {
     "ppo": (PPO, DOORS, flow_policy, ON_POLICY, {}),
     "clone": (

@@ -280,7 +280,7 @@ def test_other_datasets_are_refused(tmp_path):
 def test_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record("data", success=[None] * 5, reward=np.nan)
-    with pytest.raises(ConfigurationError, match="holds no rewards"):
+    with pytest.raises(ConfigurationError, match="has no rewards"):
         MixedReplay(*SPACES, 1, demonstrations="data")
     run(["label", "data", "--success", "0", "3", "--failure=all", "--epochs", "2"])
     out = capsys.readouterr().out

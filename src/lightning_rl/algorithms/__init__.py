@@ -3,6 +3,7 @@
 from lightning_rl.algorithms.base import Algorithm as Algorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning as BehaviorCloning
 from lightning_rl.algorithms.discrete_sac import DiscreteSAC as DiscreteSAC
+from lightning_rl.algorithms.dqn import DQN as DQN
 from lightning_rl.algorithms.gripper_sac import GripperSAC as GripperSAC
 from lightning_rl.algorithms.grpo import GRPO as GRPO
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm

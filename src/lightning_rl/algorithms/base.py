@@ -394,11 +394,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             check_trainer(self.trainer)
 
     def configure_model(self) -> None:
-        """Shard the policy, if the strategy shards; the update is then not compiled.
-
-        Raises:
-            ConfigurationError: if the policy cannot be sharded, or `compile` is true.
-        """
+        """Shard the policy, if the strategy shards; the update is then not compiled."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDP2Strategy) and self.policy.sharding is None:
             check_not_compiled(self.compile_update)

@@ -4,7 +4,6 @@ A recurrent policy starts each step with the state stored in the rollout.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -39,7 +38,7 @@ def write_values(
     observations = flat_transitions(rollout, inputs, bootstrap=True)
     envs, slots = rollout.batch_size
     parts = _parts(policy, observations)
-    values = torch.cat(_each(policy, value_of or partial(_value, policy), parts, parts[0]))
+    values = torch.cat(_each(policy, value_of or policy.get_value, "value", parts, parts[0]))
     rollout["value"].copy_(values.view(slots, envs).t())
     rollout["final_value"].zero_()
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
@@ -51,14 +50,9 @@ def write_values(
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         ended = _parts(policy, TensorDict(finals, [len(rows)]))
     # Without `value_of`: the number of final observations varies, and graphs need a fixed number.
-    final_values = _each(policy, partial(_value, policy), ended, parts[0])
+    final_values = _each(policy, policy.get_value, "value", ended, parts[0])
     if final_values:
         rollout["final_value"][rows, steps] = torch.cat(final_values)
-
-
-def _value(policy: Policy, samples: TensorDict) -> Tensor:
-    value: Tensor = policy.get_value(samples)["value"]
-    return value
 
 
 def _parts(policy: "EvaluatesActions", samples: TensorDict) -> list[TensorDict]:
@@ -67,20 +61,19 @@ def _parts(policy: "EvaluatesActions", samples: TensorDict) -> list[TensorDict]:
 
 def _each(
     policy: "EvaluatesActions",
-    ask: Callable[[TensorDict], Tensor],
+    ask: Callable[[TensorDict], Tensor | TensorDict],
+    key: str,
     parts: list[TensorDict],
     spare: TensorDict,
 ) -> list[Tensor]:
-    """Return the answers of a policy for parts [B]; a sharded one needs equally many on all ranks.
+    """Return a policy's answers for parts [B], or the entry `key` of each answer.
 
-    A rank with fewer parts asks about `spare` [B], too.
+    A sharded policy is asked equally often on all ranks: on a rank with fewer parts, about `spare`.
     """
     # Before the first call: it waits for the other ranks.
     missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)
-    answers = [ask(part) for part in parts]
-    for _ in range(missing):
-        ask(spare)
-    return answers
+    answers = [ask(part) for part in (*parts, *[spare] * missing)]
+    return [one if isinstance(one, Tensor) else one[key] for one in answers[: len(parts)]]
 
 
 class EvaluatesActions(Protocol):
@@ -130,12 +123,7 @@ def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
     keys = sorted({"observation", "action", *policy.extra_fields})
     transitions = flat_transitions(rollout, keys)
     parts = _parts(policy, transitions)
-    log_probs = _each(policy, partial(_log_prob, policy), parts, parts[0])
+    log_probs = _each(policy, policy.evaluate_actions, "sample_log_prob", parts, parts[0])
     envs, slots = rollout.batch_size
     steps: Tensor = torch.cat(log_probs).unflatten(0, (slots - 1, envs))
     return steps.transpose(0, 1)
-
-
-def _log_prob(policy: EvaluatesActions, samples: TensorDict) -> Tensor:
-    log_prob: Tensor = policy.evaluate_actions(samples)["sample_log_prob"]
-    return log_prob

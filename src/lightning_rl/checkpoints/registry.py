@@ -36,8 +36,9 @@ _ENCODERS = (
 _PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
-    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
-    f"PushBlocks PushCube TensorSimulator WithTerms {_in(f'{OURS}.envs', _PROBES)}",
+    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames MujocoEnv "
+    "PointMass PushBlocks PushCube Quadruped Reach TensorSimulator WithTerms "
+    f"{_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"
@@ -62,12 +63,12 @@ _WRAPPERS = (
 _TABLE = {
     "model": (
         "Algorithm",
-        "BehaviorCloning DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
+        "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
     ),
     "policy": (
         "Policy",
         "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy SlowPolicy "
+        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy SlowPolicy "
         "SquashedActorCritic VLAPolicy",
     ),
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),

@@ -448,6 +448,8 @@ def compile_steps(
     """
     if not isinstance(env, TorchEnv):
         choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
+    elif not env.in_torch:
+        choice.does_not_apply(f"{type(env).__name__} is simulated outside of torch")
     elif not settings().compiled_steps:
         choice.does_not_apply("trainer.machine.compiled_steps: false")
     if not choice.compiled or not isinstance(env, TorchEnv):

@@ -6,6 +6,10 @@ from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv as GymnasiumEnv
 from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv as EnvPoolEnv
 from lightning_rl.envs.managers import ManagedEnv as ManagedEnv
 from lightning_rl.envs.managers import WithTerms as WithTerms
+from lightning_rl.envs.mujoco.env import MujocoEnv as MujocoEnv
+from lightning_rl.envs.mujoco.env import MujocoView as MujocoView
+from lightning_rl.envs.mujoco.quadruped import Quadruped as Quadruped
+from lightning_rl.envs.mujoco.reach import Reach as Reach
 from lightning_rl.envs.people.devices import Gamepad as Gamepad
 from lightning_rl.envs.people.devices import Keyboard as Keyboard
 from lightning_rl.envs.people.devices import SpaceMouse as SpaceMouse

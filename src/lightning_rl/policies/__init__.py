@@ -27,6 +27,7 @@ from lightning_rl.policies.q_actor_critic import (
 )
 from lightning_rl.policies.q_actor_critic import QActorCritic as QActorCritic
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic as SquashedActorCritic
+from lightning_rl.policies.q_policy import QPolicy as QPolicy
 from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
 from lightning_rl.policies.vla import Backbone as Backbone
 from lightning_rl.policies.vla import CustomVLA as CustomVLA

@@ -1,5 +1,6 @@
 """Act with a small perceptron in NumPy, whose overhead per operation is below torch's."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any, ClassVar, Protocol
@@ -11,6 +12,7 @@ from torch import nn
 
 from lightning_rl.policies.base import RolloutActor
 from lightning_rl.policies.distributions.base import ActionDistribution, Categorical
+from lightning_rl.policies.distributions.exploring import ExploringCategorical
 from lightning_rl.policies.distributions.gaussians import (
     DiagonalGaussian,
     NoisyTanh,
@@ -163,6 +165,8 @@ class NumpyActor(RolloutActor):
             noise *= distribution.exploration_std
         elif isinstance(distribution, StateStdTanhGaussian):
             self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]
+        elif isinstance(distribution, ExploringCategorical):
+            self._amount = float(distribution.amount)
         self._noise = [*[None] * start, *noise.numpy()]
         if isinstance(distribution, Squashing):
             bounds = ("scale", "center", "low", "high")
@@ -207,6 +211,17 @@ class NumpyActor(RolloutActor):
         action = self._actions[t]
         noise.reshape(*action.shape, -1).argmax(-1, action)
 
+    def _draw_exploring(self, t: int, values: Array, noise: Array) -> None:
+        amount = self._amount
+        if self._policy.distribution.rule == "boltzmann":  # by DRAWS
+            self._draw_category(t, values / amount, noise)
+            return
+        # Differences of log-probs: a constant does not change the argmax.
+        share = amount / values.shape[-1]
+        above = math.log(1 - amount + share) - math.log(max(share, 1e-30))
+        noise[np.arange(len(values)), values.argmax(-1)] += above
+        noise.argmax(-1, self._actions[t][:, 0])
+
     def _draw_gaussian(self, t: int, mean: Array, noise: Array) -> None:
         np.add(mean, noise, out=self._actions[t])
 
@@ -250,6 +265,7 @@ class NumpyActor(RolloutActor):
 
     DRAWS: ClassVar[dict[type[ActionDistribution], Callable[..., None]]] = {
         Categorical: _draw_category,
+        ExploringCategorical: _draw_exploring,
         DiagonalGaussian: _draw_gaussian,
         RescaledGaussian: _draw_rescaled,
         TanhGaussian: _draw_squashed,

@@ -251,7 +251,11 @@ class Policy(nn.Module, ABC, Constructed):
 
     def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
         """Shard the parameters over the processes of a mesh, in place; see `Sharding`."""
-        self.sharding = Sharding(self, self.blocks, mesh, acting, self.autocast_dtype)
+        methods = ["get_value", "evaluate_actions"]
+        if type(self).clone_loss is not Policy.clone_loss:  # that calls `evaluate_actions`
+            methods.append("clone_loss")
+        dtype = self.autocast_dtype
+        self.sharding = Sharding(self, self.blocks, methods, mesh, acting, dtype)
         return self.sharding
 
     def put_in_eval_mode(self) -> None:

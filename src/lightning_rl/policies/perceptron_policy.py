@@ -13,7 +13,7 @@ from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
 from lightning_rl.policies.base import Policy, RolloutActor, noise_for
 from lightning_rl.policies.distributions.base import ActionDistribution, widened
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
-from lightning_rl.policies.networks.memory import MemoryFactory
+from lightning_rl.policies.networks.memory import Memory, MemoryFactory
 from lightning_rl.policies.networks.perceptron import (
     Initialization,
     Network,
@@ -245,6 +245,27 @@ class PerceptronPolicy(Policy):
 
     def _encoded(self, td: TensorDict) -> Tensor:
         return self.read(td, self.encoder, self.normalizer, self.actor_keys)
+
+    def next_features(
+        self,
+        td: TensorDict,
+        next_td: TensorDict,
+        encoder: nn.Module | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """Return the actor's features [B, D] of the observations `next_td` [B] after `td` [B].
+
+        `td` has `sequences` for a policy with a memory. `encoder` and `memory` are target networks;
+        None for the originals.
+        """
+        if encoder is None and self.memory is None:
+            return self.actor_features(next_td)
+
+        def encode(steps: TensorDict) -> Tensor:
+            return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
+
+        memory, features = memory or self.memory, encode(next_td)
+        return features if memory is None else memory.unroll_next(td["sequences"], encode, features)
 
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return the critic's features [B, D] of `td` [B].

@@ -167,7 +167,7 @@ class QActorCritic(PerceptronPolicy):
             actor_encoder_memory: target networks of the actor's encoder and memory; None for the
                 originals.
         """
-        actor_features = self._next_features(td, next_td, *actor_encoder_memory)
+        actor_features = self.next_features(td, next_td, *actor_encoder_memory)
         if self.critic_reads_apart:
             if critic_encoder_memory[0] is None:
                 return actor_features, self.critic_features(next_td)
@@ -179,24 +179,7 @@ class QActorCritic(PerceptronPolicy):
         )
         if same:
             return actor_features, actor_features
-        return actor_features, self._next_features(td, next_td, *critic_encoder_memory)
-
-    def _next_features(
-        self,
-        td: TensorDict,
-        next_td: TensorDict,
-        encoder: nn.Module | None,
-        memory: Memory | None,
-    ) -> Tensor:
-        """Return the actor's, or shared, features [B, D] of the observation after `td` [B]."""
-        if encoder is None and self.memory is None:
-            return self.actor_features(next_td)
-
-        def encode(steps: TensorDict) -> Tensor:
-            return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
-
-        memory, features = memory or self.memory, encode(next_td)
-        return features if memory is None else memory.unroll_next(td["sequences"], encode, features)
+        return actor_features, self.next_features(td, next_td, *critic_encoder_memory)
 
     def q_values(
         self,

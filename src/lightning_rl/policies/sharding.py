@@ -42,6 +42,7 @@ class Sharding:
         policy: is sharded in place.
         blocks: patterns of the names of its blocks. Parameters outside of blocks are gathered for a
             whole forward pass.
+        methods: the methods besides `forward` that use parameters; they return a TensorDict.
         mesh: the processes.
         acting: see `FSDP2Strategy`.
         dtype: of gathered blocks and their computations; None for the dtype of the weights.
@@ -56,6 +57,7 @@ class Sharding:
         self,
         policy: nn.Module,
         blocks: Sequence[str],
+        methods: Sequence[str],
         mesh: DeviceMesh,
         acting: Acting,
         dtype: torch.dtype | None,
@@ -75,7 +77,7 @@ class Sharding:
         _allocate(policy, mesh.device_type, memo)
         # FSDP's default keeps the rest gathered after a pass without gradients.
         fully_shard(policy, mesh=mesh, reshard_after_forward=True)
-        for name in ("get_value", "evaluate_actions"):
+        for name in methods:
             _register(policy, name)
         self._modules = [m for m in policy.modules() if isinstance(m, FSDPModule)]
         _fill(policy, values, mesh)
@@ -137,7 +139,7 @@ class Sharding:
 
 
 def members_of_lists(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules in a module's `nn.ModuleList`s, such as its layers."""
+    """Return the names of the modules in each `nn.ModuleList` of a module, such as its layers."""
     lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
     return tuple(f"{name}.{i}" for name, members in lists for i in range(len(members)))
 

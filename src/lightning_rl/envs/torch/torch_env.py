@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -54,6 +54,7 @@ class TorchEnv(VectorEnv):
 
     Attributes:
         start_size: K, random numbers per start.
+        in_torch: whether a step is torch operations alone, which may be compiled.
         seed: [N] int64, the seed of each env; initially env i has the seed i.
         episode: [N] int64, the number of earlier episodes of this seed.
         elapsed: [N] int64, env steps since the episode began.
@@ -67,6 +68,7 @@ class TorchEnv(VectorEnv):
     """
 
     start_size: int
+    in_torch: ClassVar[bool] = True
     max_episode_steps: int
 
     def __init__(

@@ -68,39 +68,32 @@ class Inputs(nn.Module):
             f"is {space}.",
         )
         assert isinstance(space, gymnasium.spaces.Dict)
-        steps, any_size = network.obs_steps, network.any_size
-        _check_keys(directory, keys)
+        for name in keys:
+            require(
+                name in directory.inputs,
+                f"keys names '{name}', and the policy in {directory.path} reads "
+                f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
+            )
         raw = {new: old for old, new in processors.rename.items()}
-        cameras = [name for name in directory.cameras if keys.get(name, "") is not None]
+        left_out = [name for name, key in keys.items() if key is None]
+        cameras = [name for name in directory.cameras if name not in left_out]
         require(
-            bool(cameras) or not directory.cameras,
-            "keys leaves out all pictures; the policy reads at least one.",
+            all(name in directory.cameras for name in left_out)
+            and (not left_out or (network.any_size and bool(cameras))),
+            f"keys leaves out {', '.join(left_out)}, which {directory.kind} cannot do without.",
         )
         self.sources: dict[str, Source] = {}
-        for name, feature in directory.inputs.items():
-            is_picture = feature.kind == "VISUAL"
-            if not is_picture and name not in USUAL:
-                continue  # nor does LeRobot read it
-            if name in keys and keys[name] is None:
-                require(
-                    is_picture and any_size,
-                    f"keys leaves out {name}, which {directory.kind} cannot do without.",
-                )
-                continue
+        for name in [*(one for one in directory.inputs if one in USUAL), *cameras]:
             given = keys.get(name)
-            source = (
-                Source(given)
-                if given is not None
-                else _found(raw.get(name, name), name, space, cameras if is_picture else [])
-            )
+            seen = cameras if name in cameras else []
+            source = Source(given) if given else _found(raw.get(name, name), name, space, seen)
             require(
                 source is not None and source.key in space.spaces,
                 f"The policy in {directory.path} reads {name}, and the observation has "
                 f"{', '.join(space.spaces)}. Say which key it is: keys: {{{name}: KEY}}.",
             )
             assert source is not None
-            lead = (steps,) if steps > 1 else ()
-            _check_space(name, space[source.key], source, feature.shape, lead, any_size)
+            _check_space(name, space[source.key], source, directory.inputs[name].shape, network)
             self.sources[name] = source
         require(
             padding is None or LANGUAGE in space.spaces,
@@ -156,15 +149,6 @@ def space_of(
     return gymnasium.spaces.Dict(spaces)
 
 
-def _check_keys(directory: PolicyDirectory, keys: Mapping[str, str | None]) -> None:
-    for name in keys:
-        require(
-            name in directory.inputs,
-            f"keys names '{name}', and the policy in {directory.path} reads "
-            f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
-        )
-
-
 def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
     """Return the place of an input by its name, or by the usual keys of envs."""
     short = raw.removeprefix("observation.").removeprefix("images.")
@@ -184,35 +168,25 @@ def _check_space(
     space: gymnasium.Space[Any],
     source: Source,
     wanted: tuple[int, ...],
-    lead: tuple[int, ...],
-    any_size: bool,
+    network: Network,
 ) -> None:
-    shape = tuple(space.shape or ())
-    shape = shape if source.camera is None else shape[1:]
+    steps = network.obs_steps
+    lead = (steps,) if steps > 1 else ()
+    shape = tuple(space.shape or ())[0 if source.camera is None else 1 :]
+    fits = shape[: len(lead)] == lead and math.prod(shape) == math.prod((*lead, *wanted))
     if len(wanted) == 3:
-        last = shape[-3:]
-        fits = (
-            space.dtype == np.uint8 and len(shape) == len(lead) + 3 and shape[: len(lead)] == lead
-        )
-        sized = any_size or last == (*wanted[1:], wanted[0])
-        require(
-            fits and last[-1] == wanted[0] and sized,
-            f"{name} is a picture uint8 {[*lead, *wanted[1:], wanted[0]]}, and '{source.key}' of "
-            f"the observation is {space}.{_stacking(lead)}",
-        )
-        return
-    require(
-        shape[: len(lead)] == lead and math.prod(shape) == math.prod((*lead, *wanted)),
-        f"{name} has the shape {[*lead, *wanted]}, and '{source.key}' of the observation is "
-        f"{space}.{_stacking(lead)}",
+        wanted = (*wanted[1:], wanted[0])
+        sized = shape[len(lead) :] == wanted or (network.any_size and shape[-1] == wanted[-1])
+        fits = shape[: len(lead)] == lead and len(shape) == len(lead) + 3 and sized
+        fits = fits and space.dtype == np.uint8
+    cure = (
+        f" The policy reads the last {steps} observations: give the env the wrapper {{class_path: "
+        f"gymnasium.wrappers.FrameStackObservation, init_args: {{stack_size: {steps}, "
+        "padding_type: reset}}."
     )
-
-
-def _stacking(lead: tuple[int, ...]) -> str:
-    if not lead:
-        return ""
-    return (
-        f" The policy reads the last {lead[0]} observations: give the env the wrapper "
-        "{class_path: gymnasium.wrappers.FrameStackObservation, init_args: {stack_size: "
-        f"{lead[0]}, padding_type: reset}}}}."
+    kind = "is a picture of uint8, of" if len(wanted) == 3 else "has"
+    require(
+        fits,
+        f"{name} {kind} the shape {[*lead, *wanted]}, and '{source.key}' of the observation is "
+        f"{space}.{cure if steps > 1 else ''}",
     )

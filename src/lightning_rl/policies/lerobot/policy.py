@@ -71,6 +71,11 @@ class LeRobotBackbone(Backbone):
         self.reads, self.summary_size, self.slot_size = inputs.reads, network.summary_size, 1
         self.vocabulary = network.vocabulary
 
+    @property
+    def blocks(self) -> Sequence[str]:
+        # FSDP gathers a block when it is called; the layers of a SmolVLA are called in parts.
+        return () if isinstance(self.network, SmolVLANetwork) else super().blocks
+
     def build(self, observation: TensorDict, num_slots: int) -> None:
         self.num_slots = num_slots
 
@@ -207,8 +212,9 @@ class LeRobotPolicy(ChunkPolicy):
 
         Args:
             batch: see `prepare`.
-            noise: initial noise [B, ...] of a SmolVLA or a Diffusion. Default: the fixed noise of
-                deterministic acting.
+            noise: initial noise of a SmolVLA, [B, n_action_steps, max_action_dim], or a Diffusion,
+                [B, horizon, A]; [B, 1 + M, horizon, A] with that of M steps of DDPM. Default: the
+                fixed noise of deterministic acting.
 
         Raises:
             ConfigurationError: for a missing input, or noise for a policy without.

@@ -52,7 +52,7 @@ class Backbone(nn.Module, ABC, Constructed):
 
     @property
     def blocks(self) -> Sequence[str]:
-        """Patterns as in `Policy.blocks`. Default: the modules in `nn.ModuleList`s."""
+        """Patterns as in `Policy.blocks`. Default: the modules in each `nn.ModuleList`."""
         return members_of_lists(self)
 
     @abstractmethod

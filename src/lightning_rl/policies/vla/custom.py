@@ -32,7 +32,7 @@ class CustomVLA(Policy):
     generator=None)`, `evaluate_actions(td)` and, for algorithms with a critic, `get_value(td)`.
     Optional members: `extra_fields`, `fields_of(action)`, `parameter_groups()`, `joint_ratio`,
     `counts_executed`, and constructor arguments `observation_space` and `action_space`. A class may
-    have `blocks` (see `Policy`), names of its modules; default: those in its `nn.ModuleList`s.
+    have `blocks` (see `Policy`), names of its modules; default: those in each `nn.ModuleList`.
 
     A model may also work on plain tensors: `forward(observation)` returns actions [B, A],
     `get_value(observation)` values [B, 1], `evaluate_actions` reads `(observation, actions)`.

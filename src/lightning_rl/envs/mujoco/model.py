@@ -1,0 +1,206 @@
+"""Read a MuJoCo model, name the parts of its state, and define what a backend computes."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
+
+STATE = ("time", "qpos", "qvel", "act")
+"""State entries that a simulation step reads and writes, each [N, size] float32."""
+
+RECOMPUTED = (
+    *("body_mass", "body_inertia", "body_ipos", "body_pos", "body_quat"),
+    *("dof_armature", "actuator_gear"),
+)
+"""Fields from which MuJoCo computes others (`mj_setConst`)."""
+
+FIELDS = (
+    *RECOMPUTED,
+    *("geom_friction", "geom_solref", "geom_solimp", "geom_margin", "site_pos", "site_quat"),
+    *("jnt_range", "jnt_stiffness", "qpos_spring", "dof_damping", "dof_frictionloss"),
+    *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange"),
+)
+"""Fields of the model, as MuJoCo names them, that may differ between worlds."""
+
+FRAMES = {
+    "xpos": ("mjOBJ_BODY", "mjSENS_FRAMEPOS"),
+    "xquat": ("mjOBJ_BODY", "mjSENS_FRAMEQUAT"),
+    "site_xpos": ("mjOBJ_SITE", "mjSENS_FRAMEPOS"),
+}
+"""Views of bodies and sites: kind of the object, and the sensor that measures it."""
+
+SIZES = {0: (7, 6), 1: (4, 3), 2: (1, 1), 3: (1, 1)}
+"""Numbers of `qpos` and `qvel` by joint type: free, ball, slide, hinge."""
+
+
+def import_mujoco() -> Any:
+    """Import MuJoCo.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read at the import; else it looks for a screen
+    return import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install 'lightning-rl[mujoco]'.")
+
+
+def read_spec(model: Any) -> Any:
+    """Return a copy of the `mujoco.MjSpec` of a model.
+
+    Args:
+        model: path of an MJCF or URDF file, an `MjSpec`, or a function that returns one.
+
+    Raises:
+        ConfigurationError: there is no such file, or MuJoCo cannot read it.
+    """
+    mujoco = import_mujoco()
+    if callable(model):
+        model = model()
+    if isinstance(model, mujoco.MjSpec):
+        return model.copy()
+    require(
+        isinstance(model, str | Path),
+        f"model must be the path of an MJCF file, an MjSpec or a function that returns one, got "
+        f"{type(model).__name__}.",
+    )
+    require(Path(model).is_file(), f"model: there is no file {model}.")
+    try:
+        return mujoco.MjSpec.from_file(str(model))
+    except ValueError as error:
+        raise ConfigurationError(f"MuJoCo cannot read the model {model}: {error}") from error
+
+
+class Layout:
+    """A compiled model, and the columns of its named joints, actuators, sensors and frames.
+
+    Positions of bodies and sites are measured by frame sensors, which this class adds at the end of
+    the model's sensors: both backends then return them with `sensordata`.
+
+    Args:
+        spec: the model; changed.
+
+    Attributes:
+        model: the compiled `mujoco.MjModel`.
+        drives: names of the actuators; an actuator without a name has that of its joint.
+        joints: names of the joints that the actuators move; of others, the actuators' names.
+        kinds: what each actuator takes: `position`, `velocity` or `force`.
+        num_sensordata: numbers of the model's own sensors.
+
+    Raises:
+        ConfigurationError: the model does not compile, or its state has parts that a backend does
+            not carry: delays, plugins.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        mujoco = import_mujoco()
+        own = len(spec.sensors)
+        frames = [
+            (view, getattr(mujoco.mjtObj, kind), getattr(mujoco.mjtSensor, sensor), part.name)
+            for view, (kind, sensor) in FRAMES.items()
+            for part in (spec.sites if kind == "mjOBJ_SITE" else spec.bodies)
+            if part.name and part.name != "world"
+        ]
+        for _, kind, sensor, name in frames:
+            spec.add_sensor(type=sensor, objtype=kind, objname=name)
+        try:
+            self.model = model = spec.compile()
+        except ValueError as error:
+            raise ConfigurationError(f"MuJoCo cannot compile the model: {error}") from error
+        size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
+        require(
+            size == 1 + model.nq + model.nv + model.na,
+            f"The model's state has {size} numbers, and MujocoEnv carries its time, qpos, qvel and "
+            f"act alone ({1 + model.nq + model.nv + model.na}): remove delays, plugins and plastic "
+            "flexes.",
+        )
+        self.kinds = [_kind(*parameters) for parameters in model.actuator_biasprm[:, 1:3]]
+        starts = [*model.sensor_adr.tolist(), model.nsensordata]
+        self.num_sensordata = starts[own]
+        self._slices: dict[str, dict[str, slice]] = {view: {} for view in FRAMES}
+        for i, (view, _, _, name) in enumerate(frames, own):
+            self._slices[view][name] = slice(starts[i], starts[i + 1])
+        self._slices["sensor"] = {
+            model.sensor(i).name: slice(starts[i], starts[i + 1]) for i in range(own)
+        }
+        joints = [(model.joint(i).name, SIZES[int(model.jnt_type[i])]) for i in range(model.njnt)]
+        for i, view in enumerate(("qpos", "qvel")):
+            address = (model.jnt_qposadr, model.jnt_dofadr)[i]
+            self._slices[view] = {
+                name: slice(int(at), int(at) + size[i])
+                for (name, size), at in zip(joints, address, strict=True)
+            }
+        of_joints = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+        self.joints = [
+            model.joint(model.actuator_trnid[i, 0]).name if of_joints[i] else model.actuator(i).name
+            for i in range(model.nu)
+        ]
+        self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
+        self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
+        self._columns: dict[tuple[str, tuple[str, ...]], Tensor] = {}
+
+    def columns(self, view: str, names: Sequence[str]) -> Tensor:
+        """Return the columns [k] int64 of named parts in their tensor.
+
+        Raises:
+            ConfigurationError: a name is unknown.
+        """
+        key = view, tuple(names)
+        if key not in self._columns:
+            slices = self._slices[view]
+            for name in names:
+                require(
+                    name in slices,
+                    f"The model has no {view} of '{name}'; allowed: {', '.join(slices)}"
+                    f"{closest(name, slices)}.",
+                )
+            self._columns[key] = torch.tensor(
+                [
+                    column
+                    for name in names
+                    for column in range(slices[name].start, slices[name].stop)
+                ]
+            )
+        return self._columns[key]
+
+
+def _kind(stiffness: float, damping: float) -> str:
+    """Return the kind of an actuator with these coefficients of position and velocity."""
+    if stiffness != 0.0:
+        return "position"
+    return "velocity" if damping != 0.0 else "force"
+
+
+def fields_in(state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return the names of the fields that a state holds for each world."""
+    return tuple(name for name in FIELDS if name in state.keys())
+
+
+class Physics(ABC):
+    """N worlds of one model. A step is a function of state, fields and control alone."""
+
+    @abstractmethod
+    def step(self, state: Mapping[str, Tensor], ctrl: Tensor) -> dict[str, Tensor]:
+        """Return the entries `STATE` and `sensordata` of all N worlds after the substeps.
+
+        Sensors measure the beginning of the last substep, as after `mj_step`.
+
+        Args:
+            state: entries `STATE`, and fields of the model [N, ...] that differ between worlds.
+            ctrl: [N, nu], held during the substeps.
+
+        Raises:
+            EnvFaultError: a buffer of the backend overflowed.
+        """
+
+    @abstractmethod
+    def sense(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Return `sensordata` [M, ...] of a state [M], M <= N, without moving it."""
+
+    def close(self) -> None:  # noqa: B027  # a backend without threads holds nothing
+        """Free threads. May be called more than once."""

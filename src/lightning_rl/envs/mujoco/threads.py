@@ -1,0 +1,104 @@
+"""Step N copies of a MuJoCo model by the C library, on several threads."""
+
+import copy
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.mujoco.model import (
+    RECOMPUTED,
+    STATE,
+    Physics,
+    fields_in,
+    import_mujoco,
+)
+
+
+class ThreadedPhysics(Physics):
+    """Physics by `mujoco.rollout`.
+
+    The solver starts every step without the forces of the step before, so that a restored state
+    continues bit for bit. Worlds share one model until a state has fields of its own.
+
+    Args:
+        model: the compiled `mujoco.MjModel`.
+        num_envs: N.
+        substeps: simulation steps per env step.
+        num_threads: threads; 1: the caller's.
+    """
+
+    def __init__(self, model: Any, num_envs: int, substeps: int, num_threads: int = 1) -> None:
+        self._mujoco = mujoco = import_mujoco()
+        self._num_envs, self._substeps = num_envs, substeps
+        model = copy.copy(model)
+        # A world that diverges is reported, not reset in silence.
+        model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+        self._models = [model] * num_envs
+        self._written: dict[str, np.ndarray] = {}
+        self._data = [mujoco.MjData(model) for _ in range(num_threads)]
+        self._scratch = copy.copy(model), mujoco.MjData(model)
+        self._sizes = [1, model.nq, model.nv, model.na]
+        self._state = np.empty((num_envs, substeps, sum(self._sizes)))
+        self._sensors = np.empty((num_envs, substeps, model.nsensordata))
+        threads = num_threads if num_threads > 1 else 0
+        self._rollout = import_module("mujoco.rollout").Rollout(nthread=threads)
+
+    def step(self, state: Mapping[str, Tensor], ctrl: Tensor) -> dict[str, Tensor]:
+        self._write(state)
+        start = torch.cat([state[key] for key in STATE], 1).double().numpy()
+        control = ctrl.double()[:, None].expand(-1, self._substeps, -1).contiguous().numpy()
+        self._rollout.rollout(
+            self._models,
+            self._data,
+            start,
+            control,
+            nstep=self._substeps,
+            state=self._state,
+            sensordata=self._sensors if self._sensors.size else None,
+        )
+        end = torch.from_numpy(self._state[:, -1]).float()
+        moved = dict(zip(STATE, end.split(self._sizes, 1), strict=True))
+        return moved | {"sensordata": torch.from_numpy(self._sensors[:, -1]).float()}
+
+    def sense(self, state: Mapping[str, Tensor]) -> Tensor:
+        model, data = self._scratch
+        rows = [state[key].double().numpy() for key in STATE]
+        fields = {name: state[name].double().numpy() for name in fields_in(state)}
+        sensors = np.empty((len(rows[0]), model.nsensordata))
+        for i, (time, qpos, qvel, act) in enumerate(zip(*rows, strict=True)):
+            self._set(model, {name: value[i] for name, value in fields.items()})
+            self._mujoco.mj_resetData(model, data)
+            data.time, data.qpos[:], data.qvel[:], data.act[:] = time[0], qpos, qvel, act
+            self._mujoco.mj_forward(model, data)
+            sensors[i] = data.sensordata
+        return torch.from_numpy(sensors).float()
+
+    def _write(self, state: Mapping[str, Tensor]) -> None:
+        """Write the fields that changed since the last step into the worlds' models."""
+        fields = {name: state[name].double().numpy() for name in fields_in(state)}
+        if fields.keys() != self._written.keys():
+            if not self._written:
+                self._models = [copy.copy(model) for model in self._models]
+            self._written = {name: np.full_like(value, np.nan) for name, value in fields.items()}
+        if not fields:
+            return
+        differs = np.zeros(self._num_envs, dtype=bool)
+        for name, value in fields.items():
+            differs |= (value != self._written[name]).reshape(self._num_envs, -1).any(1)
+        for i in differs.nonzero()[0].tolist():
+            self._set(self._models[i], {name: value[i] for name, value in fields.items()})
+        self._written = fields
+
+    def _set(self, model: Any, fields: Mapping[str, np.ndarray]) -> None:
+        for name, value in fields.items():
+            array = getattr(model, name)
+            array[:] = value.reshape(array.shape)
+        if any(name in RECOMPUTED for name in fields):
+            self._mujoco.mj_setConst(model, self._scratch[1])
+
+    def close(self) -> None:
+        self._rollout.close()
