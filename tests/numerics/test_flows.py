@@ -335,7 +335,7 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
         fit(tmp_path / str(compile), *what, data, max_epochs=1, compile=compile, **settings)
         for compile in (False, True)
     )
-    assert compiled.compilation.compiled
+    assert compiled.learner.compilation.compiled
     for key, value in eager.state_dict().items():
         torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
