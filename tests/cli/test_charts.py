@@ -64,14 +64,14 @@ class TwoLosses(Algorithm):
         return (self.policy.get_value(batch)["value"] - batch["reward"]).square().mean(), {}
 
 
-def clone(run_dir):
+def clone(run_dir, head="token"):
     seed_everything(1)
     env = partial(ActionChunk, env=PushBlocks, chunk_size=4)
     demonstrations = partial(Demonstrations, episodes=8)
     budget = {"total_env_steps": 400, "buffer_size": 12, "num_envs": 8}
     data = make_data(env, collector=demonstrations, **budget)
     tiny = TinyVLA(channels=(4, 4, 4), hidden_size=16, slot_size=8)
-    policy = VLAPolicy(data.observation_space, data.action_space, backbone=tiny)
+    policy = VLAPolicy(data.observation_space, data.action_space, backbone=tiny, head=head)
     trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
     trainer.fit(BehaviorCloning(policy, n_epochs=1, batch_size=16), data)
 
@@ -106,6 +106,7 @@ RUNS = {
         model={"algorithm": GRPO, "group_size": 2, "filter_groups": True},
     ),
     "cloning": clone,
+    "cloning by a flow": partial(clone, head="flow"),
     "SAC": off_policy,
     "an arm with a gripper": partial(
         train,

@@ -682,9 +682,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = (
-    "known here: BehaviorCloning, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
-)
+OF_MODEL = "known here: BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (
@@ -711,7 +709,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, NoiseActorCritic, NoisePolicy, SlowPolicy, "
+        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, LeRobotPolicy, MyPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, "
         "SquashedActorCritic, VLAPolicy.",
     ),
     (

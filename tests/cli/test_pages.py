@@ -241,7 +241,7 @@ def follow_here(arguments):
             (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
         arguments += FEW if config.endswith("bc.yaml") else []
-        if config.startswith(("sac", "td3", "soft_q")):
+        if config.startswith(("sac", "td3", "soft_q", "dqn")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
@@ -536,6 +536,7 @@ OWNERS = {
     "trainer": (lightning_rl.RLTrainer, Trainer),
     "policy": (
         *(lightning_rl.ActorCritic, lightning_rl.VLAPolicy, TrainedPolicy),
+        lightning_rl.LeRobotPolicy,
         *(lightning_rl.SquashedActorCritic, lightning_rl.DeterministicActorCritic),
     ),
 }

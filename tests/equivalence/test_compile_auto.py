@@ -229,6 +229,8 @@ def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled(
     compiled = {name: count for name, count in found.items() if count >= PAYS_FROM}
     on_policy = {"ppo_mujoco": 156_480, "ppo_pendulum": 47_360}
     off_policy = {
+        "dqn_cart_pole": 25_024,
+        "dqn_lunar_lander": 125_024,
         "sac": 20_000,
         "td3": 20_000,
         "sac_mountain_car": 20_000,

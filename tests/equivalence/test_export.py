@@ -387,7 +387,7 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
     assert str(error.value).startswith(
-        f"{path}.json does not describe how to build the policy of walker.safetensors is made: FileNotFoundError"
+        f"{path}.json does not describe how to build the policy of walker.safetensors: FileNotFoundError"
     )
 
 

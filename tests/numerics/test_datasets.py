@@ -719,5 +719,6 @@ def test_a_video_is_encoded_without_a_real_time_priority(tmp_path):
     writer = VideoWriter(tmp_path / "a.mp4", 64, 64, 10)
     writer.add(np.zeros((64, 64, 3), np.uint8))
     threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
-    assert {os.sched_getscheduler(thread) for thread in (0, *threads)} == {os.SCHED_OTHER}
+    found = {os.sched_getscheduler(thread) for thread in (0, *threads)}
+    assert not found & {os.SCHED_FIFO, os.SCHED_RR}
     writer.close()

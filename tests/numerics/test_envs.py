@@ -895,6 +895,7 @@ def test_a_wrapper_answers_as_the_env_in_it():
             "step": (0,),
             "render": ([1],),
             "load_state_dict": ({},),
+            "add_events": ({},),
         }
         getattr(wrapped, name)(*arguments.get(name, ()))
         assert called.pop() == (name, arguments.get(name, ()))

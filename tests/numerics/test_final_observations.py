@@ -321,6 +321,7 @@ class Values:
 
     is_recurrent = False
     micro_batch_size = None
+    sharding = None
 
     def get_value(self, td):
         return {"value": td["observation"].sum(-1)}

@@ -32,6 +32,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.phases import no_phases
 from tests.helpers import make_collector, make_data, make_ppo, scalars, train
 
 BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -326,7 +327,13 @@ class Updates(OffPolicyAlgorithm):
         self.delay, self.each = delay, each
         self.run = SimpleNamespace(datamodule=self)
         self.trainer = self.run
-        self._iterations = SimpleNamespace(increment_ready=int, increment_completed=int)
+        self._learner = SimpleNamespace(
+            iterations=None,
+            phase=no_phases,
+            set_learning_rates=lambda *_: None,
+            learning_rates=dict,
+            finish_iteration=lambda _: [one.statistics.close() for one in self.objectives.values()],
+        )
         self.seen, self.collector = [], None
 
     data = property(lambda self: self)

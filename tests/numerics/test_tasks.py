@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.tasks import DeltaPosition, Force, Position, Velocity
+from lightning_rl.envs.managers import DeltaPosition, Force, Position, Velocity
 from lightning_rl.envs.tasks.drawing import Canvas
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same

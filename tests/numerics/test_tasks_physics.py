@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.tasks import DeltaPosition, Force
+from lightning_rl.envs.managers import DeltaPosition, Force
 from lightning_rl.envs.tasks.cart_pole import accelerate
 from lightning_rl.envs.tasks.push_cube import push
 

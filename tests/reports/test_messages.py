@@ -43,12 +43,12 @@ OF_PPO = (
 )
 POLICIES = (
     "ActorCritic, ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, "
-    "SlowPolicy, SquashedActorCritic, VLAPolicy"
+    "LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy"
 )
-ALGORITHMS = "BehaviorCloning, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+ALGORITHMS = "BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
 ENVS = (
-    "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, PointMass, PushBlocks, "
-    "PushCube, TensorSimulator"
+    "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, MujocoEnv, PointMass, "
+    "PushBlocks, PushCube, Quadruped, Reach, TensorSimulator, WithTerms"
 )
 OF_SB3 = "is of Stable-Baselines3; here it is"
 
@@ -84,7 +84,7 @@ TYPED = {
     f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} ActorCritic for PPO, ActorOnly for "
     "GRPO, SquashedActorCritic for SAC, DeterministicActorCritic for TD3.",
     f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, which SAC does not take; it takes "
-    "GripperActorCritic, SquashedActorCritic.",
+    "GripperActorCritic, NoiseActorCritic, SquashedActorCritic.",
     f"{PPO_YAML} --data.env.wrappers [FrameStack]": "Unknown class 'FrameStack' for data.env.wrappers: give its name, or "
     "an import path such as my_module.MyClass; close matches: FrameStackObservation.",
     f"{PPO_YAML} --data.env.wrappers FrameStackObservation": "data.env.wrappers must be a list or null, got "

@@ -60,24 +60,26 @@ _WRAPPERS = (
     "RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction "
     "TimeAwareObservation TimeLimit TransformAction TransformObservation TransformReward"
 )
+_POLICIES = (
+    "Policy",
+    "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
+    "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy SlowPolicy "
+    "SquashedActorCritic VLAPolicy",
+)
 _TABLE = {
     "model": (
         "Algorithm",
         "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
     ),
-    "policy": (
-        "Policy",
-        "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-        "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy SlowPolicy "
-        "SquashedActorCritic VLAPolicy",
-    ),
+    "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
+    "base": _POLICIES,
     "encoder": _ENCODERS,
     "critic_encoder": _ENCODERS,
     "memory": ("Memory", "GRU LSTM"),
     "env": _ENVS,
     "eval_env": _ENVS,
-    "action": ("ActionTerm", f"{_in(f'{OURS}.envs.tasks', _ACTIONS)} {_in(_MANAGERS, _ACTIONS)}"),
+    "action": ("ActionTerm", _in(_MANAGERS, _ACTIONS)),
     "term": ("term", _in(f"{_MANAGERS}.functions", _TERMS)),
     "collector": ("Collector", "AsyncCollector Demonstrations RayCollector SyncCollector"),
     "replay": _REPLAYS,

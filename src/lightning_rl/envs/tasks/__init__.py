@@ -1,10 +1,5 @@
 """Batched torch tasks, on any device."""
 
-from lightning_rl.envs.managers.actions import ActionTerm as ActionTerm
-from lightning_rl.envs.managers.actions import DeltaPosition as DeltaPosition
-from lightning_rl.envs.managers.actions import Force as Force
-from lightning_rl.envs.managers.actions import Position as Position
-from lightning_rl.envs.managers.actions import Velocity as Velocity
 from lightning_rl.envs.tasks.base import Pictures as Pictures
 from lightning_rl.envs.tasks.cart_pole import CartPole as CartPole
 from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask as GymnasiumTask
