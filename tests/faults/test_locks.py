@@ -473,6 +473,7 @@ def test_processes_are_as_many_as_this_machine_has_cores(devices):
 INNER = {
     "lightning_rl.audit.play.RandomPolicy",
     "lightning_rl.policies.lerobot.policy.LeRobotBackbone",
+    "lightning_rl.envs.managers.wrapper.EndsByTerms",
     "lightning_rl.envs.managers.EndEffectorPose",  # takes a function, which is code
     "lightning_rl.policies.steering.BaseFeatures",
     "lightning_rl.rollout.structured_actions.FlatAction",
