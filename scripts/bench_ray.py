@@ -34,7 +34,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl import ActorCritic, CollectorContext, GymnasiumEnv, RayCollector, SlowPolicy
-from lightning_rl.collectors.remote import MOST_TOLD
+from lightning_rl.collectors.remote import MOST_SENT
 from lightning_rl.collectors.weights import changing_weights
 
 WORKLOADS = ("inference", "cpu", "publish", "cost", "model")
@@ -187,7 +187,7 @@ def predicted(costs: Row, run: Run, count: int) -> tuple[float, float, float]:
         costs["rollout_ms"]
         + costs["rollout_ms_per_MB"] * run.rollout_bytes / 1e6
         + costs["publish_ms"]
-        + costs["publish_ms_per_collector"] * min(count, MOST_TOLD)
+        + costs["publish_ms_per_collector"] * min(count, MOST_SENT)
         + costs["publish_ms_per_MB"] * run.weight_bytes / 1e6
     )
     offered = count / (run.num_steps * run.step_s)

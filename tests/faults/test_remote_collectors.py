@@ -7,7 +7,7 @@ import pytest
 
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
-from lightning_rl.collectors.remote import MOST_TOLD, Answer, RemoteCollectors, RemoteSettings
+from lightning_rl.collectors.remote import MOST_SENT, Answer, RemoteCollectors, RemoteSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
 
@@ -173,7 +173,7 @@ def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
         collectors.poll(1.0)
     for _ in range(3):
         collectors.publish(0)
-    assert cluster.published[0] == 3 * MOST_TOLD == 24
+    assert cluster.published[0] == 3 * MOST_SENT == 24
     assert len(last_sent) == 20, "each of them within three publications"
 
 

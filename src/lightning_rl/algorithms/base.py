@@ -671,8 +671,8 @@ class IterationScalars:
         if not scalars:
             return {}
         values = torch.stack([value.float() for value in scalars.values()])
-        said = ~values.isnan()
-        total, count = ranks.sum_over_ranks(torch.stack([values.where(said, 0.0), said]))
+        known = ~values.isnan()
+        total, count = ranks.sum_over_ranks(torch.stack([values.where(known, 0.0), known]))
         means = zip(scalars, (total / count).tolist(), strict=True)
         return {name: mean for name, mean in means if not math.isnan(mean)}
 

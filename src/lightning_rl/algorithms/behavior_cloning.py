@@ -161,9 +161,9 @@ class BehaviorCloning(Algorithm):
         share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
         self.statistics.set("teacher_share", share)
         seen = flat_transitions(rollout, ["observation"], bootstrap=True)
-        pieces = micro_batches(seen, teacher.policy.micro_batch_size)
-        told = [teacher.actions(piece.get("observation")) for piece, _ in pieces]
-        action = map_tree(lambda *parts: torch.cat(parts), *told)
+        batches = micro_batches(seen, teacher.policy.micro_batch_size)
+        actions = [teacher.actions(batch.get("observation")) for batch, _ in batches]
+        action = map_tree(lambda *parts: torch.cat(parts), *actions)
         labels = TensorDict({"action": action, **self.policy.fields_of(action)}, seen.batch_size)
         envs, slots = rollout.batch_size
         relabelled: TensorDict = rollout.copy()
@@ -195,13 +195,13 @@ class BehaviorCloning(Algorithm):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to log."""
-        told = self.policy.clone_loss(minibatch)
-        weight = weigh_parts(minibatch["weight"], told["clone_loss"], minibatch)
-        clone_loss = (weight * told["clone_loss"]).mean()
+        result = self.policy.clone_loss(minibatch)
+        weight = weigh_parts(minibatch["weight"], result["clone_loss"], minibatch)
+        clone_loss = (weight * result["clone_loss"]).mean()
         scalars = {
             "flow_loss" if "clone_noise" in minibatch.keys() else "negative_log_prob": clone_loss
         }
         if not self.policy.has_entropy:
             return clone_loss, scalars
-        entropy = (weight * told["entropy"]).mean()
+        entropy = (weight * result["entropy"]).mean()
         return clone_loss - self.ent_coef * entropy, scalars | {"entropy": entropy}

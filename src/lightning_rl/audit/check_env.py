@@ -459,8 +459,8 @@ class EnvCheck:
         try:
             state = _through_a_checkpoint(state)
         except Exception as error:
-            told = f"{type(error).__name__}: {f'{error}'.strip().partition(chr(10))[0]}"
-            text = f"its state cannot be read from a checkpoint: {told}"
+            reason = f"{type(error).__name__}: {f'{error}'.strip().partition(chr(10))[0]}"
+            text = f"its state cannot be read from a checkpoint: {reason}"
             cure = "Return plain numbers, strings, lists, dicts and tensors from state_dict."
             self.add("resume", "error", text, cure)
             return
@@ -502,15 +502,15 @@ class EnvCheck:
         if one is None:
             return
         for check in GYMNASIUM_CHECKS:
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
                     with self._calls("check by Gymnasium"):
                         check(one)
                 except (AssertionError, gymnasium.error.Error) as error:
                     warnings.warn(str(error), stacklevel=2)
-            if told:  # report only the first: the others mostly follow from it
-                text = re.sub("\x1b.*?m|WARN: ", "", str(told[0].message))
+            if caught:  # report only the first: the others mostly follow from it
+                text = re.sub("\x1b.*?m|WARN: ", "", str(caught[0].message))
                 cure = "Change the env so that gymnasium.utils.env_checker.check_env(env) passes."
                 self.add("gymnasium", "warning", text, cure)
                 return

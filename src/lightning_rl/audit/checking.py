@@ -266,8 +266,8 @@ class RunCheck(Callback):
         try:
             height, width, _ = draw_once(data).shape
         except Exception as error:  # a renderer may raise any error
-            told = str(error) if isinstance(error, ConfigurationError) else repr(error)
-            text = f"it cannot be filmed: {told}"
+            reason = str(error) if isinstance(error, ConfigurationError) else repr(error)
+            text = f"it cannot be filmed: {reason}"
             self.add("evaluation", "warning" if wanted else "note", text)
         else:
             how = "will" if wanted else "can"

@@ -32,10 +32,10 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
     else:
         console.file.write("".join(map(_line, findings)))
     counts = {level: sum(one.level == level for one in findings) for level in LEVELS[:0:-1]}
-    told = ", ".join(
+    summary = ", ".join(
         f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()
     )
-    console.file.write(f"{told}.\n")
+    console.file.write(f"{summary}.\n")
 
 
 def _table(findings: Sequence[Finding]) -> Table:

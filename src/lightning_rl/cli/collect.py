@@ -66,10 +66,10 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     assert process.stdout is not None
-    joined, said = False, ""
+    joined, output = False, ""
     for line in process.stdout:
         if not joined:
-            said += line
+            output += line
         if STARTED in line:
             joined = True
             print(f"Joined {address}: collects for runs with data.collector.run: {run}", flush=True)
@@ -77,7 +77,7 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
     if stopped:
         return
     if not joined:
-        raise ConfigurationError(why_not_joined(address, RuntimeError(said)))
+        raise ConfigurationError(why_not_joined(address, RuntimeError(output)))
     raise ConfigurationError(
         f"The cluster at {address} has ended, or this machine was cut off from it. Start its head "
         "again, then this."

@@ -126,11 +126,11 @@ class Collector(ABC):
     def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:
         gathered = ranks.gather_over_ranks((ended, reports, self.reports_success))
         self.reports_success = any(says for *_, says in gathered)
-        said: dict[str, list[float]] = {}
+        collected: dict[str, list[float]] = {}
         for _, averages, _ in gathered:
             for name, value in averages.items():
-                said.setdefault(name, []).append(value)
-        self.reports = {name: sum(values) / len(values) for name, values in said.items()}
+                collected.setdefault(name, []).append(value)
+        self.reports = {name: sum(values) / len(values) for name, values in collected.items()}
         return [episodes for episodes, *_ in gathered]
 
     def state_dict(self) -> dict[str, Any]:

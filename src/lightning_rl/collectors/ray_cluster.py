@@ -253,12 +253,12 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
 
     `error` ended the attempt; `printed` is Ray's output to stderr meanwhile.
     """
-    said = _brief(error)
+    reason = _brief(error)
     if address is None:
-        return f"Ray cannot be started on this machine: {said}"
+        return f"Ray cannot be started on this machine: {reason}"
     where = f"The Ray cluster at {address} cannot be joined"
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-        return f"{where}: {said}. Is the name of its machine right, as in node0:6379?"
+        return f"{where}: {reason}. Is the name of its machine right, as in node0:6379?"
     if isinstance(error, OSError) and type(error) is not ConnectionError:
         return (
             f"{where}: there is no answer. Start its head, 'ray start --head --port 6379', and "
@@ -266,8 +266,8 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
         )
     whole = f"{error}\n{printed}"
     if mismatch := re.search(r"version mismatch.*", whole, re.IGNORECASE | re.DOTALL):
-        said = _brief(RuntimeError(mismatch[0]))
-        return f"{where}: {said.rstrip('.')}. Install the same versions on all machines."
+        reason = _brief(RuntimeError(mismatch[0]))
+        return f"{where}: {reason.rstrip('.')}. Install the same versions on all machines."
     cure = (
         "copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
         "RAY_AUTH_TOKEN to what stands there."
@@ -278,7 +278,7 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
     known = "InvalidAuthToken" in whole
     return (
         f"{where}: it answers, and does not let this process in. Its token is another one: {cure}"
-        f"{'' if known else f' Ray says: {said}'}"
+        f"{'' if known else f' Ray says: {reason}'}"
     )
 
 

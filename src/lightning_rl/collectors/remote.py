@@ -13,7 +13,7 @@ from lightning_rl.buffers import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.waiting import LOOK_SECONDS
 from lightning_rl.system.errors import ConfigurationError
 
-MOST_TOLD = 8
+MOST_SENT = 8
 """Maximum number of collectors per publication: each call takes about a millisecond."""
 
 LONGEST_BACK_OFF = 60.0
@@ -208,10 +208,10 @@ class RemoteCollectors:
         self._training &= version == self.version
         self.version = version
         self._publications += 1
-        # At most MOST_TOLD collectors, those with the oldest weights, so that the learner's time
+        # At most MOST_SENT collectors, those with the oldest weights, so that the learner's time
         # does not grow with their number.
         collecting = [one for one in self.remotes if one.status == "collecting"]
-        for one in sorted(collecting, key=lambda one: one.last_sent)[:MOST_TOLD]:
+        for one in sorted(collecting, key=lambda one: one.last_sent)[:MOST_SENT]:
             self.cluster.publish(one.handle, version)
             one.last_sent = self._publications
         self.poll(0.0)
@@ -318,10 +318,10 @@ class RemoteCollectors:
         one.status, one.healthy, one.error = "failed", False, error
         one.handle = one.request = one.state = None
         one.again_at = self.clock() + waits
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         warnings.warn(
             f"Collector {one.index} failed, and is replaced in {waits:g} s: "
-            f"{type(error).__name__}: {said}",
+            f"{type(error).__name__}: {reason}",
             stacklevel=2,
         )
         healthy = sum(other.healthy for other in self.remotes)

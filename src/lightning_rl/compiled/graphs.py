@@ -251,9 +251,9 @@ class _Hidden:
         vars(self)["name"] = name
 
     def _refuse(self, *args: Any) -> NoReturn:
-        told = ".".join([self.name.lstrip("_"), *(arg for arg in args if isinstance(arg, str))])
+        call = ".".join([self.name.lstrip("_"), *(arg for arg in args if isinstance(arg, str))])
         raise NoGraphError(
-            f"it reads {told}, whose value would be compiled in: set an attribute from it in "
+            f"it reads {call}, whose value would be compiled in: set an attribute from it in "
             "training_step, and read that"
         )
 

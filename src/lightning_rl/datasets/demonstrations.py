@@ -146,7 +146,7 @@ class Demonstrations(Collector):
         clear_final_observations(rollout)
         chunk = getattr(self.env, "chunk_size", 1)
         for row, episode in enumerate(episodes):
-            self._conditioned(self._told(episode)).write_into(
+            self._conditioned(self._with_instructions(episode)).write_into(
                 rollout, row, chunk, self.env.steps_per_action
             )
         rollout["padding"].fill_(True)  # also the last slot, which is no step
@@ -164,7 +164,7 @@ class Demonstrations(Collector):
             chosen.append(int(torch.randperm(self._count, generator=generator)[at]))
         return chosen
 
-    def _told(self, episode: Episode) -> Episode:
+    def _with_instructions(self, episode: Episode) -> Episode:
         """Return an episode with the tokens of its tasks among its observations [L+1, ...]."""
         if self._tokenizer is None:
             return episode

@@ -45,16 +45,16 @@ class EndRule:
         path: object,
         before: Iterable[str] = (),
     ) -> None:
-        said = [columns[name] for name in ("terminated", "truncated") if name in columns]
+        recorded = [columns[name] for name in ("terminated", "truncated") if name in columns]
         require(
-            ends is None or not said,
+            ends is None or not recorded,
             f"ends is {ends!r}, and the dataset at {path} says itself how episodes ended, by "
-            f"{' and '.join(said)}: leave ends out.",
+            f"{' and '.join(recorded)}: leave ends out.",
         )
-        self._ends, self.assumed = ends or "success", not said and ends is None
+        self._ends, self.assumed = ends or "success", not recorded and ends is None
         if "terminated" in columns:
             self.words = f"an end is terminal where {columns['terminated']} says so, else by time"
-        elif said:
+        elif recorded:
             self.words = f"an end is terminal unless {columns['truncated']} says by time"
         elif self._ends != "success":
             self.words = f"every end is {self._ends} (ends)"
@@ -62,8 +62,8 @@ class EndRule:
             self.words = "an end is terminal where the episode succeeded, else by time"
         else:
             self.words = "every end is by time, as nothing says that one is terminal"
-        self.decided = "; ".join(before) if said else self.words
-        if said and self.decided:
+        self.decided = "; ".join(before) if recorded else self.words
+        if recorded and self.decided:
             self.words += f" (before it was copied: {self.decided})"
 
     def apply(
@@ -94,11 +94,11 @@ class EndRule:
         if (done is False and (terminated or truncated)) or (
             done and terminated is False and truncated is False
         ):
-            said = {"terminated": terminated, "truncated": truncated, "done": done}
+            recorded = {"terminated": terminated, "truncated": truncated, "done": done}
             raise ConfigurationError(
                 f"{name} contradicts itself: at its last step "
-                f"{', '.join(f'{k} is {v}' for k, v in said.items() if v is not None)}. Correct "
-                "the columns."
+                f"{', '.join(f'{k} is {v}' for k, v in recorded.items() if v is not None)}. "
+                "Correct the columns."
             )
         if terminated is None:
             if done is False:

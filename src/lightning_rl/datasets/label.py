@@ -249,8 +249,10 @@ def label_dataset(
         reader = LeRobotEpisodes(directory)
         reader.leaves = [leaf for leaf in reader.leaves if not leaf.picture]
         episodes = list(reader)
-        for number, said in _success_labels(directory, len(episodes), success, failure).items():
-            episodes[number].success = said
+        for number, succeeded in _success_labels(
+            directory, len(episodes), success, failure
+        ).items():
+            episodes[number].success = succeeded
         labels = _labels(directory, episodes, settings or LabelSettings())
         _write(directory, reader.places(), episodes, labels)
     finally:
@@ -478,7 +480,9 @@ def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
                 if key != "next.success" or key in table.column_names:
                     table = with_column(table, key, column.slice(first, len(table)))
             first += len(table)
-            said = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
-            yield table.replace_schema_metadata(said)  # `huggingface` lists the old columns
+            metadata = {
+                k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"
+            }
+            yield table.replace_schema_metadata(metadata)  # `huggingface` lists the old columns
 
     write_tables(target, tables())

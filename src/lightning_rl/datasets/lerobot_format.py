@@ -345,20 +345,20 @@ def read_info(path: Path) -> dict[str, Any]:
 
 def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
     """Read `meta/lightning_rl.json`, with leaves for the observation and the action."""
-    said = read_json(path)
+    content = read_json(path)
     try:
-        leaves = [leaf_from(leaf, features) for leaf in said.get("observation", ())]
-        action = {"action": leaf_from(said["action"], features)} if "action" in said else {}
-        start = np.asarray(said.get("action_start") or 0)
-        shape = said["action"]["shape"] if start.ndim else []
+        leaves = [leaf_from(leaf, features) for leaf in content.get("observation", ())]
+        action = {"action": leaf_from(content["action"], features)} if "action" in content else {}
+        start = np.asarray(content.get("action_start") or 0)
+        shape = content["action"]["shape"] if start.ndim else []
         if start.dtype.kind not in "iu" or list(start.shape) != shape:
             raise ValueError("action_start is not a number for each part of an action")
-        extras = dict(said.get("extras", {}))
+        extras = dict(content.get("extras", {}))
         if not all(isinstance(one, str) and one for one in [*extras, *extras.values()]):
             raise ValueError("extras map columns to names")
         if len(set(extras.values())) < len(extras):
             raise ValueError("two extras have one name")
-        rules = said.get("end_rules", [])
+        rules = content.get("end_rules", [])
         if not (isinstance(rules, list) and all(isinstance(one, str) for one in rules)):
             raise ValueError("end_rules are texts")
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -366,7 +366,7 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} does not describe the columns of info.json ({error!r}): remove it, or restore "
             "it."
         ) from error
-    return {**said, "observation": leaves, **action, "extras": extras}
+    return {**content, "observation": leaves, **action, "extras": extras}
 
 
 def check_paths(leaves: Sequence[Leaf], path: Path) -> None:

@@ -362,16 +362,16 @@ class LeRobotEpisodes(Episodes):
         return found
 
     def _success(self, row: Mapping[str, Any], table: Any, name: str) -> bool | None:
-        said: bool | None = row.get("success")
+        recorded: bool | None = row.get("success")
         if "success" not in self._columns:
-            return said
+            return recorded
         succeeded = bool(self._flags(table, "success", name).any())
         require(
-            "success" not in row or bool(said) == succeeded,
-            f"{name} contradicts itself: its success is {said} in the table of episodes, and its "
-            f"column '{self._columns['success']}' says {succeeded}. Label it: rl-cli label.",
+            "success" not in row or bool(recorded) == succeeded,
+            f"{name} contradicts itself: its success is {recorded} in the table of episodes, and "
+            f"its column '{self._columns['success']}' says {succeeded}. Label it: rl-cli label.",
         )
-        return said if "success" in row else succeeded
+        return recorded if "success" in row else succeeded
 
     def _observations(
         self, row: Mapping[str, Any], table: Any, seconds: np.ndarray, name: str
@@ -531,13 +531,13 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
 
 def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | None) -> np.ndarray:
     """Return the number of the first choice in the columns of actions, [*A] or []."""
-    said = described.get("action_start")
+    recorded = described.get("action_start")
     if space is None:
-        return np.asarray(said or 0)
+        return np.asarray(recorded or 0)
     first = first_choice(space)
     require(
-        said is None or np.array_equal(said, first),
-        f"The dataset counts its actions from {said}, and this env counts from "
+        recorded is None or np.array_equal(recorded, first),
+        f"The dataset counts its actions from {recorded}, and this env counts from "
         f"{first.tolist()}: record it with this env.",
     )
     return first

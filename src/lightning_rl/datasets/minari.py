@@ -101,13 +101,13 @@ class MinariEpisodes(Episodes):
 
     def _open(self) -> list[int]:
         storage = import_extra("minari.dataset.minari_storage").MinariStorage
-        said = read_json(self._folder / METADATA)
+        metadata = read_json(self._folder / METADATA)
         require(  # without spaces, Minari would make the dataset's env
-            {"observation_space", "action_space"} <= set(said),
+            {"observation_space", "action_space"} <= set(metadata),
             f"The dataset at {self.path} does not say its spaces: record it again with Minari 0.4 "
             "or newer.",
         )
-        count = said.get("total_episodes", -1)
+        count = metadata.get("total_episodes", -1)
         require(
             type(count) is int and 0 <= count <= MOST_EPISODES,
             f"The dataset at {self.path} has {count!r} episodes, which is a number up to "
@@ -115,7 +115,7 @@ class MinariEpisodes(Episodes):
         )
         self._hdf5 = (self._folder / HDF5).exists()
         self._check_files(count)
-        _check_shapes(said)
+        _check_shapes(metadata)
         self._storage = storage.read(self._folder)
         found = self._storage.get_episode_metadata(range(count))
         return [int(episode["total_steps"]) for episode in found]
@@ -174,9 +174,9 @@ class MinariEpisodes(Episodes):
         try:
             self._check_size(number)
             (raw,) = self._storage.get_episodes([number])
-            (said,) = self._storage.get_episode_metadata([number])
-            tasks = tuple(str(task) for task in json.loads(said.get("tasks", "[]")))
-            names = {str(k): str(v) for k, v in json.loads(said.get("names", "{}")).items()}
+            (metadata,) = self._storage.get_episode_metadata([number])
+            tasks = tuple(str(task) for task in json.loads(metadata.get("tasks", "[]")))
+            names = {str(k): str(v) for k, v in json.loads(metadata.get("names", "{}")).items()}
         except Exception as error:  # a damaged or malicious file may raise anything
             raise self._unreadable(error) from error
         infos = self._steps_of(raw["infos"] or {}, length)
@@ -204,11 +204,11 @@ class MinariEpisodes(Episodes):
             truncated=truncated,
             success=success,
             intervened=torch.from_numpy(known.get("intervened", np.zeros(length, bool))),
-            task=str(said.get("task", "")),
+            task=str(metadata.get("task", "")),
             extra={names.get(key, key): torch.from_numpy(x) for key, x in infos.items()},
-            final_known=bool(said.get("final_known", True)),
+            final_known=bool(metadata.get("final_known", True)),
             tasks=tasks,
-            end_rule=str(said.get("end_rule", "")),
+            end_rule=str(metadata.get("end_rule", "")),
         )
 
     def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
@@ -273,9 +273,9 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
     return array.reshape(length)
 
 
-def _check_shapes(said: Mapping[str, Any]) -> None:
+def _check_shapes(metadata: Mapping[str, Any]) -> None:
     """Refuse spaces with arrays that are too large."""
-    pending = [json.loads(said[name]) for name in ("observation_space", "action_space")]
+    pending = [json.loads(metadata[name]) for name in ("observation_space", "action_space")]
     while pending:
         one = pending.pop()
         below = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()

@@ -177,7 +177,7 @@ class EpisodeWriter:
             RuntimeError: if the episode has ended.
         """
         task = self._task if task is None else task
-        said = self._all_extras(extra)
+        extras = self._all_extras(extra)
         if choices_of(self._action_space) and not isinstance(self._action_space, StructuredActions):
             given = np.asarray(action)
             require(
@@ -198,7 +198,7 @@ class EpisodeWriter:
             "next.success": False,
             lerobot.INTERVENED: bool(intervened),
         }
-        numbers |= {_extra_column(name): value for name, value in said.items()}
+        numbers |= {_extra_column(name): value for name, value in extras.items()}
         self._recording.add(observation, action, numbers, self._number_of(task))
 
     def _all_extras(self, extra: Mapping[str, float]) -> dict[str, float]:
@@ -209,13 +209,13 @@ class EpisodeWriter:
                 len({_extra_column(name) for name in extra}) == len(extra),
                 f"Two of the extras {sorted(extra)} would have one column: rename one of them.",
             )
-        said = {name: nan for name in self._extras if name in lerobot.LABELS} | dict(extra)
+        extras = {name: nan for name in self._extras if name in lerobot.LABELS} | dict(extra)
         require(
-            said.keys() == set(self._extras),
+            extras.keys() == set(self._extras),
             f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
-            f"{sorted(said)}: give all of them at each step, 0 for a missing value.",
+            f"{sorted(extras)}: give all of them at each step, 0 for a missing value.",
         )
-        return {name: said[name] for name in self._extras}
+        return {name: extras[name] for name in self._extras}
 
     def end_episode(self, final_observation: Any, success: bool | None = None) -> None:
         """Finish the episode; afterwards it survives a SIGKILL.

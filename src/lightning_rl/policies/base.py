@@ -449,9 +449,9 @@ class StepwiseActor(RolloutActor):
     def _refuse(self, key: str, value: Any, slot: Tensor) -> NoReturn:
         wanted = f"{slot.dtype} of shape {list(slot.shape)}"
         if value is None:
-            told = f"{self._name}.forward returned no '{key}'; it must be {wanted}"
+            message = f"{self._name}.forward returned no '{key}'; it must be {wanted}"
         else:
-            told = (
+            message = (
                 f"{self._name}.forward returned '{key}' as {value.dtype} of shape "
                 f"{list(value.shape)}; it must be {wanted}"
             )
@@ -460,7 +460,7 @@ class StepwiseActor(RolloutActor):
             "sample_log_prob": "one number per env, unless extra_fields declares another shape",
             "next_state": "as extra_fields declares for 'state'",
         }.get(key, "as extra_fields says")
-        raise ConfigurationError(f"{told}, {origin}: td.set('{key}', ...), and return td.")
+        raise ConfigurationError(f"{message}, {origin}: td.set('{key}', ...), and return td.")
 
 
 class UniformActor(RolloutActor):

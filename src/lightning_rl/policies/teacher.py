@@ -95,14 +95,14 @@ class MixedActor(RolloutActor):
         self._student.act(t)
         slot = self._storage[t]
         place = slot.get("action")
-        told = self._teacher.actions(slot.get("observation"))
+        teacher_action = self._teacher.actions(slot.get("observation"))
         drawn = torch.rand(len(slot), generator=self._generator, device=slot.device)
         taken = drawn < self._share
 
         def mix(own: Tensor, other: Tensor) -> Tensor:
             return torch.where(taken.view(-1, *[1] * (own.dim() - 1)), other.to(own), own)
 
-        copy_tree(place, map_tree(mix, place, told))
+        copy_tree(place, map_tree(mix, place, teacher_action))
 
     def finish(self, start: int, stop: int) -> None:
         self._student.finish(start, stop)

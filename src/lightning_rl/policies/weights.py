@@ -166,16 +166,16 @@ def one_message(beginning: str) -> Iterator[None]:
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """Hide progress bars and advice of transformers."""
-    said = transformers.utils.logging
-    level, bars = said.get_verbosity(), said.is_progress_bar_enabled()
-    said.set_verbosity_error()
-    said.disable_progress_bar()
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     try:
         yield
     finally:
-        said.set_verbosity(level)
+        log.set_verbosity(level)
         if bars:
-            said.enable_progress_bar()
+            log.enable_progress_bar()
 
 
 def extra(name: str) -> Any:

@@ -209,10 +209,10 @@ def _cost_row(group: Group) -> list[str]:
 def _run_row(run: RunRecord, group: Group, score: float, comparison: Comparison) -> list[str]:
     steps, _, values = run.curve(comparison.metric)
     best = values.max() if comparison.higher_is_better else values.min()
-    told = ABSENT
+    cell = ABSENT
     if run.evaluation is not None:
         low, high = run.evaluation["ci95"]
-        told = (
+        cell = (
             f"{number(run.evaluation['avg_reward'])} [{number(low)}, {number(high)}], "
             f"{run.evaluation['episodes']} episodes at {number(run.evaluation.get('env_steps'))}"
         )
@@ -224,7 +224,7 @@ def _run_row(run: RunRecord, group: Group, score: float, comparison: Comparison)
         number(score),
         number(float(best)),
         number(float(steps[-1])),
-        told,
+        cell,
     ]
 
 

@@ -407,9 +407,9 @@ class _Sweep:
         cores = self._cores[slot]
         again = "continues" if run else "begins"
         short = short_names(list(trial.point))
-        told = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
+        point_text = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
         where = f", on core {', '.join(map(str, cores))}" if cores else ""
-        print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
+        print(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}{where}", flush=True)
         process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
         self._running[trial.number] = _Running(trial, process, slot)
 
@@ -448,13 +448,13 @@ class _Sweep:
             why = running.process.last_line()
         self.journal.report(trial, curve)  # the pruner compares other trials with it
         self.journal.finish(trial, score, pruned=pruned)
-        told = f"failed: {why} (all of it: {self.directory / f'{trial.name}.log'})"
+        outcome = f"failed: {why} (all of it: {self.directory / f'{trial.name}.log'})"
         if score is not None:
-            told = (
+            outcome = (
                 f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "
                 f"{curve[-1][0]:,} env steps, {time.monotonic() - running.began:.0f} s"
             )
-        print(f"{self._title(trial)} {told}", flush=True)
+        print(f"{self._title(trial)} {outcome}", flush=True)
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
         """Return (env steps, score) of the evaluations up to now."""
@@ -535,11 +535,11 @@ class _Sweep:
         centre = iqm([scores]) if scores else None
         low, high = interval_of_iqm([scores]) if len(scores) > 1 else (None, None)
         outcomes = [OUTCOMES[trial.state] for trial in trials]
-        told = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
+        counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
         interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
         values = [value_text(point, name) for name in point]
         shown = "" if centre is None else f"{centre:.6g}"
-        return centre, [*values, str(len(scores)), shown, interval, told]
+        return centre, [*values, str(len(scores)), shown, interval, counts]
 
 
 def _count(devices: int | str | list[int]) -> int:

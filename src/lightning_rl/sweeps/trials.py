@@ -92,7 +92,7 @@ class TrialProcess:
             lines = self._log.read_text(errors="replace").split("\n")
         except OSError:
             lines = []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "(said nothing)")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "(no output)")
 
 
 def _be_trial(

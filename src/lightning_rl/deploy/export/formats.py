@@ -89,8 +89,8 @@ def export_policy(
     graphs = kind in ("torch", "onnx")
     reference = graph.policy if graphs else policy  # the graph is in float32
     dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
-    said = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
-    report = said | parity(reference, acts)
+    header = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
+    report = header | parity(reference, acts)
     files.append(path.with_name(f"{path.name}.parity.json"))
     _write_json(files[-1], report)
     _refuse_differing(path, report)

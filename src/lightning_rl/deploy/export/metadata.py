@@ -31,7 +31,7 @@ MOST_METRICS = 2**30
 FORMAT = 1
 """Increases when a key changes its meaning."""
 
-SAID_BY_ENVS = (
+ENV_METADATA = (
     *("joint_names", "joint_stiffness", "joint_damping", "default_joint_pos"),
     *("observation_names", "action_names", "action_scale", "command_names"),
 )
@@ -60,7 +60,7 @@ def metadata_of(
     `path`, `content` and `settings` belong to its checkpoint; `env` is None if it cannot be built.
     """
     directory, steps = directory_of(path), content[STATE_KEY].get("env_steps")
-    said, manifest = {} if env is None else env.metadata, _json(directory / "run.json")
+    env_metadata, manifest = {} if env is None else env.metadata, _json(directory / "run.json")
     state = next((port for port in ports.inputs if port.name == STATE), None)
     return {
         "format": FORMAT,
@@ -74,8 +74,8 @@ def metadata_of(
         "actions_executed_of_a_chunk": None
         if env is None or env.steps_per_action == 1
         else env.steps_per_action,
-        "control_period": _control_period(said),
-        **{name: plain_json(said[name]) for name in SAID_BY_ENVS if name in said},
+        "control_period": _control_period(env_metadata),
+        **{name: plain_json(env_metadata[name]) for name in ENV_METADATA if name in env_metadata},
         "run": {
             "name": directory.name,
             "checkpoint": path.name,
@@ -112,14 +112,14 @@ def as_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _described(port: Port) -> dict[str, Any]:
     assert port.space is not None
     dtype = str(port.dtype).removeprefix("torch.")
-    said: dict[str, Any] = {"name": port.name, "shape": list(port.shape), "dtype": dtype}
+    description: dict[str, Any] = {"name": port.name, "shape": list(port.shape), "dtype": dtype}
     low, high = (np.asarray(bound) for bound in bounds_of(port.space))
-    said |= {"low": _numbers(low), "high": _numbers(high)}
+    description |= {"low": _numbers(low), "high": _numbers(high)}
     is_box = isinstance(port.space, gymnasium.spaces.Box)
     if is_box and port.name.startswith("action") and np.isfinite([low, high]).all():
         low, high = low.astype(np.float64), high.astype(np.float64)
-        said |= {"center": _numbers((high + low) / 2), "scale": _numbers((high - low) / 2)}
-    return said
+        description |= {"center": _numbers((high + low) / 2), "scale": _numbers((high - low) / 2)}
+    return description
 
 
 def _numbers(bound: np.ndarray) -> Any:
@@ -154,9 +154,9 @@ def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
     """Return the scores of this policy: from `validate`, or else from training."""
     directory = directory_of(path)
     for place in (directory, path.parent):  # the second for a run in Python
-        said = _json(place / "evaluation.json")
-        if steps is not None and said.get("env_steps") == steps:
-            return {name: plain_json(said[name]) for name in EVALUATED if name in said}
+        evaluation = _json(place / "evaluation.json")
+        if steps is not None and evaluation.get("env_steps") == steps:
+            return {name: plain_json(evaluation[name]) for name in EVALUATED if name in evaluation}
     rows: list[dict[str, str]] = []
     with suppress(FileNotFoundError, csv.Error):
         metrics = open_file(directory / "logs" / "metrics.csv", directory, MOST_METRICS)

@@ -324,8 +324,8 @@ class GymnasiumEnv(VectorEnv):
         """
         wanted = settings().mujoco_profiler
         if self._replayable:
-            told = self._env.call("profile_mujoco", wanted)
-            self.mujoco_profiler = next((one for one in told if one is not None), None)
+            answers = self._env.call("profile_mujoco", wanted)
+            self.mujoco_profiler = next((one for one in answers if one is not None), None)
         else:
             set_mujoco_profiler(wanted)
             self.mujoco_profiler = has_mujoco_profiler(self._env)

@@ -254,12 +254,12 @@ class _NamedInterventions(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         *result, info = self.env.step(action)
-        said = {o: info[t] for o, t in self._theirs.items() if t in info}
-        if not said:
+        reports = {o: info[t] for o, t in self._theirs.items() if t in info}
+        if not reports:
             return *result, info
-        told = said.get(EXECUTED_ACTION, action)
-        taken = bool(said.get(INTERVENED, not np.array_equal(told, action)))
-        return *result, report_intervention(info, told, taken)
+        executed = reports.get(EXECUTED_ACTION, action)
+        taken = bool(reports.get(INTERVENED, not np.array_equal(executed, action)))
+        return *result, report_intervention(info, executed, taken)
 
 
 def _of_a_script(id: str) -> ConfigurationError:

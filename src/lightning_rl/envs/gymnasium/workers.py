@@ -56,7 +56,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
 
     An env's exception carries the traceback of its process as a note. If a process dies,
     `WorkerDied` names the env and the exit code. `close` also returns if an env hangs or died. Of
-    the infos, only the entries that are read are collected, in `said` (see `envs.step_results`).
+    the infos, only the entries that are read are collected, in `report` (see `envs.step_results`).
     """
 
     _raised: BaseException | None = None
@@ -190,8 +190,8 @@ class _Reports:
         try:
             pickle.loads(pickle.dumps((kind, value)))
         except Exception:  # a custom `__reduce__` or constructor may raise anything
-            told = traceback.format_exception_only(kind, value)
-            self._errors.put((index, RuntimeError, "".join(told).strip(), trace))
+            lines = traceback.format_exception_only(kind, value)
+            self._errors.put((index, RuntimeError, "".join(lines).strip(), trace))
         else:
             self._errors.put(report)
 

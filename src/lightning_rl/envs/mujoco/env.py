@@ -347,7 +347,7 @@ class MujocoEnv(ManagedEnv):
     def _described(self) -> dict[str, Any]:
         """Return what a robot needs to run an exported policy."""
         model = self.layout.model
-        said: dict[str, Any] = {
+        description: dict[str, Any] = {
             "render_fps": self.render_fps,
             "control_period": self.step_dt,
             "joint_names": list(self.layout.joints),
@@ -359,5 +359,5 @@ class MujocoEnv(ManagedEnv):
             scale = torch.ones(model.nu)
             for name, term in self.actions.terms.items():
                 scale[self.actions.columns[name]] = torch.as_tensor(term.scale)
-            said["action_scale"] = scale.tolist()
-        return said
+            description["action_scale"] = scale.tolist()
+        return description

@@ -75,8 +75,8 @@ class PickCube(gymnasium.Wrapper):
         command = np.rint(action[3])
         turned = np.array([*action[:3], 2.0 - command], np.float32)
         observation, reward, terminated, truncated, info = self.env.step(turned)
-        said = {**info, "success": bool(info["succeed"])}
-        return flat_observation(observation), reward, terminated, truncated, said
+        extended = {**info, "success": bool(info["succeed"])}
+        return flat_observation(observation), reward, terminated, truncated, extended
 
 
 def flat_observation(observation: dict[str, np.ndarray]) -> np.ndarray:

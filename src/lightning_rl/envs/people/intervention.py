@@ -80,8 +80,12 @@ class Script(InterventionSource):
         self.policy = policy
 
     def poll(self, observation: Any) -> InterventionDecision:
-        said = self.policy(observation)
-        return said if isinstance(said, InterventionDecision) else InterventionDecision(said)
+        decision = self.policy(observation)
+        return (
+            decision
+            if isinstance(decision, InterventionDecision)
+            else InterventionDecision(decision)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return self.policy.state_dict() if hasattr(self.policy, "state_dict") else {}
@@ -238,21 +242,21 @@ class Intervention(gymnasium.Wrapper):
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        said = InterventionDecision() if self._stopped else self._poll_source()
-        taken = said.action is not None
-        told = self._checked(said.action) if taken else action
-        observation, reward, terminated, truncated, info = self.env.step(told)
-        info = report_intervention(info, told, taken)
+        decision = InterventionDecision() if self._stopped else self._poll_source()
+        taken = decision.action is not None
+        executed = self._checked(decision.action) if taken else action
+        observation, reward, terminated, truncated, info = self.env.step(executed)
+        info = report_intervention(info, executed, taken)
         if taken:
             self._taken.append(self._steps)
-            self._executed.append(np.array(told))
+            self._executed.append(np.array(executed))
         self._steps += 1
         self._observation = observation
-        if said.event == "rerecord":
+        if decision.event == "rerecord":
             truncated, info["rerecord"] = True, True
-        elif said.event is not None:
-            terminated, info["success"] = True, said.event == "success"
-            if said.event == "success" and self.success_reward is not None:
+        elif decision.event is not None:
+            terminated, info["success"] = True, decision.event == "success"
+            if decision.event == "success" and self.success_reward is not None:
                 reward = self.success_reward
         if not self._stopped and self._restoring is None:
             # Wait after the step, so that the newest weights choose the next action.

@@ -65,8 +65,8 @@ class ChunkWrapper(gymnasium.Wrapper):
                 break  # the rest of the chunk must not act on the next episode
         if terms or taken_over:
             info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
-        told = self._with_report(observation, step_reward, executed)
-        return told, step_reward.sum(), terminated, truncated, info
+        reported = self._with_report(observation, step_reward, executed)
+        return reported, step_reward.sum(), terminated, truncated, info
 
     def _not_executed(self) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(self._chunk_size, np.float32), np.zeros(self._chunk_size, np.int8)

@@ -218,9 +218,9 @@ class WarmStart(Callback):
         own = {f"policy.{name}": value for name, value in own.items()}
         checkpoint["state_dict"], fresh = with_fresh_adapter(own, checkpoint["state_dict"])
         weights, note = warm_start_weights(module.policy, checkpoint)
-        for told in (fresh, note):
-            if told is not None:
-                rank_zero_info(told)
+        for line in (fresh, note):
+            if line is not None:
+                rank_zero_info(line)
         load_whole(module.policy, weights)
         if isinstance(module, OffPolicyAlgorithm):
             module.warm_start_from_policy()

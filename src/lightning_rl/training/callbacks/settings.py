@@ -92,7 +92,7 @@ def _defaults_of(made: type) -> dict[str, Any]:
     parser.add_class_arguments(made, fail_untyped=False)
     defaults = parser.get_defaults().as_dict()
     return {
-        name: told
+        name: setting
         for name, value in defaults.items()
-        if name not in GIVEN_BY_THE_ENV and not is_unwritten(told := described(value))
+        if name not in GIVEN_BY_THE_ENV and not is_unwritten(setting := described(value))
     }

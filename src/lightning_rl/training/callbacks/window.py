@@ -60,8 +60,8 @@ class Window(Callback):
 
 
 def _print_episode(index: int, count: int, seed: int, value: float, length: str) -> None:
-    said = f"Episode {index + 1} of {count} (seed {seed}): return {value:.2f} after {length}"
-    print(said, flush=True)
+    line = f"Episode {index + 1} of {count} (seed {seed}): return {value:.2f} after {length}"
+    print(line, flush=True)
 
 
 def _print_average(average: float) -> None:
