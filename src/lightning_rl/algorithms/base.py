@@ -617,7 +617,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         watchers, self._watchers = self._watchers, []
         sharding = self.policy.sharding
         with nullcontext() if sharding is None else sharding.acting_context():
-            if seeds:  # those of a rank may be empty
+            if seeds:  # a rank may have no episodes
                 self._episodes += self.play(seeds, watchers)
 
     def on_validation_epoch_end(self) -> None:

@@ -81,17 +81,17 @@ def check_not_compiled(compile: bool | str) -> None:
 
 
 def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
-    """Refuse parameters without values, unless the strategy takes those of the first process."""
+    """Refuse parameters without values, unless the strategy copies the first process's values."""
     takes = isinstance(trainer.strategy, FSDP2Strategy) or module is None
     require(
         takes or not any(p.is_meta for p in cast(nn.Module, module).parameters()),
-        "The policy is on the device meta, without weights: only --trainer.strategy fsdp gives it "
-        "those of the first process. Use that, or leave meta out.",
+        "The policy is on the device meta, without weights: only --trainer.strategy fsdp copies "
+        "the first process's weights to it. Use that strategy, or leave meta out.",
     )
 
 
 def check_shards(algorithm: LightningModule, objectives: Collection[Objective]) -> None:
-    """Refuse an algorithm that trains other parameters than those of one sharded policy."""
+    """Refuse an algorithm with trained parameters outside of the sharded policy."""
     kind = type(algorithm).__name__
     trained = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
     others = [name for name, p in trained.items() if not isinstance(p, DTensor)]

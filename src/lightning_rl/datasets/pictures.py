@@ -58,8 +58,8 @@ class VideoWriter:
 
 def _open_without_priority(codec: Any) -> None:
     """Open a codec, and reset the scheduling of its threads and of this one."""
-    # As root, SVT-AV1 runs them all with the highest real-time priority (SCHED_FIFO, 99). Whatever
-    # this thread computes later would then starve every other process of the machine.
+    # As root, SVT-AV1 runs them all with the highest real-time priority (SCHED_FIFO, 99).
+    # Later work of this thread would then starve every other process of the machine.
     if not hasattr(os, "sched_setscheduler"):  # Linux has it
         codec.open()
         return

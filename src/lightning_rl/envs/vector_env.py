@@ -182,7 +182,7 @@ class VectorEnv(ABC):
         """
 
     def add_events(self, events: Mapping[str, Any]) -> None:
-        """Add events by name (`Event`), such as those of the training, before the first `reset`.
+        """Add events by name (`Event`), such as training events, before the first `reset`.
 
         Raises:
             ConfigurationError: this env takes no events, or not these.

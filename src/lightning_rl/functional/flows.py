@@ -42,7 +42,7 @@ def flow_transition(
 
     With x0 = x - t v, x1 = x + (1 - t) v and sigma = s sqrt(t / (1 - t)), the mean is
     (1 - (t - d)) x0 + (t - d - sigma^2 d / (2 t)) x1, and the deviation is sigma sqrt(d). The
-    marginal distributions of x are those of the ODE, up to the error of the step size.
+    marginal distributions of x equal the ODE's, up to the error of the step size.
 
     Source: Liu et al. 2025, "Flow-GRPO: Training Flow Matching Models via Online RL", section 4.
     Differs from the paper: at t = 1 the next time replaces t in the denominator 1 - t.

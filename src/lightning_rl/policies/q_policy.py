@@ -86,7 +86,7 @@ class QPolicy(PerceptronPolicy):
         super().__init__(
             observation_space,
             action_space,
-            ExploringCategorical(int(action_space.n), exploration),  # type: ignore[attr-defined]
+            ExploringCategorical(int(action_space.n), exploration),  # type: ignore[attr-defined]  # Discrete: checked above
             hidden_sizes,
             activation,
             actor_normalization=actor_normalization,

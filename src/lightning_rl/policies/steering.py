@@ -30,8 +30,8 @@ class SteeringPolicy(PerceptronPolicy):
     """Base class of policies that choose the initial noise of a frozen flow policy.
 
     The base policy integrates its ODE from the noise, clamped to the bound, and acts by the result.
-    The networks here read the base policy's features of the observation. The log-prob is that of
-    the noise, which is one choice, also for a chunk of which only some actions were executed.
+    The networks here read the base policy's features of the observation. `sample_log_prob`
+    is the noise's log-prob. It is one number for a chunk, however many actions were executed.
 
     Source: Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement
     Learning" (DSRL).
@@ -86,7 +86,7 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
     It begins as the base policy, with standard normal noise. Deterministic acting takes the mean.
 
     Args:
-        observation_space, action_space: of one env, those of the base policy.
+        observation_space, action_space: of one env; they equal the base policy's spaces.
         checkpoint: of the base policy, a file or a run directory; read whenever the policy is
             created.
         bound: largest noise, in standard deviations.
@@ -136,7 +136,7 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
     The critics judge the noise, which the replay stores instead of the action.
 
     Args:
-        observation_space, action_space: of one env, those of the base policy.
+        observation_space, action_space: of one env; they equal the base policy's spaces.
         checkpoint: of the base policy, a file or a run directory; read whenever the policy is
             created.
         bound: largest noise, in standard deviations; the actor's tanh reaches up to it.

@@ -20,12 +20,12 @@ Acting = Literal["whole", "sharded"]
 class FSDP2Strategy(ModelParallelStrategy):
     """Shard parameters, gradients and optimizer states over the processes: `strategy: fsdp`.
 
-    Each process has its envs, as with `ddp`. Checkpoints are those of one process: one file with
-    whole tensors, which any number of processes can resume from.
+    Each process has its envs, as with `ddp`. A checkpoint is one file with whole tensors, as
+    from one process; any number of processes can resume from it.
 
     Args:
         acting: `whole` gathers the policy once per rollout and per batch of evaluation episodes, so
-            that a process acts by itself, with the memory of a whole policy. `sharded` gathers each
+            each process acts alone, and needs the memory of a whole policy. `sharded` gathers each
             block at each step, which all processes take together.
         process_group_backend: `nccl` or `gloo`. Default: by the device.
         timeout: of an exchange between processes.

@@ -47,7 +47,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def from_first(tensor: Tensor) -> Tensor:
-    """Return the tensor of rank 0; those of the other ranks have its shape and dtype."""
+    """Return the tensor of rank 0; all ranks pass tensors of its shape and dtype."""
     if world_size() == 1:
         return tensor
     with _peers_needed():

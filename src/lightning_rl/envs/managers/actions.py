@@ -259,7 +259,7 @@ def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
 
 
 def require_all_drives(term: ActionTerm, owner: str) -> None:
-    """Refuse an action term that names drives, where they have no names.
+    """Refuse an action term that names drives for a task whose drives have no names.
 
     Raises:
         ConfigurationError: names the drives.

@@ -29,7 +29,8 @@ class Term:
             the task's own term of this name. A class with a memory has a method `start(env)`, which
             returns a dict of tensors [M, ...], and is called with `(env, memory)` and returns its
             value and its next memory.
-        params: parameters by name; those of the task's own term keep their defaults.
+        params: parameters by name. Parameters that are left out keep the values of the task's own
+            term.
     """
 
     term: Function | None = field(default=None, metadata={IMPORT_PATH: True})
@@ -168,7 +169,7 @@ def merged(
         shorthand: field that a plain number sets.
 
     Raises:
-        ConfigurationError: a term without a function, and the task has none of this name.
+        ConfigurationError: for a term without a function whose name the task does not have.
     """
     label = kind.__name__.lower()
     terms = dict(defaults)

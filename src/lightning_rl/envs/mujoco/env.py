@@ -32,7 +32,7 @@ from lightning_rl.envs.mujoco.warp import WarpPhysics
 from lightning_rl.system.errors import check_range, closest, require
 
 Backend = Literal["auto", "c", "warp"]
-"""What simulates: MuJoCo's C library, MuJoCo Warp, or the one that suits the device."""
+"""The simulator: MuJoCo's C library, MuJoCo Warp, or the choice by the device."""
 
 LARGEST = 1e10
 """Largest number of a state that counts as simulated: MuJoCo's mjMAXVAL."""

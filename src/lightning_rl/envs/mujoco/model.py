@@ -87,7 +87,7 @@ class Layout:
 
     Attributes:
         model: the compiled `mujoco.MjModel`.
-        drives: names of the actuators; an actuator without a name has that of its joint.
+        drives: names of the actuators; an actuator without a name gets its joint's name.
         joints: names of the joints that the actuators move; of others, the actuators' names.
         kinds: what each actuator takes: `position`, `velocity` or `force`.
         num_sensordata: numbers of the model's own sensors.

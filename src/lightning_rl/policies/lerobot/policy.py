@@ -213,7 +213,7 @@ class LeRobotPolicy(ChunkPolicy):
         Args:
             batch: see `prepare`.
             noise: initial noise of a SmolVLA, [B, n_action_steps, max_action_dim], or a Diffusion,
-                [B, horizon, A]; [B, 1 + M, horizon, A] with that of M steps of DDPM. Default: the
+                [B, horizon, A]; [B, 1 + M, horizon, A] with noise for M steps of DDPM. Default: the
                 fixed noise of deterministic acting.
 
         Raises:
@@ -227,7 +227,8 @@ class LeRobotPolicy(ChunkPolicy):
             self.noise_size > 0,
             f"noise is of policies that begin from noise, and this is a {self.directory.kind}.",
         )
-        return cast(Any, self.head).act(features, noise.flatten(1))  # type: ignore[no-any-return]
+        action: Tensor = cast(Any, self.head).act(features, noise.flatten(1))
+        return action
 
     def save_directory(self, path: str) -> None:
         """Write the policy as a directory that LeRobot opens, with adapters merged into weights.

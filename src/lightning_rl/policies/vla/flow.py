@@ -47,8 +47,8 @@ class FlowSettings:
 class FlowHead(ActionHead):
     """A chunk of actions by a velocity field that moves noise to actions in K Euler steps.
 
-    In a rollout the chain of steps is stochastic, and the log-prob is that of the stored
-    transitions, exactly: a normal distribution for each number. With `sde` it is one transition
+    In a rollout the chain of steps is stochastic. The log-prob of the stored transitions is
+    exact: a normal distribution for each number. With `sde` it is one transition
     of K (one pass of the expert), and the entropy is unknown. With `learnt` it is the whole chain
     (K passes), with entropy. Deterministic acting integrates the ODE from `fixed_noise`, one draw
     of seed 0, the same for all observations; `decode` integrates it from given noise.
@@ -118,8 +118,8 @@ class FlowHead(ActionHead):
         return {"chain_from": shape, "chain_to": shape, "chain_step": ((), torch.int64)}
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        # The initial noise; then that of each step; or of one step, and the number in [0, 1) that
-        # draws the step.
+        # The initial noise, then the noise of each step (`learnt`), or the noise of one step and a
+        # number in [0, 1) that draws this step (`sde`).
         count = self.steps + 1 if self.has_entropy else 2
         return self._draw(batch, count, generator, uniform=not self.has_entropy)
 

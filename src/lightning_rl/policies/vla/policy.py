@@ -175,7 +175,7 @@ class VLAPolicy(ChunkPolicy):
         num_bins: n of the token head.
         temperature: of tokens, or a factor of the Gaussian deviation; acting and training.
         log_std_init: of the Gaussian head, in units of the action bounds.
-        flow: of the flow head. Default: those of `FlowSettings`.
+        flow: settings of the flow head. Default: `FlowSettings()`.
         action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
         kwargs: see `ChunkPolicy`.
 
