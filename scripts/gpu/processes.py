@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ TIMEOUT = 200.0
 def in_processes(findings: Findings) -> None:
     """Compare one process, one with a group of its own, and two ranks."""
     _record(findings)
-    alone = {name: state_of(run.module) for name, run in _runs(findings, 1, {}).items()}
+    alone = {name: state_of(run.module) for name, run in _runs(findings, 1, dict).items()}
     _compare(findings, "one process in a group", alone, _launch(findings, 1, 1))
     if findings.device == "cpu" or torch.cuda.device_count() > 1:
         _compare(findings, "two ranks", alone, _launch(findings, 2, 2))
@@ -79,8 +80,10 @@ class Replayed(Collector):
         return self.count_rollout(self.rollouts.pop(0).clone(), envs_were_reset=False, reports={})
 
 
-def _runs(findings: Findings, world: int, trainer: dict[str, Any]) -> dict[str, Watch]:
-    """Train in each way, as one of `world` processes."""
+def _runs(
+    findings: Findings, world: int, trainer: Callable[[], dict[str, Any]]
+) -> dict[str, Watch]:
+    """Train in each way, as one of `world` processes; each trainer needs a strategy of its own."""
     replayed = {
         "num_envs": RECORDED // world,
         "buffer_size": STEPS,
@@ -90,7 +93,10 @@ def _runs(findings: Findings, world: int, trainer: dict[str, Any]) -> dict[str, 
     }
     # All that a rank has at once: shuffled apart, smaller minibatches would not be the same ones.
     batch = {"batch_size": RECORDED * STEPS // world, "n_epochs": 3}
-    named = partial(train, findings, trainer=trainer)
+
+    def named(name: str, **settings: Any) -> Watch:
+        return train(findings, name, trainer=trainer(), **settings)
+
     suffix = f" {world}.{ranks.rank()}"
     runs = {
         "PPO": named(f"PPO replayed{suffix}", data=replayed, model=batch),
@@ -173,8 +179,12 @@ def work() -> None:
     # Not the directory's own findings, which the check is writing.
     findings.save = lambda: None  # type: ignore[method-assign]
     shared = args.device == "cuda" and args.per_node < world
-    strategy = DDPStrategy(process_group_backend="gloo") if shared else "ddp"
-    trainer = {"strategy": strategy, "devices": args.per_node, "num_nodes": world // args.per_node}
+    sizes = {"devices": args.per_node, "num_nodes": world // args.per_node}
+
+    def trainer() -> dict[str, Any]:
+        strategy = DDPStrategy(process_group_backend="gloo") if shared else "ddp"
+        return {"strategy": strategy} | sizes
+
     runs = _runs(findings, world, trainer)
     content = {
         "backend": torch.distributed.get_backend(),

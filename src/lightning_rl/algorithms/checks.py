@@ -317,8 +317,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
             f"{list(again.shape[2:])} for each step, and forward one of {list(stored.shape[2:])}: "
             "both must be the same, without a trailing dimension of one."
         )
-    rough = policy.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
-    rough |= any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters())
+    rough = computes_below_float32(policy, stored.device)
     distance = (again.float() - stored).abs() / (1.0 + stored.abs())
     # NaN is left to the finite check of the optimizer steps.
     differs = distance.flatten(2).amax(2) if distance.dim() > 2 else distance
@@ -337,6 +336,24 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
         "GRU's; state has to be data: store it by extra_fields), a second sampling in "
         "evaluate_actions, dropout or noise that eval mode does not switch off, batch norm, or "
         "what was sampled being changed before it was stored (clipped, squashed)."
+    )
+
+
+def computes_below_float32(policy: Policy, device: torch.device) -> bool:
+    """Return whether a policy rounds more than float32 on a device.
+
+    On a GPU, PyTorch computes float32 convolutions in TensorFloat32 by default: 10 bits of mantissa
+    instead of 23 ("CUDA semantics" in the PyTorch documentation).
+    """
+    if policy.autocast_dtype is not None:
+        return True
+    if any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters()):
+        return True
+    if device.type != "cuda":
+        return torch.backends.mkldnn.matmul.fp32_precision in ("tf32", "bf16")  # type: ignore[attr-defined]
+    convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in policy.modules())
+    return torch.backends.cuda.matmul.fp32_precision == "tf32" or (
+        convolves and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     )
 
 

@@ -1,5 +1,6 @@
-"""Optimisations for some machines, with a switch for each."""
+"""Optimisations for some machines, with a switch for each; what a machine can draw with."""
 
+import ctypes
 from dataclasses import dataclass
 
 
@@ -54,3 +55,18 @@ def put_in_force(wanted: MachineSettings) -> None:
     """Apply settings to this process, and to processes that it forks from now on."""
     global _in_force
     _in_force = wanted
+
+
+def offscreen_renderer() -> str:
+    """Return how MuJoCo draws without a screen: a value of `MUJOCO_GL`.
+
+    `egl` or `osmesa`, whichever library is installed, else `disable`: MuJoCo cannot be imported
+    with the name of a missing library.
+    """
+    for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return name
+    return "disable"

@@ -45,7 +45,7 @@ from lightning_rl.envs.vector_env import (
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import as_env_counts, as_policy_counts, first_choice
 from lightning_rl.system.errors import require
-from lightning_rl.system.machine import settings
+from lightning_rl.system.machine import offscreen_renderer, settings
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, that a resumed run can replay."""
@@ -254,7 +254,7 @@ class GymnasiumEnv(VectorEnv):
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             # Without these, pygame and MuJoCo look for a screen, and MuJoCo fails.
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-            os.environ.setdefault("MUJOCO_GL", "egl")
+            os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
         camera = {}
         spec = spec_of(self.id)
         if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):

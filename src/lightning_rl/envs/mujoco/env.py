@@ -73,7 +73,7 @@ class MujocoView(EnvView):
         return self._named("site_xpos", sites)
 
     def _named(self, view: str, names: Sequence[str]) -> Tensor:
-        columns: Tensor = self.env.layout.columns(view, names)
+        columns: Tensor = self.env.layout.columns(view, names, self.device)
         entry = view if view in ("qpos", "qvel", "ctrl") else "sensordata"
         found: Tensor = self.state[entry][:, columns]
         return found

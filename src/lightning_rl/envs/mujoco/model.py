@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
+from lightning_rl.system.machine import offscreen_renderer
 
 STATE = ("time", "qpos", "qvel", "act")
 """State entries that a simulation step reads and writes, each [N, size] float32."""
@@ -46,7 +47,8 @@ def import_mujoco() -> Any:
         ConfigurationError: it is not installed.
     """
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # read at the import; else it looks for a screen
+        # Read at the import; otherwise MuJoCo looks for a screen.
+        os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
     return import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install 'lightning-rl[mujoco]'.")
 
 
@@ -142,15 +144,17 @@ class Layout:
         ]
         self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
         self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
-        self._columns: dict[tuple[str, tuple[str, ...]], Tensor] = {}
+        self._columns: dict[tuple[Any, ...], Tensor] = {}
 
-    def columns(self, view: str, names: Sequence[str]) -> Tensor:
-        """Return the columns [k] int64 of named parts in their tensor.
+    def columns(
+        self, view: str, names: Sequence[str], device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Return the columns [k] int64 of named parts in their tensor, which is on `device`.
 
         Raises:
             ConfigurationError: a name is unknown.
         """
-        key = view, tuple(names)
+        key = view, tuple(names), torch.device(device)
         if key not in self._columns:
             slices = self._slices[view]
             for name in names:
@@ -164,7 +168,8 @@ class Layout:
                     column
                     for name in names
                     for column in range(slices[name].start, slices[name].stop)
-                ]
+                ],
+                device=device,
             )
         return self._columns[key]
 

@@ -46,6 +46,8 @@ class WarpPhysics(Physics):
         self._device = torch.device(device)
         self._substeps = substeps
         self._host = model
+        self._warp.config.quiet = True  # it prints a line per kernel module
+        self._warp.init()
         with self._on_device():
             try:
                 self._model = engine.put_model(model)
@@ -64,7 +66,8 @@ class WarpPhysics(Physics):
         )
         self._graph: Any = None
         self._steps = 0
-        self._adopt(())
+        with self._on_device():
+            self._adopt(())
 
     def step(self, state: Mapping[str, Tensor], ctrl: Tensor) -> dict[str, Tensor]:
         with self._on_device():
@@ -77,7 +80,9 @@ class WarpPhysics(Physics):
                 self._advance()  # compiles the kernels, which a capture cannot
                 self._load(state)
                 self._warmstart.zero_()
-                with self._warp.ScopedCapture() as capture:
+                # CUDA cannot capture its default stream, which is torch's stream as a rule.
+                own = self._warp.Stream(str(self._device))
+                with self._warp.ScopedStream(own), self._warp.ScopedCapture() as capture:
                     self._advance()
                 self._graph = capture.graph
                 self._warp.capture_launch(self._graph)

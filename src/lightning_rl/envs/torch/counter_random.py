@@ -15,7 +15,8 @@ _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B - 2**32  # the same low 32 bits, and no product leaves int64
 
 _KEY_WORDS = (0x9E3779B9, 0x243F6A88)
-_GOLDEN = 0x9E3779B9
+_GOLDEN = 0x9E3779B9 - 2**32
+"""The same low 32 bits, and within int32, in which Triton computes a column's product."""
 
 
 def hash32(x: Tensor) -> Tensor:
