@@ -26,7 +26,7 @@ from tests.helpers import assert_same, assert_same_run, last, load, saved_replay
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
-    for head in ("token", "flow"):
+    for head in ("token", "flow", "smolvla"):
         ddp_runs.record_chunks(path, head)
     ddp_runs.record_transitions(path)
     with on_two_ranks(path, "all") as begun:
