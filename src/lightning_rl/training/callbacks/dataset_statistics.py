@@ -14,7 +14,7 @@ from lightning_rl.training.callbacks.typed import algorithm_of
 
 
 class DatasetStatistics(Callback):
-    """Begin a run with the statistics of a LeRobot dataset; the run's observations then add to them.
+    """Begin a run with the statistics of a LeRobot dataset, to which the run's observations add.
 
     All running means and variances of the policy's inputs are set: of `normalize_observation`, and
     of encoders with `normalize`. A resumed run keeps its own.
@@ -58,7 +58,7 @@ class DatasetStatistics(Callback):
         return max(2, *(int(count.max()) for count in counts)) if counts else 2
 
     def _rollout(self, space: gymnasium.Space) -> TensorDict:
-        """Return a rollout [1, 3] whose first two steps have the mean and variance of the dataset."""
+        """Return a rollout [1, 3] whose two steps have the mean and variance of the dataset."""
         tree: dict[tuple[str, ...], Tensor] = {}
         for leaf in leaves_of(space):
             mean, std = (self._of(leaf, name) for name in ("mean", "std"))
