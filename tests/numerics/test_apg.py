@@ -22,7 +22,7 @@ from lightning_rl.audit.gradients import check_gradients
 from lightning_rl.envs import ActionChunk
 from lightning_rl.envs.tasks import Pictures, PointMass, PushCube
 from tests.equivalence.test_resume import stop_and_resume
-from tests.helpers import assert_same_run, make_data, make_ppo, train
+from tests.helpers import assert_same_run, last, make_data, make_ppo, train
 from tests.numerics.test_sac import actor_layers
 from tests.q_references import Adam, backward, flat, forward
 from tests.references import gae_by_sum, numeric_gradient, segment_gain
@@ -204,6 +204,17 @@ def test_the_update_steps_through_the_rollout_that_was_collected(name, tmp_path)
     train(tmp_path, **run)
     assert len(differences) == 6
     assert max(differences) < 1e-4
+
+
+def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
+    first, *_ = train(tmp_path / "ppo", env=PointMass, policy={"squash": True})
+    run = {"env": PointMass, "model": {"algorithm": SHAC, "learning_rate": 1e-9, "tau": 1e-9}}
+    run |= {"trainer": {"init_from": str(last(tmp_path / "ppo"))}}
+    module, *_ = train(tmp_path / "shac", **run)
+    for ours, theirs in zip(
+        module.target_critic.parameters(), first.policy.critic.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

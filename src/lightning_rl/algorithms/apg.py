@@ -85,7 +85,7 @@ class APG(Algorithm):
         self._start: dict[str, Any] = {}  # the env's state where the rollout begins
 
     def configure_objectives(self) -> list[Objective]:
-        return [self.objective(self.actor_loss, name="actor", whole_minibatches=True)]
+        return [self.objective(self.actor_loss, name="actor")]
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -110,8 +110,8 @@ class APG(Algorithm):
         env = collector.env
         assert isinstance(env, TorchEnv)
         now, self._start = env.state_dict(), collector.start
-        noise = self.noise_of(rollout)
-        self.updates["actor"](TensorDict({"noise": noise}, noise.shape[:1]))
+        # All envs are one sample: they step together, so no micro-batch may have some of them.
+        self.updates["actor"](TensorDict({"noise": self.noise_of(rollout)[None]}, [1]))
         env.load_state_dict(now)
 
     @torch.no_grad()
@@ -123,11 +123,11 @@ class APG(Algorithm):
         return noise.view(-1, len(rollout), noise.shape[-1]).transpose(0, 1)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss -J of N envs, whose `noise` is [N, T, A], and scalars to log."""
+        """Return the loss -J of N envs, whose `noise` is [1, N, T, A], and scalars to log."""
         assert self.data.collector is not None
-        env = self.data.collector.env
-        gain = gain_of(env, self._start, self.act, minibatch["noise"], self.gamma, self.end_value)
-        per_step = gain.mean() / minibatch["noise"].shape[1]
+        env, noise = self.data.collector.env, minibatch["noise"][0]
+        gain = gain_of(env, self._start, self.act, noise, self.gamma, self.end_value)
+        per_step = gain.mean() / noise.shape[1]
         return -per_step, {"gain": per_step, "std": self._std().mean()}
 
     def act(self, observation: Any, noise: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class SHAC(APG):
         actor = self.policy.actor, self.policy.distribution
         rate = self.critic_learning_rate
         return [
-            self.objective(self.actor_loss, *actor, name="actor", whole_minibatches=True),
+            self.objective(self.actor_loss, *actor, name="actor"),
             self.objective(self.critic_loss, self.policy.critic, name="critic", learning_rate=rate),
         ]
 
