@@ -297,6 +297,10 @@ OFF_POLICY = [
 ]
 
 
+SEGMENTS = [name for name in sorted(shipped_configs()) if name.startswith(("apg", "shac"))]
+"""Of algorithms that step the env themselves."""
+
+
 TWO_ITERATIONS = [
     *("--trainer.max_steps", "2"),
     *("--data.num_eval_episodes", "1"),
@@ -346,7 +350,15 @@ def test_every_shipped_off_policy_config_trains(name):
     assert passed == {key: due if key in always else delayed for key in passed}
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - set(OFF_POLICY)))
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_every_shipped_config_of_gradients_through_steps_trains(name):
+    run(["fit", "--config", name, *TWO_ITERATIONS])
+    state = load(last(newest()))["lightning_rl"]
+    assert state["guards"]["actor"]["passed"] == 2
+    assert state["env_steps"] == 2 * 64 * 32
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS}))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     import lightning_rl
 
@@ -682,7 +694,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, SHAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (

@@ -16,8 +16,10 @@ from tests.equivalence.ddp_runs import (
     RESUMED,
     SAME_BATCHES,
     SAME_ROLLOUTS,
+    SAME_SEGMENTS,
     same_batches,
     same_rollouts,
+    same_segments,
 )
 from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
 
@@ -313,6 +315,16 @@ def test_two_ranks_give_the_off_policy_updates_of_one_process_of_the_same_batche
     for key, value in ranks[0][name].items():
         torch.testing.assert_close(
             value, alone[key], rtol=1e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+@pytest.mark.parametrize("name", SAME_SEGMENTS)
+def test_two_ranks_give_the_updates_of_one_process_through_the_same_steps(name, directory, ranks):
+    alone = same_segments(directory, name, 1).state_dict()
+    assert_same(ranks[0][name], ranks[1][name])
+    for key, value in ranks[0][name].items():
+        torch.testing.assert_close(
+            value, alone[key], rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
         )
 
 
