@@ -396,7 +396,12 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
     if name.startswith("tuned/"):
         rows = -(-settings["batch_size"] // data["num_envs"])
         options += ["--data.buffer_size", str(max(rows, 8))]
-    if clones:
+    if name.startswith("quadruped_student"):
+        options += ["--data.num_envs", "32"]
+    if "teacher" in settings:
+        one = ["--trainer.run_dir", settings["teacher"], "--trainer.max_steps", "1"]
+        run(["fit", "--config", "ppo_quadruped.yaml", *options, *one])
+    elif clones:
         options += ["--data.collector.episodes", "24"]
     run(["fit", "--config", name, *options])
     assert load(last(newest()))["global_step"] == 2

@@ -598,7 +598,10 @@ def main(directory):
     taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced")}
     taught |= {"n_epochs": 2, "batch_size": 8}
     data = RESUMED["data"] | {"total_env_steps": 256}
-    run("taught", **PENDULUM | {"policy": {"policy_class": ActorOnly}, "model": taught, "data": data})
+    run(
+        "taught",
+        **PENDULUM | {"policy": {"policy_class": ActorOnly}, "model": taught, "data": data},
+    )
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

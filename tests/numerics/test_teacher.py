@@ -320,8 +320,8 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
     assert "teacher.ckpt" in capsys.readouterr().err
 
 
-def test_what_cannot_be_taught_is_refused(teacher, tmp_path):
-    with pytest.raises(ConfigurationError, match="teacher_env_steps is 5 .* there is no teacher"):
+def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"teacher_env_steps is 5 .* there is no teacher"):
         teach(tmp_path / "a", None, teacher_env_steps=5)
     with pytest.raises(ConfigurationError, match="BehaviorCloning would never use it"):
         teach(tmp_path / "e", None, data={"collector": Nothing, "replay": REPLAY})
@@ -331,6 +331,9 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path):
         teach(tmp_path / "b", teacher, data={"collector": Nothing})
     with pytest.raises(ConfigurationError, match=r"or set model\.teacher"):
         teach(tmp_path / "c", None)
+    with pytest.raises(ConfigurationError, match="labels of single actions"):
+        monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
+        teach(tmp_path / "f", teacher, data={"replay": REPLAY})
     with pytest.raises(ConfigurationError, match="nowhere"):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
 
