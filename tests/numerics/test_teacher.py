@@ -331,8 +331,8 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
         teach(tmp_path / "b", teacher, data={"collector": Nothing})
     with pytest.raises(ConfigurationError, match=r"or set model\.teacher"):
         teach(tmp_path / "c", None)
+    monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
     with pytest.raises(ConfigurationError, match="labels of single actions"):
-        monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
         teach(tmp_path / "f", teacher, data={"replay": REPLAY})
     with pytest.raises(ConfigurationError, match="nowhere"):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))

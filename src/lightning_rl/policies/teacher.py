@@ -81,8 +81,7 @@ class Teacher:
         Memories continue from the last rollout, and begin with the episodes.
         """
         *slots, after = step_views(rollout.select("observation", "done"))
-        goes_on = rollout.get("continues")[:, 0]
-        self.memory = _kept(self.memory, goes_on)
+        self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
         for slot in slots:
             actions, following = self._act(slot.get("observation"), self.memory)
             self.memory = _kept(following, ~slot.get("done"))
@@ -117,10 +116,10 @@ class Teacher:
         return 0.0 if env_steps >= self.env_steps else 1.0 - env_steps / self.env_steps
 
 
-def _kept(memory: dict[str, Tensor], goes_on: Tensor) -> dict[str, Tensor]:
-    """Return states [N, ...] with zeros in rows that do not go on."""
+def _kept(memory: dict[str, Tensor], continues: Tensor) -> dict[str, Tensor]:
+    """Return states [N, ...], zero in rows [N] whose episode does not continue."""
     return {
-        name: state.masked_fill(~goes_on.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0)
+        name: state.masked_fill(~continues.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0)
         for name, state in memory.items()
     }
 
