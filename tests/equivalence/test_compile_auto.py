@@ -16,7 +16,7 @@ import lightning_rl
 from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
-from lightning_rl.compiled.choice import PAYS_FROM, Choice
+from lightning_rl.compiled.choice import PAYS_FROM, Choice, StepsChoice
 from tests.helpers import assert_same_run, last, load, train
 
 CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
@@ -202,6 +202,12 @@ def test_on_another_cpu_it_says_what_that_means():
         f"compiled, as it began, but {DIFFERS}."
     ):
         assert Choice("auto", 0, OF_ANOTHER).compiled
+
+
+@pytest.mark.parametrize("kind", [Choice, StepsChoice])
+def test_on_a_gpu_compiling_pays_sooner(kind):
+    assert [kind("auto", count, on_gpu=True).compiled for count in (4_999, 5_000)] == [False, True]
+    assert not kind("auto", 5_000).compiled
 
 
 def minibatches_of(config):

@@ -423,14 +423,19 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def choose_compilation(self) -> Choice:
         """Decide whether to compile the update, by the settings and the checkpoint."""
-        return Choice(self.compile_update, self._minibatches(), self._resumed.get("computing"))
+        before = self._resumed.get("computing")
+        return Choice(self.compile_update, self._minibatches(), before, self._on_gpu)
 
     def choose_step_compilation(self) -> StepsChoice:
         """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
         before = (self._resumed.get("computing") or {}).get("steps")
-        self.step_compilation = StepsChoice(self.compile_update, steps, before)
+        self.step_compilation = StepsChoice(self.compile_update, steps, before, self._on_gpu)
         return self.step_compilation
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.trainer.strategy.root_device.type == "cuda"
 
     def _minibatches(self) -> int | None:
         each = self.minibatches_per_iteration()

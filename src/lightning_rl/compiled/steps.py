@@ -94,6 +94,7 @@ class CompiledSteps:
         storage = time_major(rollout)
         self._slots, self._num_envs = len(storage) - 1, env.num_envs
         self._device = policy.version.device
+        self._staging: list[Tensor] | None = None
         self.noise = policy.draw_noise((env.num_envs,), torch.Generator(self._device))
         self._precision = autocast(self._device, policy.autocast_dtype)
         self._fields = tuple(
@@ -271,6 +272,15 @@ class CompiledSteps:
             columns[FINAL, *path] = leaf.unbind(0) * (self._slots // self.ahead)
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
+    def staging(self, slots: list[Tensor]) -> list[Tensor] | None:
+        """Return the tensors that a CUDA graph writes, like `slots`; None on a CPU.
+
+        All rollout buffers share them: a CUDA graph always writes to the same addresses.
+        """
+        if self._staging is None and self._device.type != "cpu":
+            self._staging = [torch.empty_like(slot) for slot in slots]
+        return self._staging
+
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
         """Return the graph for the current env and policy, and slots of this layout, or None."""
         self._graphs.recheck()
@@ -364,10 +374,7 @@ class StepWriter:
         self._writer = FinalObservationWriter(rollout)
         # NumPy acting draws the noise of a whole rollout in one call: use the same numbers.
         self._at_once = isinstance(actor, NumpyActor)
-        self._staged: list[Tensor] | None = None
-        if self._first.device is not None and self._first.device.type != "cpu":
-            # A CUDA graph always writes to the same address.
-            self._staged = [torch.empty_like(slot) for slot in self._slots[0]]
+        self._staged = steps.staging(self._slots[0])
         self.places = self._staged or self._slots[0]
         self.graph: Callable[..., Any] | None = None
 
