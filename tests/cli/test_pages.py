@@ -261,7 +261,8 @@ def follow_here(arguments):
         run([*arguments, "--seconds", "0.5"])
     else:
         if (
-            not list(Path("outputs").glob("*/checkpoints")) or "--video" in arguments
+            not [*Path().glob("robot/checkpoints"), *Path("outputs").glob("*/checkpoints")]
+            or "--video" in arguments
         ):  # MuJoCo takes 7 s to draw
             run(FIRST)
         run(arguments)
