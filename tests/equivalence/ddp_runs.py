@@ -32,6 +32,7 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     ActorOnly,
+    BehaviorCloning,
     GripperSAC,
     LeRobotPolicy,
     NatureCNN,
@@ -57,6 +58,7 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
 from tests.golden.make_lerobot import fill
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
@@ -657,8 +659,15 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
-    terms = {"data": TERMS["data"] | TEN | {"total_env_steps": 256}}
-    run("terms", **TERMS | terms)
+    for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
+        run(name, **settings | {"data": settings["data"] | TEN | {"total_env_steps": 256}})
+    taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced")}
+    taught |= {"n_epochs": 2, "batch_size": 8}
+    data = RESUMED["data"] | {"total_env_steps": 256}
+    run(
+        "taught",
+        **PENDULUM | {"policy": {"policy_class": ActorOnly}, "model": taught, "data": data},
+    )
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

@@ -283,6 +283,12 @@ def test_a_users_terms_and_events_keep_ranks_equal_and_draw_for_each_rank_its_ow
     assert torch.cat(frictions).unique().numel() == 4
 
 
+@pytest.mark.parametrize("name", ["mujoco", "taught"])
+def test_worlds_of_mujoco_and_a_student_with_a_replay_keep_ranks_equal(name, ranks):
+    assert both(ranks, name, "error") == [None, None]
+    assert_same(*both(ranks, name, "state"))
+
+
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):
     for error in both(ranks, "refused", "error"):
         assert "OwnPolicy gives its own actions other log-probs" in error
