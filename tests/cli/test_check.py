@@ -164,8 +164,9 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
         run(["fit", *broken])
     assert stop.value.code == 1
     assert capsys.readouterr().err == (
-        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: correct its step and "
-        "reset, or its space.\nrl-cli check, with the same options, plays the env for some seconds and says more.\n"
+        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: "
+        "correct its step and reset, or its space.\nrl-cli check, with the same options, plays the "
+        "env for some seconds and reports more.\n"
     )
 
 

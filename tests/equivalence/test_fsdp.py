@@ -246,7 +246,7 @@ class OwnParameter(PPO):
 REFUSED = {
     "compile": (
         {"compile": True},
-        "trainer.strategy fsdp does not compile updates, and model.compile is true: leave it out",
+        "trainer.strategy fsdp does not compile updates, but model.compile is true: remove it",
     ),
     "pattern": (
         {"backbone": Critic},

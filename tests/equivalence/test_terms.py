@@ -82,7 +82,11 @@ class Counting:
 
 
 UNCOMPILED = {
-    "draws": (noisy, "drawn by aten.rand.default: an env draws by self.uniform(count), a term by"),
+    "draws": (
+        noisy,
+        "drawn by aten.rand.default: draw by self.uniform(count) in an env, by "
+        "env.uniform(count) in a term",
+    ),
     "a decision": (decided, "test_terms.py, line "),
     "an attribute": (Counting, "a step changes Counting.count, which is no part of its state"),
 }

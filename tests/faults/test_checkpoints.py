@@ -232,7 +232,7 @@ def damage(path, how):
         ("garbage", "damaged, or not a checkpoint at all"),
         ("empty", "it is empty"),
         ("one byte", "is damaged"),
-        ("pickle", "would run code if it were read"),
+        ("pickle", "could run code"),
         ("old pickle", "damaged, or not a checkpoint at all"),
     ],
 )
@@ -297,7 +297,7 @@ def test_the_command_line_says_so(subcommand, key, short_run, capsys):
     checkpoint = load(path)
     del checkpoint[key]
     torch.save(checkpoint, path)
-    assert f"lacks '{key}', which it was" in failure(capsys, subcommand, "--ckpt_path", str(path))
+    assert f"lacks '{key}', which it had" in failure(capsys, subcommand, "--ckpt_path", str(path))
 
 
 @pytest.mark.parametrize(
@@ -336,8 +336,8 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     error = failure(capsys, "fit", "--ckpt_path", str(path))
     assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
     assert error.endswith(
-        " It decides whether the run resumes in its directory. Repair the file, or copy the checkpoint to another "
-        "directory to start a new run."
+        " The file decides whether the run resumes in its directory. Repair it, or copy the "
+        "checkpoint to another directory to start a new run."
     )
     elsewhere = tmp_path / "copy.ckpt"
     elsewhere.write_bytes(path.read_bytes())

@@ -235,7 +235,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
         ),
         (
             NotANumber,
-            ("observation", "error", "nan in observation[2] is not finite: an update ends there"),
+            ("observation", "error", "nan in observation[2] is not finite: an update would fail"),
         ),
         (
             OneField,
@@ -255,7 +255,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
         ),
         (
             IgnoresItsSeed,
-            ("seeds", "warning", "other seeds gave the same starts: reset ignores its seed"),
+            ("seeds", "warning", "different seeds gave the same starts: reset ignores its seed"),
         ),
         (
             NotReproducible,

@@ -327,7 +327,7 @@ def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
     assert kept == "InvalidAuthToken: missing or incorrect"
     assert capfd.readouterr().err == "after"
     why = ray_cluster.why_not_joined("node0:6379", RuntimeError("Failed to connect"), kept)
-    assert why.endswith("or set RAY_AUTH_TOKEN to what stands there.")
+    assert why.endswith("or set RAY_AUTH_TOKEN to the content of that file.")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
@@ -354,7 +354,7 @@ def test_importing_the_package_does_not_import_ray():
         ({"max_staleness": -1}, "max_staleness must be at least 0"),
         ({"num_collectors": 2, "min_healthy": 3}, r"min_healthy must lie in \[0, 2\], got 3"),
         ({"back_off_s": 0}, "back_off_s must be positive"),
-        ({"run": "robot"}, "run is 'robot', .* and no address says which"),
+        ({"run": "robot"}, "run is 'robot', .* but the cluster's address is missing"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, says, tmp_path):
