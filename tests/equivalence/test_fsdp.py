@@ -259,7 +259,7 @@ REFUSED = {
     ),
     "objectives": (
         {"algorithm": TwoObjectives},
-        "trainer.strategy fsdp trains one objective, and TwoObjectives has 'one', 'two'. Use ",
+        "trainer.strategy fsdp trains one objective, but TwoObjectives has 'one', 'two'. Use ",
     ),
     "outside": (
         {"algorithm": OwnParameter},

@@ -141,7 +141,7 @@ def test_resumed_with_other_events_the_env_begins_new_episodes_and_says_why(tmp_
     train(tmp_path, **RUN, trainer={"callbacks": [StopAt(3)]})
     data = RUN["data"] | {"events": {"place": EVENTS["place"]}}
     with pytest.warns(
-        UserWarning, match="terms or events were others.* events/bump/left, friction"
+        UserWarning, match="saved with other terms or events.* events/bump/left, friction"
     ):
         train(tmp_path, **RUN | {"data": data}, ckpt_path=last(tmp_path))
 

@@ -284,9 +284,8 @@ def test_a_checkpoint_that_lacks_a_key_is_one_message(kind, tmp_path):
             read_checkpoint(lacking)
         if keys not in [("lightning_rl",), ("lightning_rl", "schema")]:  # which say more
             assert str(caught.value) == (
-                f"The checkpoint {lacking} lacks '{'.'.join(keys)}', which it was written with: it "
-                "was changed since. Give another one, such as best.ckpt or an iteration_*.ckpt of "
-                "the same run."
+                f"The checkpoint {lacking} lacks '{'.'.join(keys)}', which it had when it was written: the file was "
+                "changed. Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run."
             )
 
 
@@ -313,7 +312,7 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
     for subcommand in ("fit", "validate"):
         assert failure(capsys, subcommand, "--ckpt_path", str(path)) == (
             f"rl-cli: error: The checkpoint {path} cannot be read: it is damaged, or not a "
-            "checkpoint at all. Give another one, such as best.ckpt or an iteration_*.ckpt of the "
+            "checkpoint at all. Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the "
             "same run."
         )
 

@@ -233,7 +233,7 @@ def test_a_class_that_writes_is_refused(path, place):
     _, outside = place
     value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
     config = yaml.safe_dump(placed("wrappers", value))
-    with pytest.raises(ConfigurationError, match="which writes files where its settings say"):
+    with pytest.raises(ConfigurationError, match="which writes files to paths from its settings"):
         checked_config(config, Path("policy.ckpt"))
 
 

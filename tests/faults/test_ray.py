@@ -234,8 +234,8 @@ def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
         "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: missing or incorrect"
     )
     assert ray_cluster.why_not_joined("node0:6379", refused).endswith(
-        "Its token is another one: copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
-        "RAY_AUTH_TOKEN to what stands there."
+        "because the tokens differ: copy ~/.ray/auth_token from the machine of the cluster's head to this machine, "
+        "or set RAY_AUTH_TOKEN to the content of that file."
     )
     other = RuntimeError(
         "Version mismatch: The cluster was started with Ray: 2.50.0, this process uses 2.60.0"
@@ -456,11 +456,11 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
         return ("collect", "--address", address, "--run", "robot")
 
     with node(home, "--head", f"--port={ports[0]}", "--num-cpus=1"):
-        another = "Its token is another one: copy ~/.ray/auth_token of the machine that runs its"
+        another = "because the tokens differ: copy ~/.ray/auth_token from the machine of the"
         assert_refused(f"{joined}.* {another}", *fit(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         assert_refused(f"{joined}.* {another}", *collect(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         (tmp_path / "nobody").mkdir()
-        none = "this machine has no token: copy ~/.ray/auth_token of the machine that runs its"
+        none = "this machine has no token: copy ~/.ray/auth_token from the machine of the"
         for command in fit(addresses[0]), collect(addresses[0]):
             assert_refused(f"{joined}: {none}", *command, HOME=str(tmp_path / "nobody"))
         arm = ("--data.env.id", "my_robot:Arm-v0")

@@ -354,8 +354,8 @@ def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
     with pytest.raises(ConfigurationError) as error:
         other.load_state_dict(state, half / "checkpoints" / "replay")
     assert str(error.value) == (
-        f"The checkpoint's replay does not fit this run: observation.arm.joints in {files(half)[0]} is missing, and by "
-        f"the spaces of data.env it is torch.float32 of shape [50, 2, 3]. {CURE}"
+        f"The checkpoint's replay does not fit this run: observation.arm.joints in {files(half)[0]} is missing, but "
+        f"the spaces of data.env require torch.float32 of shape [50, 2, 3]. {CURE}"
     )
 
 

@@ -247,7 +247,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     )
     long = message_of(lambda: learn(tmp_path / "c", Corridor, n_steps=6))
     assert long == (
-        "model.n_steps=6 is longer than an episode: the env ends each after 5 steps. Lower n_steps."
+        "model.n_steps=6 is longer than an episode: the env ends each episode after 5 steps. Lower n_steps."
     )
 
 

@@ -83,8 +83,8 @@ TYPED = {
     f"{PPO_YAML} --seed 3": "Unknown setting 'seed'; here it is seed_everything.",
     f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} ActorCritic for PPO, ActorOnly for "
     "GRPO, SquashedActorCritic for SAC, DeterministicActorCritic for TD3.",
-    f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, which SAC does not take; it takes "
-    "GripperActorCritic, NoiseActorCritic, SquashedActorCritic.",
+    f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, but SAC does not take it; it "
+    "takes GripperActorCritic, NoiseActorCritic, SquashedActorCritic.",
     f"{PPO_YAML} --data.env.wrappers [FrameStack]": "Unknown class 'FrameStack' for data.env.wrappers: give its name, or "
     "an import path such as my_module.MyClass; close matches: FrameStackObservation.",
     f"{PPO_YAML} --data.env.wrappers FrameStackObservation": "data.env.wrappers must be a list or null, got "
