@@ -720,8 +720,8 @@ WHOLE = [
     ),
     (
         "--model my_mod.Nope",
-        "'my_mod.Nope' for model cannot be found: module 'my_mod' has no 'Nope', and no other "
-        f"Algorithm; {OF_MODEL}.",
+        "'my_mod.Nope' for model cannot be found: module 'my_mod' has no 'Nope', and it has no Algorithm; "
+        f"{OF_MODEL}.",
     ),
     (
         "--model.policy my_mod.MyPolicies",
@@ -766,15 +766,14 @@ WHOLE = [
     ),
     (
         "--modle.help PPO",
-        "There is no help on 'modle'; close matches: model; there is on model, model.policy, "
-        "model.policy.encoder, model.policy.memory, model.optimizer, data.env, data.eval_env, data.collector, data.replay, "
-        "trainer.callbacks, trainer.logger, data, trainer.",
+        "There is no help on 'modle'; close matches: model; there is help on model, model.policy, "
+        "model.policy.encoder, model.policy.memory, model.optimizer, data.env, data.eval_env, data.collector, "
+        "data.replay, trainer.callbacks, trainer.logger, data, trainer.",
     ),
     (
         "--data.env.id ALE/Pong-v5",
-        "No Gymnasium env 'ALE/Pong-v5': its namespace 'ALE' is not registered, as ale_py "
-        "registers it. To have that, pip install 'gymnasium[atari]', and name the module with the "
-        "id: ale_py:ALE/Pong-v5.",
+        "No Gymnasium env 'ALE/Pong-v5': its namespace 'ALE' is not registered, because ale_py is not imported. To "
+        "import it, pip install 'gymnasium[atari]', and name the module with the id: ale_py:ALE/Pong-v5.",
     ),
     (
         "--data.env.id lightning_r/CartPole-v0",

@@ -179,7 +179,7 @@ def test_nans_on_one_rank_end_both_and_both_say_why(ranks):
     errors = both(ranks, "only nans", "error")
     assert errors[0] == errors[1]
     assert "9 optimizer steps in a row" in errors[0]
-    assert "Not finite among what they are made of: sample_log_prob" in errors[0]
+    assert "Inputs that are not finite: sample_log_prob" in errors[0]
 
 
 def test_what_is_no_number_in_an_env_of_one_rank_ends_both_by_name(ranks):
@@ -291,7 +291,7 @@ def test_worlds_of_mujoco_and_a_student_with_a_replay_keep_ranks_equal(name, ran
 
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):
     for error in both(ranks, "refused", "error"):
-        assert "OwnPolicy gives its own actions other log-probs" in error
+        assert "OwnPolicy.forward return different log-probs" in error
 
 
 def test_in_bfloat16_ranks_stay_equal(ranks):
