@@ -236,8 +236,8 @@ def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
         "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: missing or incorrect"
     )
     assert ray_cluster.why_not_joined("node0:6379", refused).endswith(
-        "Its token is another one: copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
-        "RAY_AUTH_TOKEN to what stands there."
+        "because the tokens differ: copy ~/.ray/auth_token from the machine of the cluster's head to this machine, "
+        "or set RAY_AUTH_TOKEN to the content of that file."
     )
     other = RuntimeError(
         "Version mismatch: The cluster was started with Ray: 2.50.0, this process uses 2.60.0"
@@ -329,7 +329,7 @@ def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
     assert kept == "InvalidAuthToken: missing or incorrect"
     assert capfd.readouterr().err == "after"
     why = ray_cluster.why_not_joined("node0:6379", RuntimeError("Failed to connect"), kept)
-    assert why.endswith("or set RAY_AUTH_TOKEN to what stands there.")
+    assert why.endswith("or set RAY_AUTH_TOKEN to the content of that file.")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
@@ -356,7 +356,7 @@ def test_importing_the_package_does_not_import_ray():
         ({"max_staleness": -1}, "max_staleness must be at least 0"),
         ({"num_collectors": 2, "min_healthy": 3}, r"min_healthy must lie in \[0, 2\], got 3"),
         ({"back_off_s": 0}, "back_off_s must be positive"),
-        ({"run": "robot"}, "run is 'robot', .* and no address says which"),
+        ({"run": "robot"}, "run is 'robot', .* but the cluster's address is missing"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, says, tmp_path):
@@ -458,11 +458,11 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
         return ("collect", "--address", address, "--run", "robot")
 
     with node(home, "--head", f"--port={ports[0]}", "--num-cpus=1"):
-        another = "Its token is another one: copy ~/.ray/auth_token of the machine that runs its"
+        another = "because the tokens differ: copy ~/.ray/auth_token from the machine of the"
         assert_refused(f"{joined}.* {another}", *fit(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         assert_refused(f"{joined}.* {another}", *collect(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         (tmp_path / "nobody").mkdir()
-        none = "this machine has no token: copy ~/.ray/auth_token of the machine that runs its"
+        none = "this machine has no token: copy ~/.ray/auth_token from the machine of the"
         for command in fit(addresses[0]), collect(addresses[0]):
             assert_refused(f"{joined}: {none}", *command, HOME=str(tmp_path / "nobody"))
         arm = ("--data.env.id", "my_robot:Arm-v0")

@@ -33,9 +33,14 @@ Make = Callable[[], tuple[Function, dict[str, None]]]
 MOST_GRAPHS = 8
 """Most graphs per input layout. If one more is needed, an attribute changes at each call."""
 
-CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds, and tanh uses an
-exponential, which is three times as fast and exact to float32's last digit around 1.
+CPU_OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,
+    "cpp.use_decompose_tanh": True,
+    "cpp.vec_isa_ok": True,
+}
+"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds; tanh uses an
+exponential, which is three times as fast and exact to float32's last digit around 1; and Inductor
+skips a trial of each instruction set, which costs 6 s at the first start and 1 s at each later one.
 """
 
 
@@ -107,8 +112,8 @@ class Graphs:
                 why = f"{place_of(error)}: {why}"
             self._choice.give_up(
                 why,
-                f"compile: true has no effect, {self._choice.subject} uncompiled: {why}. On a CPU "
-                f"it needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and "
+                f"compile: true has no effect, {self._choice.subject} uncompiled: {why}. Compiling "
+                "needs a C++ compiler on a CPU (g++, or the variable CXX), Triton on a GPU, and "
                 f"{self._choice.traced} in which no Python decision depends on the values of "
                 "tensors.",
             )
@@ -119,7 +124,7 @@ class Graphs:
         """Stop using graphs, and report the reason once."""
         if self.available:
             self._choice.give_up(
-                why, f"From now on {self._choice.subject} uncompiled, since {why}."
+                why, f"From now on {self._choice.subject} uncompiled, because {why}."
             )
         self.available = False
 
@@ -155,9 +160,9 @@ class Graphs:
         if len(known) >= MOST_GRAPHS:
             names = sorted({one.label for path, one in found.items() if path in changed})
             raise NoGraphError(
-                f"what it reads of {', '.join(names) or 'a tensor, as a number,'} is another value "
-                f"at each call, and the graph depends on it ({MOST_GRAPHS} graphs were made). Make "
-                "it a tensor or a plain number that the loss only calculates with"
+                f"the value of {', '.join(names) or 'a tensor, read as a number,'} changes at each "
+                f"call, and the graph depends on it ({MOST_GRAPHS} graphs were made). Make it a "
+                "tensor, or a plain number that the loss uses in calculations only"
             )
         self._varying |= loose & trace.numbers.keys()
         graph = compile_graph(trace.traced, trace.held, inputs, moving)
@@ -253,8 +258,8 @@ class _Hidden:
     def _refuse(self, *args: Any) -> NoReturn:
         call = ".".join([self.name.lstrip("_"), *(arg for arg in args if isinstance(arg, str))])
         raise NoGraphError(
-            f"it reads {call}, whose value would be compiled in: set an attribute from it in "
-            "training_step, and read that"
+            f"it reads {call}, whose value would become a constant: copy it to an attribute in "
+            "training_step, and read the attribute"
         )
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __call__ = _refuse

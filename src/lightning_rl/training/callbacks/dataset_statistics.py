@@ -1,5 +1,7 @@
 """Begin a run with a dataset's statistics of observations."""
 
+from typing import Any
+
 import gymnasium
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -57,7 +59,7 @@ class DatasetStatistics(Callback):
         counts = [v for name, v in self._statistics.items() if name.endswith(".count")]
         return max(2, *(int(count.max()) for count in counts)) if counts else 2
 
-    def _rollout(self, space: gymnasium.Space) -> TensorDict:
+    def _rollout(self, space: gymnasium.Space[Any]) -> TensorDict:
         """Return a rollout [1, 3] whose two steps have the mean and variance of the dataset."""
         tree: dict[tuple[str, ...], Tensor] = {}
         for leaf in leaves_of(space):
