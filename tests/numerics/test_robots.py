@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
@@ -105,7 +106,7 @@ def test_an_arm_that_begins_outside_moves_in_at_its_speed(clock):
 def test_a_target_that_is_no_number_is_refused(clock, target):
     arm = arm_of(clock)
     arm.connect()
-    with pytest.raises(bus.RobotLost, match="elbow.pos is"):
+    with pytest.raises(bus.RobotLost, match=r"elbow.pos is"):
         arm.step(both(0.0, float(target)))
 
 
@@ -134,12 +135,10 @@ def test_failures_are_bridged_and_then_the_arm_is_lost(clock):
     seen = [arm.step(both(float(k))) for k in range(1, 5)]
     assert [one[0]["shoulder.pos"] for one in seen] == [1.0, 1.0, 3.0, 4.0]
     assert [one[1]["dropped"] for one in seen] == [0, 1, 0, 0]
-    with pytest.raises(
-        bus.RobotLost,
-        match="3 calls in a row failed, the last with ConnectionError: no status packet",
-    ):
-        for _ in range(3):
-            arm.step(both(0.0))
+    lost = "3 calls in a row failed, the last with ConnectionError: no status packet"
+    arm.step(both(0.0))  # the motion before the lost read, and that read
+    with pytest.raises(bus.RobotLost, match=lost):
+        arm.step(both(0.0))
     assert "could not be stopped (ConnectionError" in arm.stop()
 
 
@@ -472,3 +471,25 @@ def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
         checked_config(
             text.replace("GymnasiumEnv", "lightning_rl.GymnasiumEnv"), tmp_path / "x.ckpt"
         )
+
+
+def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
+    from lightning_rl import ActionChunk
+    from lightning_rl.cli.app import run
+    from lightning_rl.datasets import read_episodes
+    from tests.helpers import last, train
+
+    monkeypatch.chdir(tmp_path)
+    robot = partial(GymnasiumEnv, id="Pendulum-v1")
+    data = {"num_envs": 1, "buffer_size": 32, "total_env_steps": 128}
+    train(tmp_path / "run", env=lambda n: ActionChunk(n, robot, 4), data=data)
+    path = str(last(tmp_path / "run"))
+    env = ["--data.env", "GymnasiumEnv", "--data.env.id", "Pendulum-v1"]
+    options = ["record", "--ckpt_path", path, *env, "--path", "data", "--episodes", "1"]
+    run([*options, "--max_steps", "9", "--execute", "2", "--trust_code", "true"])
+    (episode,) = read_episodes("data")
+    assert np.asarray(episode.action).shape == (9, 1)
+    with pytest.raises(SystemExit):
+        run([*options, "--execute", "5", "--trust_code", "true"])
+    assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err

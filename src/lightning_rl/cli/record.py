@@ -224,8 +224,9 @@ def _action_functions(settings: Namespace, env: GymnasiumEnv) -> Callable[[int],
 
 def chunk_size_of(chosen: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
     """Return K if a policy chooses chunks of K actions for an env of single ones."""
-    of_chunks = isinstance(chosen, gymnasium.spaces.Box) and chosen.shape[1:] == executed.shape
-    return chosen.shape[0] if of_chunks and chosen.shape != executed.shape else None
+    if isinstance(chosen, gymnasium.spaces.Box) and chosen.shape[1:] == executed.shape:
+        return chosen.shape[0]
+    return None
 
 
 def _parsed(arguments: list[str]) -> Namespace:

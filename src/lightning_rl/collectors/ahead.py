@@ -36,7 +36,7 @@ class ChunksAhead:
         check_range("execute", execute, least=1, most=chunk_size)
         self._size = chunk_size
         self._execute = max(1, chunk_size // 2) if execute is None else execute
-        # One thread for all inferences: those of two episodes must not overlap.
+        # One thread for all episodes: two inferences must not overlap.
         self._thread = ThreadPoolExecutor(1, "inference")
         self.skipped: list[int] = []
         self.waited = 0

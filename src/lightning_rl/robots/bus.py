@@ -1,4 +1,4 @@
-"""Run a robot in a process of its own, which checks limits and stops the arm when nobody steers it.
+"""Run a robot in a process of its own, which checks limits and stops the arm without a learner.
 
 This file uses the standard library alone, so that any Python with the robot's package can run it:
 `RobotProcess` starts it, and talks to it through two inherited files.
@@ -54,7 +54,11 @@ class Arm:
         self._due: float | None = None  # time of the last observation, on the clock's grid
 
     def connect(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Connect, and return the first observation and report."""
+        """Connect, and return the first observation and report.
+
+        Raises:
+            RobotLost: the robot is not calibrated, fails, or does not measure its actions.
+        """
         # Without calibration: it would ask questions on a terminal.
         self._robot.connect(calibrate=False)
         self._connected = True
@@ -69,7 +73,11 @@ class Arm:
         return self._seen, {"sent": self._sent, "missed": 0, "dropped": 0}
 
     def step(self, target: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Move towards `target` for one period; return the observation after it, and a report."""
+        """Move towards `target` for one period; return the observation after it, and a report.
+
+        Raises:
+            RobotLost: the robot fails, or a target is not finite.
+        """
         now, missed, self._dropped = time.monotonic(), 0, 0
         if self._due is None:
             self._due = now
@@ -99,7 +107,7 @@ class Arm:
                 if self._on_stop == "relax":
                     self._robot.disconnect()
                     return "The arm is relaxed."
-                # Where the arm is, not where it was going: it may push against something.
+                # The measured position, not the target: the arm may push against something.
                 seen = self._robot.get_observation()
                 self._robot.send_action({name: float(seen[name]) for name in self._limits})
                 return "The arm holds its position."
@@ -111,8 +119,8 @@ class Arm:
         """Return the next position: within the limits, or on the way to them, at most at speed."""
         if not math.isfinite(target):
             raise RobotLost(f"the action {name} is {target}")
-        low, high = self._limits[name]
-        before, most = self._sent[name], self._speed[name] * self._period
+        low, high = map(float, self._limits[name])
+        before, most = self._sent[name], float(self._speed[name]) * self._period
         return before + min(max(min(max(target, low), high) - before, -most), most)
 
     def _send(self, goal: dict[str, float]) -> None:
@@ -216,9 +224,9 @@ class Server:
         text = f"{why} {served.stop()}".strip() if served is not None else why
         if kind == "gone":
             print(text, file=sys.stderr, flush=True)
-        with suppress(OSError):  # a learner that was only stopped, and goes on, reads it
+        with suppress(OSError):  # a learner that was stopped by SIGSTOP may continue, and read this
             self._commands.send((kind, text))
-        # Without destructors: that of a LeRobot robot would relax an arm that is to hold.
+        # Skip destructors: LeRobot's disconnects the robot, which would relax an arm set to hold.
         os._exit(0)
 
     def _next(self) -> Any:

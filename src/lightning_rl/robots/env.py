@@ -26,13 +26,13 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
     The robot connects at the first `reset`. A step sends the action, and returns the observation at
     the next tick of the clock. The process of the robot clips each target to `limits`, and each
     motion to `max_speed`; `info["executed_action"]` is what was sent. If the learner is late, the
-    arm stays where it is; a late action gets a whole period.
+    arm does not move; a late action gets a whole period.
 
     Observation: the numbers of `observation_features` [S], or with cameras a Dict of them (`state`)
     and of the pictures uint8 [H, W, C]. Action: target positions [A] in the order of
     `action_features`; with `step_size` moves [-1, 1] from the last position sent; with `kinematics`
-    those of its `action_space`. The reward is 0: `Intervention` (a person's key) or
-    `ClassifiedReward` rewards.
+    actions of its `action_space`. The reward is 0: `Intervention` (a person's key) or
+    `ClassifiedReward` gives one.
 
     `info["metrics"]` has, for each step, `late_ticks` (ticks of the clock that passed before the
     action came) and `dropped_frames` (failed calls of the robot).
@@ -51,13 +51,13 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         reset_script: import path of a function that maps the observation to an action, or None when
             the scene is ready; called at each reset, after `home`.
         reset_s: seconds that a person has at each reset to prepare the scene.
-        on_stop: `hold` keeps the arm where it is at the end, after a failure, and if the learner is
-            killed; `relax` disconnects the robot, which usually switches its motors off.
+        on_stop: at the end, after a failure, and if the learner is killed, `hold` holds the arm's
+            position; `relax` disconnects the robot, which usually switches its motors off.
         heartbeat_s: seconds of silence after which the learner counts as killed.
         timeout_s: seconds that a call of the robot may take.
         max_dropped: failed calls in a row that are bridged by the last observation.
-        python: interpreter of the robot's process, for a robot whose packages do not fit beside
-            this one's. Default: this one.
+        python: interpreter of the robot's process, if the robot's packages need an environment of
+            their own. Default: this interpreter.
         render_mode: `rgb_array` shows the first camera; `human`: people look at the robot.
 
     Raises:
@@ -109,9 +109,9 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         self._step_sizes: np.ndarray | None = None
         if step_size is not None:
             self._step_sizes = np.array(list(self._by_name("step_size", step_size).values()))
-        self._home = home and {name: float(at) for name, at in home.items()}
-        self._kinematics = kinematics and imported(kinematics)()
-        self._script = reset_script and imported(reset_script)
+        self._home = {name: float(at) for name, at in (home or {}).items()}
+        self._kinematics: Any = None if kinematics is None else imported(kinematics)()
+        self._script: Any = None if reset_script is None else imported(reset_script)
         self._reset_s, self._fps = reset_s, fps
         self._picture: np.ndarray | None = None
         self._connected = False
@@ -139,7 +139,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         if not self._connected:
             self._take(self._process.ask("connect"))
             self._connected = True
-        if self._home is not None:
+        if self._home:
             self._go_home(self._home)
         observation = self._take(self._process.ask("observe"))
         if self._script is not None:
@@ -151,6 +151,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         before, space = self._sent, self.action_space
+        assert isinstance(space, gymnasium.spaces.Box)
         observation = self._move(self._target(action))
         info: dict[str, Any] = {"metrics": self._metrics}
         if self._kinematics is None:
@@ -159,7 +160,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
                 executed = (self._sent - before) / self._step_sizes
             info |= {
                 EXECUTED_ACTION: executed.astype(np.float32).clip(space.low, space.high),
-                INTERVENED: False,  # clipped, by nobody
+                INTERVENED: False,  # clipping is no intervention
             }
         return observation, 0.0, False, False, info
 
@@ -193,7 +194,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             f"limits has {', '.join(self._names) or 'nothing'}, and the robot takes the actions "
             f"{', '.join(actions)}: give each of them its [low, high].",
         )
-        wrong = set(self._home or {}) - set(actions)
+        wrong = set(self._home) - set(actions)
         require(not wrong, f"home has {', '.join(sorted(wrong))}, which is no action.")
         self._names = list(actions)
         self._numbers = [name for name, shape in observations.items() if not shape]
@@ -257,8 +258,8 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         by_name = given if isinstance(given, Mapping) else dict.fromkeys(self._names, given)
         require(
             set(by_name) == set(self._names),
-            f"{setting} has {', '.join(by_name)}, and limits has {', '.join(self._names)}: give one "
-            "number, or one for each.",
+            f"{setting} has {', '.join(by_name)}, and limits has {', '.join(self._names)}: give "
+            "one number, or one for each.",
         )
         for name in self._names:
             check_range(f"{setting} of {name}", by_name[name], above=0)

@@ -28,11 +28,11 @@ class RobotProcess:
     """The process of a robot or of a leader arm, which stops it when the learner is gone.
 
     A thread sends the heartbeat. So a long update of the policy does not end the process: without
-    commands the arm stays where it is.
+    commands the arm does not move.
 
     Args:
         settings: `robot`, the import path of a function that makes the object, `kwargs` for it,
-            and `heartbeat_s`; for a robot also those of `bus.Arm`.
+            and `heartbeat_s`; for a robot also the settings of `bus.Arm`.
         timeout_s: seconds that an answer may take.
         python: the Python interpreter. Default: this one.
 

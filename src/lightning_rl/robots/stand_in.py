@@ -14,7 +14,7 @@ JOINTS = ("shoulder.pos", "elbow.pos")
 
 
 class StandInArm:
-    """An arm with the methods of LeRobot's `Robot`, which moves where it is sent, immediately.
+    """An arm with the methods of LeRobot's `Robot`, which reaches each target immediately.
 
     Positions are in degrees and begin at 0.
 
@@ -53,7 +53,11 @@ class StandInArm:
         self._note("connect")
 
     def get_observation(self) -> dict[str, Any]:
-        """Return the positions and the picture."""
+        """Return the positions and the picture.
+
+        Raises:
+            ConnectionError: as `fails` says.
+        """
         number, self._reads = self._reads, self._reads + 1
         failure = self._fails.get(number)
         self._lost |= failure == "lost"
@@ -67,7 +71,11 @@ class StandInArm:
         return {**self._at, **pixels}
 
     def send_action(self, action: dict[str, float]) -> dict[str, float]:
-        """Move, and return the action."""
+        """Move, and return the action.
+
+        Raises:
+            ConnectionError: the connection is lost.
+        """
         if self._lost:
             raise ConnectionError("no status packet")
         self._at = {name: float(action[name]) for name in JOINTS}
@@ -115,7 +123,7 @@ class StandInLeader:
 
 
 def point_up(observation: Any) -> Any:
-    """Help, as a script: move the shoulder to 30 degrees where it is far away from that.
+    """Help, as a script: move a distant shoulder towards 30 degrees.
 
     `observation` [2] are the positions; the action is a move.
     """
