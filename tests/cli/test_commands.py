@@ -297,6 +297,10 @@ OFF_POLICY = [
 ]
 
 
+SEGMENTS = [name for name in sorted(shipped_configs()) if name.startswith(("apg", "shac"))]
+"""Of algorithms that step the env themselves."""
+
+
 TWO_ITERATIONS = [
     *("--trainer.max_steps", "2"),
     *("--data.num_eval_episodes", "1"),
@@ -346,7 +350,15 @@ def test_every_shipped_off_policy_config_trains(name):
     assert passed == {key: due if key in always else delayed for key in passed}
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - set(OFF_POLICY)))
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_every_shipped_config_of_gradients_through_steps_trains(name):
+    run(["fit", "--config", name, *TWO_ITERATIONS])
+    state = load(last(newest()))["lightning_rl"]
+    assert state["guards"]["actor"]["passed"] == 2
+    assert state["env_steps"] == 2 * 64 * 32
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS}))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     import lightning_rl
 
@@ -688,7 +700,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, SHAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (
@@ -708,8 +720,8 @@ WHOLE = [
     ),
     (
         "--model my_mod.Nope",
-        "'my_mod.Nope' for model cannot be found: module 'my_mod' has no 'Nope', and no other "
-        f"Algorithm; {OF_MODEL}.",
+        "'my_mod.Nope' for model cannot be found: module 'my_mod' has no 'Nope', and it has no Algorithm; "
+        f"{OF_MODEL}.",
     ),
     (
         "--model.policy my_mod.MyPolicies",
@@ -754,15 +766,14 @@ WHOLE = [
     ),
     (
         "--modle.help PPO",
-        "There is no help on 'modle'; close matches: model; there is on model, model.policy, "
-        "model.policy.encoder, model.policy.memory, model.optimizer, data.env, data.eval_env, data.collector, data.replay, "
-        "trainer.callbacks, trainer.logger, data, trainer.",
+        "There is no help on 'modle'; close matches: model; there is help on model, model.policy, "
+        "model.policy.encoder, model.policy.memory, model.optimizer, data.env, data.eval_env, data.collector, "
+        "data.replay, trainer.callbacks, trainer.logger, data, trainer.",
     ),
     (
         "--data.env.id ALE/Pong-v5",
-        "No Gymnasium env 'ALE/Pong-v5': its namespace 'ALE' is not registered, as ale_py "
-        "registers it. To have that, pip install 'gymnasium[atari]', and name the module with the "
-        "id: ale_py:ALE/Pong-v5.",
+        "No Gymnasium env 'ALE/Pong-v5': its namespace 'ALE' is not registered, because ale_py is not imported. To "
+        "import it, pip install 'gymnasium[atari]', and name the module with the id: ale_py:ALE/Pong-v5.",
     ),
     (
         "--data.env.id lightning_r/CartPole-v0",

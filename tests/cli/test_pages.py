@@ -239,7 +239,8 @@ def follow_here(arguments):
         if "--model.policy.checkpoint" in arguments:
             run(["fit", "--config", "two_doors_bc.yaml", *CLONING])
             (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
-        arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
+        own = [] if config.startswith("apg") else ["--model.batch_size", "32"]  # no minibatches
+        arguments = [*arguments, *SMALL, *(SMALLER if clones else own)]
         arguments += FEW if clones and config.endswith("bc.yaml") else []
         if config.startswith(("sac", "td3", "soft_q", "dqn")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]

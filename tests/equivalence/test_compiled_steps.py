@@ -472,7 +472,7 @@ def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
         assert (
             said
             == [
-                "The env is stepped compiled (compile: auto): 32 steps of all envs, and it pays from 30."
+                "The env is stepped compiled (compile: auto): 32 steps of all envs, and compiling pays from 30."
             ]
             * compiled
         )

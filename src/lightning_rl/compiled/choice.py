@@ -76,7 +76,7 @@ class Choice:
         else:
             least = min(self.pays_from, PAYS_FROM_ON_GPU) if on_gpu else self.pays_from
             self.compiled = count >= least
-            self.why = f"{count:,} {self.counted}, and it pays from {least:,}"
+            self.why = f"{count:,} {self.counted}, and compiling pays from {least:,}"
         self._compare_machines()
 
     def give_up(self, why: str, warning: str) -> None:

@@ -67,8 +67,8 @@ TOTAL, COUNT = SUMS = ("total",), ("count",)
 """The paths of the sums of the env's reported numbers, and of their counts."""
 
 CURE_OF_DRAWS = (
-    "an env draws by self.uniform(count), a term by env.uniform(count), a policy acts by the noise "
-    "of its draw_noise"
+    "draw by self.uniform(count) in an env, by env.uniform(count) in a term, and by draw_noise in "
+    "a policy"
 )
 """Advice for env or policy code that draws random numbers in a graph."""
 
@@ -124,7 +124,7 @@ class CompiledSteps:
         """
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
-                raise NoGraphError(f"{type(env).__name__} has a {name} of its own")
+                raise NoGraphError(f"{type(env).__name__} overrides {name}")
         if env.extra_fields:
             raise NoGraphError(
                 f"{type(env).__name__} stores for each step {', '.join(env.extra_fields)}"
@@ -175,14 +175,14 @@ class CompiledSteps:
         with self._precision:
             result = root.policy(td)
         if not isinstance(result, TensorDictBase):
-            raise NoGraphError("what the policy returns is no TensorDict")
+            raise NoGraphError("the policy does not return a TensorDict")
         wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
         for key in wanted:
             value, like = result.get(key, None), self._step_of["state" if "next" in key else key]
             if value is None or (value.shape, value.dtype) != (like.shape, like.dtype):
-                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy does not return '{key}' as announced")
             if key in fields and value is fields[key] and version_of(value) == versions[key]:
-                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy does not return '{key}' as announced")
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
@@ -580,10 +580,10 @@ class _StepAttributes:
             what = f"a step changes {one.label}, which is no part of its state: "
             if path.startswith(".env"):
                 return (
-                    f"{what}what changes from step to step belongs into the TensorDict that "
+                    f"{what}put values that change from step to step into the TensorDict that "
                     "`transition` returns"
                 )
-            return f"{what}what a policy remembers is data, see `extra_fields`"
+            return f"{what}store a policy's memory in the rollout, see `extra_fields`"
         return None
 
     def restore(self) -> None:

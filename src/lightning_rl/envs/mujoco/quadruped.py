@@ -135,7 +135,7 @@ def friction_and_load(env: EnvView) -> Tensor:
 
 
 def random_pose(env: MujocoView, joint_noise: float = 0.1) -> dict[str, Tensor]:
-    """Start with a random heading, and joints `joint_noise` rad away from standing at most."""
+    """Start with a random heading, and joints at most `joint_noise` rad away from standing."""
     drawn = env.uniform(9)
     half = (drawn[:, 0] * 2.0 - 1.0) * (math.pi / 2)
     qpos = env.state["qpos"].clone()
