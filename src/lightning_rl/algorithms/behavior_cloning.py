@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -169,7 +170,7 @@ class BehaviorCloning(Algorithm):
             what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
             sampler = make_sampler(self.policy, rollout, *what)
             how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-            minibatches = (minibatch for epoch in epochs(sampler, *how) for minibatch in epoch)
+            minibatches: Iterator[TensorDict] = chain.from_iterable(epochs(sampler, *how))
         else:
             minibatches = self._replayed(rollout)
         for minibatch in minibatches:
@@ -223,8 +224,8 @@ class BehaviorCloning(Algorithm):
     def load_rank_state(self, state: RankState | None) -> None:
         super().load_rank_state(state)
         if state is not None and self.episode_settings.teacher is not None:
-            saved = {name: value for name, value in state.items() if name.startswith("teacher")}
-            self.episode_settings.teacher.memory = saved
+            saved = ((name, value) for name, value in state.items() if name.startswith("teacher"))
+            self.episode_settings.teacher.memory = {n: v for n, v in saved if v is not None}
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """The fields of a rollout that the loss reads, besides the policy's extra fields."""
