@@ -142,7 +142,7 @@ class IQL(Algorithm):
         )
         require(
             "executed" not in rollout.keys(),
-            "IQL trains on single actions, and the env takes chunks of them: leave ActionChunk out.",
+            "IQL trains on single actions, and the env takes chunks: leave ActionChunk out.",
         )
         add_transition_field(rollout, "next_observation", successors(rollout))
         add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())
