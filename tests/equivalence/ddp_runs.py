@@ -6,6 +6,7 @@ does the same outside of the suite.
 """
 
 import os
+import shutil
 import signal
 import sys
 from contextlib import contextmanager
@@ -31,7 +32,9 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     ActorOnly,
+    BehaviorCloning,
     GripperSAC,
+    LeRobotPolicy,
     NatureCNN,
     NoiseActorCritic,
     PerceptronBackbone,
@@ -55,8 +58,12 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
+from tests.golden.make_lerobot import fill
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
 PENDULUM = {
@@ -399,15 +406,23 @@ def same_segments(directory, name, processes):
     )[0]
 
 
-CHUNKS = {"PPO": (PPO, "token"), "GRPO": (GRPO, "token"), "PPO, flow": (PPO, "flow")}
+CHUNKS = {
+    "PPO": (PPO, "token"),
+    "GRPO": (GRPO, "token"),
+    "PPO, flow": (PPO, "flow"),
+    "GRPO, LeRobot": (GRPO, "smolvla"),
+}
 """Algorithms and heads that are trained on chunks."""
 
 
 def record_chunks(directory, head, count=3):
     """Collect rollouts of chunks, and invent how many actions were executed: few in the last rows."""
+    if head == "smolvla":
+        shutil.copytree(GOLDEN / "tiny_smolvlm", directory / "tiny_smolvlm")
+        fill(GOLDEN / head, directory / head)
     torch.manual_seed(1)
     env = chunked(2 * N)
-    collector = make_collector(SyncCollector, env, vla(env, head), 5, seed=5)
+    collector = make_collector(SyncCollector, env, vla(env, head, directory), 5, seed=5)
     rollouts = [collector.collect().clone() for _ in range(count)]
     for version, rollout in enumerate(rollouts):
         most = torch.where(torch.arange(2 * N) < N, 4.0, 2.0)[:, None]
@@ -429,7 +444,7 @@ def same_chunks(directory, name, processes):
         collector=partial(Replayed, directory / f"chunks {head}.pt"),
     )
     torch.manual_seed(2)
-    policy = vla(chunked(1), head)
+    policy = vla(chunked(1), head, directory)
     settings = {"group_size": 2} if algorithm is GRPO else {}
     module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
     trainer = RLTrainer(
@@ -448,8 +463,11 @@ def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: PushBlocks(n, size=16), 4)
 
 
-def vla(env, head):
-    return VLAPolicy(env.single_observation_space, env.single_action_space, head=head, num_bins=5)
+def vla(env, head, directory):
+    spaces = env.single_observation_space, env.single_action_space
+    if head == "smolvla":
+        return LeRobotPolicy(*spaces, path=str(directory / head))
+    return VLAPolicy(*spaces, head=head, num_bins=5)
 
 
 TWO = {"devices": 2, "strategy": "ddp"}
@@ -641,8 +659,15 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
-    terms = {"data": TERMS["data"] | TEN | {"total_env_steps": 256}}
-    run("terms", **TERMS | terms)
+    for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
+        run(name, **settings | {"data": settings["data"] | TEN | {"total_env_steps": 256}})
+    taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced")}
+    taught |= {"n_epochs": 2, "batch_size": 8}
+    data = RESUMED["data"] | {"total_env_steps": 256}
+    run(
+        "taught",
+        **PENDULUM | {"policy": {"policy_class": ActorOnly}, "model": taught, "data": data},
+    )
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

@@ -72,7 +72,8 @@ def _each(
 ) -> list[Tensor]:
     """Return a policy's answers for parts [B], or the entry `key` of each answer.
 
-    A sharded policy is asked equally often on all ranks: on a rank with fewer parts, about `spare`.
+    All ranks must call a sharded policy equally often: a rank with fewer parts adds calls with
+    `spare`.
     """
     # Before the first call: it waits for the other ranks.
     missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)

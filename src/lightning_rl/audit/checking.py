@@ -27,7 +27,7 @@ MOST_STEPS = 500
 """Maximum steps of the untrained policy in each env."""
 
 SLOW_STEP = 5e-3
-"""Seconds to choose the actions of all envs, above which a collector thread pays."""
+"""A collector thread pays if choosing the actions of all envs takes longer than these seconds."""
 
 WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
@@ -103,7 +103,7 @@ class RunCheck(Callback):
         collector = data.collector
         assert collector is not None
         if not collector.code_paths:
-            text = f"{type(collector).__name__} plays nothing: its rollouts exist already"
+            text = f"{type(collector).__name__} steps no env: its rollouts exist already"
             self.add("collector", "ok", text)
             return None
         env, seconds = collector.env, (1 - SHARE_OF_THE_ENV) * self._seconds
@@ -192,7 +192,7 @@ class RunCheck(Callback):
         if gamma is None or not longest:
             return
         horizon = 1 / (1 - gamma) if gamma < 1 else float("inf")
-        text = f"gamma {gamma:g} looks some {horizon:,.0f} env steps ahead"
+        text = f"gamma {gamma:g} looks about {horizon:,.0f} env steps ahead"
         short = 20 * horizon < longest
         self.add(
             *("rollout", "note" if short else "ok"),

@@ -184,7 +184,7 @@ class SyncCollector(Collector):
         if unread := state.get("buffer", {}).get("windows"):
             warnings.warn(
                 f"{len(unread)} rollouts of the checkpoint, which an AsyncCollector had collected "
-                "ahead, are dropped: they are of older weights.",
+                "ahead, are dropped: they were collected with older weights.",
                 stacklevel=2,
             )
             self.skip_rollout()

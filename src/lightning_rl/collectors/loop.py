@@ -263,9 +263,9 @@ class RolloutLoop:
         )
         require(
             not env.keeps or not context.episode_settings.reset_every_rollout,
-            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), and every rollout "
-            "would begin it again, because the algorithm resets the envs with seeds: set "
-            "reset_every_rollout: false, or leave out the curriculum.",
+            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), but every rollout "
+            "would restart it, because the algorithm resets the envs with seeds: set "
+            "reset_every_rollout: false, or remove the curriculum.",
         )
         self._env = env
         self._policy = policy

@@ -208,7 +208,9 @@ class TorchEnv(VectorEnv):
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         if len(state["elapsed"]) != self.num_envs:
             saved = len(state["elapsed"])
-            raise RestoreError(f"the state was saved with {saved} envs, there are {self.num_envs}")
+            raise RestoreError(
+                f"the state was saved with {saved} envs, but there are {self.num_envs}"
+            )
         if "seed" not in state:
             raise RestoreError("the state was saved by a version that drew from one generator")
         self.state = TensorDict(state["state"], [self.num_envs], device=self.device).clone()
