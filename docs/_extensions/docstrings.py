@@ -41,7 +41,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 class Domain(PythonDomain):
-    """Sphinx's, which compares each name that it does not know with the ends of all that it knows."""
+    """Look up a name only if an object ends with it: Sphinx compares it with all objects."""
 
     def find_obj(
         self,
