@@ -99,8 +99,8 @@ class EpisodeWriter:
         if not part_of(self.path, lerobot.INFO).is_file() and not has_no_episodes(self.path):
             there = sorted(file.name for file in self.path.iterdir())
             raise ConfigurationError(
-                f"{self.path} holds {', '.join(there)}, and no dataset: give a directory that is "
-                "empty, or not there yet."
+                f"{self.path} holds {', '.join(there)}, but no dataset: give an empty or a new "
+                "directory."
             )
         self._take_lock()
         complete_join(self.path)
@@ -129,8 +129,8 @@ class EpisodeWriter:
             and info.get("video_path", lerobot.VIDEOS) == lerobot.VIDEOS
             and there.leaves == self._leaves
             and np.array_equal(there.first_action, first_choice(self._action_space)),
-            f"{self.path} holds a dataset of another kind ({info['fps']:g} frames per second, "
-            f"columns {', '.join(theirs)}); this one would differ in "
+            f"{self.path} holds a different dataset ({info['fps']:g} frames per second, columns "
+            f"{', '.join(theirs)}); the new dataset would differ in "
             f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
             "directory.",
         )
@@ -183,8 +183,8 @@ class EpisodeWriter:
             require(
                 given.shape == self._action.shape
                 and self._action_space.contains(given.astype(self._action.dtype)[()]),
-                f"{self._action_space} does not have the action {given.tolist()}: give it as the "
-                "env counts.",
+                f"{self._action_space} does not have the action {given.tolist()}: number the "
+                "choices as the env does.",
             )
         if self._recording is None:
             self._recording = self._new_files()
@@ -207,12 +207,12 @@ class EpisodeWriter:
             self._extras = tuple(sorted(extra))
             require(
                 len({_extra_column(name) for name in extra}) == len(extra),
-                f"Two of the extras {sorted(extra)} would have one column: rename one of them.",
+                f"Two of the extras {sorted(extra)} would have the same column: rename one.",
             )
         extras = {name: nan for name in self._extras if name in lerobot.LABELS} | dict(extra)
         require(
             extras.keys() == set(self._extras),
-            f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
+            f"The steps of {self.path} have the extras {list(self._extras)}, but this step has "
             f"{sorted(extras)}: give all of them at each step, 0 for a missing value.",
         )
         return {name: extras[name] for name in self._extras}
