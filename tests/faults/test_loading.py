@@ -385,8 +385,8 @@ def test_nothing_is_unpickled_trusted_or_not(trust_code, trained):
 
 def test_a_data_module_is_not_loaded(trained):
     assert refusal(RLDataModule, save(trained)) == (
-        "RLDataModule is not loaded from a checkpoint: make one, and give the checkpoint to the "
-        "trainer, trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
+        "RLDataModule cannot be loaded from a checkpoint: create it, and pass the checkpoint to the trainer, "
+        "trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
     )
 
 

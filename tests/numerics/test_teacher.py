@@ -260,7 +260,7 @@ MISFITS = {
         ActorCritic,
         r"The teacher reads observations Dict\('place'.*select the student's with actor_keys",
     ),
-    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "take a teacher of an env with"),
+    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "use a teacher of an env with"),
     "remembers": (
         (SPACE, ACTION),
         Remembers,

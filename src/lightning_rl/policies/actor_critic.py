@@ -28,7 +28,7 @@ class ActorOnly(PerceptronPolicy):
     """
 
     acts_as_perceptron = True
-    """Only counts if the class itself sets it: a subclass may act differently."""
+    """Read only from the class that sets it, because a subclass may act differently."""
 
     def __init__(
         self,

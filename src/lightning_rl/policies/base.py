@@ -230,17 +230,17 @@ class Policy(nn.Module, ABC, Constructed):
             return {}
         raise ConfigurationError(
             f"{type(self).__name__} cannot learn from demonstrations: it stores "
-            f"{', '.join(self.extra_fields)} with an action, and has no fields_of(action) that "
-            "derives them from one."
+            f"{', '.join(self.extra_fields)} with an action, but has no fields_of(action) that "
+            "computes them."
         )
 
     @property
     def replayed_space(self) -> gymnasium.Space[Any]:
-        """Space of the actions that critics judge: `action` in the replay, see `replayed`."""
+        """Space of the actions that critics evaluate: `action` in the replay, see `replayed`."""
         return self.action_space
 
     def replayed(self, rollout: TensorDict) -> TensorDict:
-        """Return a rollout [N, T+1] with the actions that critics judge; unchanged by default."""
+        """Return a rollout [N, T+1] with the critics' actions; unchanged by default."""
         return rollout
 
     def compute_in(self, precision: str) -> None:
@@ -289,16 +289,15 @@ def _refuse_unread(
     for key in ignored:
         require(
             key in known,
-            f"ignore_keys names '{key}', and the observation has "
+            f"ignore_keys names '{key}', but the observation has "
             f"{'the keys ' + ', '.join(known) if known else 'no keys'}{closest(key, known)}.",
         )
     unread = [key for key in known if reads is not None and key not in (*reads, *ignored)]
     require(
         not unread,
         f"The observation has {', '.join(unread)}, which {name} does not read; it reads "
-        f"{', '.join(reads or ())}. Leave it out of the observation, or say that it is to be "
-        f"ignored: ignore_keys: [{', '.join(unread)}]. (A VLA's backbone names in its attribute "
-        "reads what it reads.)",
+        f"{', '.join(reads or ())}. Remove them from the observation, or ignore them: ignore_keys: "
+        f"[{', '.join(unread)}]. (A VLA's backbone lists its keys in the attribute reads.)",
     )
 
 
@@ -340,8 +339,8 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
         some = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
         raise ConfigurationError(
             f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
-            f"all finite numbers: {some} ({len(broken)} tensors). Its actions mean nothing: "
-            "training has diverged, or the file is damaged. Use an earlier checkpoint."
+            f"all finite numbers: {some} ({len(broken)} tensors). Training has diverged, or the "
+            "file is damaged. Use an earlier checkpoint."
         )
 
 

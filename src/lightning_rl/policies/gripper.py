@@ -72,8 +72,8 @@ class GripperActorCritic(SquashedActorCritic):
         )
         require(
             self.memory is None,
-            "GripperActorCritic has no memory for what its gripper's critic would be fitted to: "
-            "leave it out, or give the policy what there is to know.",
+            "GripperActorCritic does not support a memory, because its gripper's critic has none: "
+            "remove the memory, or add the missing information to the observation.",
         )
         self.action_space = action_space
         self.gripper = mlp(
@@ -144,7 +144,7 @@ def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
         and len(space.shape) == 1
         and space.shape[0] > 1
     )
-    chunked = " A chunk of actions has no one command: leave ActionChunk out." * (
+    chunked = " A chunk of actions has several commands: remove ActionChunk." * (
         isinstance(space, gymnasium.spaces.Box) and len(space.shape) > 1
     )
     require(

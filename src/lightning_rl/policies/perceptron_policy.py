@@ -85,9 +85,9 @@ class PerceptronPolicy(Policy):
         super().__init__(observation_space, action_space, ignore_keys=ignore_keys)
         require(
             encoder is None or not normalize_observation,
-            "normalize_observation scales flat observations, and with an encoder there are none: "
-            "leave it out, and have the encoder scale what it reads (normalize: true of a "
-            "PerceptronEncoder or a DictEncoder).",
+            "normalize_observation scales flat observations only, not with an encoder: remove it, "
+            "and let the encoder scale its input (normalize: true of a PerceptronEncoder or a "
+            "DictEncoder).",
         )
         self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys", ignore_keys)
         self.critic_keys = self.actor_keys
@@ -137,8 +137,8 @@ class PerceptronPolicy(Policy):
         """
         require(
             share_encoder or encoder is not None,
-            "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
-            "none: leave it out, or name an encoder.",
+            "share_encoder: false needs an encoder, but the policy has none: remove share_encoder, "
+            "or name an encoder.",
         )
         if critic_keys is not None:
             names = self.observation_space, critic_keys, "critic_keys", self.ignore_keys
@@ -147,8 +147,9 @@ class PerceptronPolicy(Policy):
         self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         require(
             self.memory is None or not own or self.critic_keys != self.actor_keys,
-            "A critic with an encoder of its own has no memory, and this one sees no more than the "
-            "actor: give it critic_keys, or leave out share_encoder: false and critic_encoder.",
+            "A critic with an encoder of its own has no memory, but this one reads only the "
+            "actor's observations, which need a memory: set critic_keys, or remove share_encoder: "
+            "false and critic_encoder.",
         )
         if not self.critic_reads_apart:
             return self.features_size

@@ -107,7 +107,7 @@ class QActorCritic(PerceptronPolicy):
         )
 
     def critic_sizes(self, features: int) -> tuple[int, int]:
-        """Return the numbers of inputs and outputs of a critic, for so many features.
+        """Return the numbers of inputs and outputs of a critic, for a number of features.
 
         The action is an input, unless the critic has one output per action.
         """
@@ -139,8 +139,8 @@ class QActorCritic(PerceptronPolicy):
     def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """Return the features [B, D] of actor and critics for the actor's loss on `td` [B].
 
-        Only the actor's own encoder gets gradients; the critics' loss trains others (Yarats et al.
-        2021).
+        Only the actor's own encoder gets gradients; the critics' loss trains the other encoders
+        (Yarats et al. 2021).
         """
         if self.critic_reads_apart:
             actor_features = self.actor_features(td)

@@ -44,8 +44,8 @@ class Teacher:
         )
         require(
             policy.action_space == student.action_space,
-            f"The teacher acts in {policy.action_space}, and the student in "
-            f"{student.action_space}: take a teacher of an env with the same actions.",
+            f"The teacher acts in {policy.action_space}, but the student in "
+            f"{student.action_space}: use a teacher of an env with the same actions.",
         )
 
     @torch.no_grad()

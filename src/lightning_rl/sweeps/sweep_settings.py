@@ -78,8 +78,10 @@ def sweep_parser() -> OptionParser:
         allow_abbrev=False,
         usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
         "...]",
-        description="Train by several seeds and settings, some at a time. Other options are "
-        "passed to fit for all trials.",
+        description=(
+            "Train with several seeds and settings, several trials at a time. Other options are "
+            "passed to fit for all trials."
+        ),
     )
     parser.add_argument(
         "--resume", type=str, default=None, help="Directory of a sweep to resume, or last."
@@ -148,8 +150,9 @@ def _text_of(given: str) -> tuple[str, str]:
     if given.endswith((".yaml", ".yml")) and not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.y*ml")]
         raise UsageError(
-            f"--sweep names the file {given}, which is not there{closest(given, beside)}. It holds "
-            "settings of a sweep, such as seeds: 5; a configuration of the trials is --config's."
+            f"--sweep names the file {given}, which does not exist{closest(given, beside)}. It "
+            "must hold settings of a sweep, such as seeds: 5; give the configuration of the trials "
+            "as --config."
         )
     return (read_text(path), given) if os.path.isfile(given) else (given, "--sweep")
 

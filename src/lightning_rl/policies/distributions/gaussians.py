@@ -82,8 +82,8 @@ def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlat
     require(not squash, f"squash is for continuous actions; the action space is {space}.")
     require(
         not noise_correlation,
-        f"noise_correlation={noise_correlation} is of the noise of continuous actions; the action "
-        f"space is {space}. Leave it out.",
+        f"noise_correlation={noise_correlation} is for continuous actions, but the action space is "
+        f"{space}. Remove it.",
     )
 
 
@@ -100,11 +100,12 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
         entry = np.argwhere(amiss)[0].tolist()
         bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
         warnings.warn(
-            f"Not every entry of the action space {space} has two bounds, low < high, so none is "
-            "rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also in "
-            f"entry {entry} with the bounds {bounds}, and the env clips what lies outside. Wrap "
-            "the env so that each entry has two bounds, or takes [-1, 1] for what it can do "
-            "(gymnasium.wrappers.TransformAction); set rescale_action: false if this is meant.",
+            f"Not every entry of the action space {space} has two bounds, low < high, so no entry "
+            "is rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also "
+            f"in entry {entry} with the bounds {bounds}, and the env clips actions outside of its "
+            "bounds. Wrap the env so that each entry has two bounds "
+            "(gymnasium.wrappers.TransformAction); if you want no scaling, set rescale_action: "
+            "false.",
             stacklevel=2,
         )
     return False

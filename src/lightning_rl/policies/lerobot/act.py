@@ -86,7 +86,7 @@ class ACTNetwork(Network):
         self.cameras = list(directory.cameras)
         require(
             bool(self.cameras) or environment is not None,
-            f"{directory.path}: an ACT reads a picture or {ENVIRONMENT}, and has neither.",
+            f"{directory.path}: an ACT reads a picture or {ENVIRONMENT}, but has neither.",
         )
         if settings.use_vae:
             self._add_latent_encoder(state, directory.action_size)

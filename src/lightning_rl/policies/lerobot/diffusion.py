@@ -222,9 +222,10 @@ class DiffusionHead(ActionHead):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "A diffusion policy has no log-prob of its actions, and is not cloned here. Train its "
-            "noise: policy: {class_path: NoisePolicy, init_args: {base: {class_path: "
-            "LeRobotPolicy, init_args: {path: DIR}}}}."
+            "A diffusion policy has no log-prob of its actions, and cannot be cloned. Instead, "
+            "train its noise: policy: "
+            "{class_path: NoisePolicy, init_args: {base: {class_path: LeRobotPolicy, init_args: "
+            "{path: DIR}}}}."
         )
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
@@ -486,8 +487,8 @@ def _check(settings: DiffusionSettings, directory: PolicyDirectory) -> None:
     factor = 2 ** len(settings.down_dims)
     require(
         settings.horizon % factor == 0,
-        f"{file}: horizon={settings.horizon} is no multiple of {factor}, as "
-        f"down_dims={list(settings.down_dims)} needs.",
+        f"{file}: horizon={settings.horizon} is no multiple of {factor}, which "
+        f"down_dims={list(settings.down_dims)} requires.",
     )
     first = settings.n_obs_steps - 1
     check_range(

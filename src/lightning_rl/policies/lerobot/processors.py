@@ -39,7 +39,7 @@ AFTER = ("unnormalizer_processor", "device_processor")
 """Steps after the network."""
 
 RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
-"""Steps that are read if they are disabled."""
+"""Steps that are accepted only if they are disabled."""
 
 
 class Normalizer(nn.Module):
@@ -298,7 +298,7 @@ def _steps(
         state: dict[str, Tensor] = {}
         if "state_file" in step:
             tensors = path / Path(step["state_file"]).name
-            require(tensors.is_file(), f"{place} names {tensors.name}, which is not there.")
+            require(tensors.is_file(), f"{place} names {tensors.name}, which is missing.")
             state = load_weights(tensors)
         yield name, config, state
 
@@ -327,8 +327,8 @@ def _normalizers(
         )
         if not any(key.startswith(f"{name}.") for key in state):
             warnings.warn(
-                f"{path} has no statistics of {name}, which is not normalised, as in LeRobot. Give "
-                "dataset_stats to normalise it.",
+                f"{path} has no statistics of {name}, so it is not normalised, as in LeRobot. To "
+                "normalise it, give dataset_stats.",
                 stacklevel=4,
             )
             continue

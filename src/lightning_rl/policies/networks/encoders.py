@@ -27,9 +27,9 @@ from lightning_rl.policies.weights import compared, weights_at
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 ChannelNormalization = Literal["none", "group", "layer"]
-"""Of convolution channels, before the activation: GroupNorm (Wu and He 2018) in groups of at least
-8 channels, one group of all channels, or none. No BatchNorm: its outputs would differ between
-acting and learning."""
+"""Normalization of convolution channels, before the activation: GroupNorm (Wu and He 2018) in
+groups of at least 8 channels, one group of all channels, or none. No BatchNorm: its outputs would
+differ between acting and learning."""
 
 
 class Encoder(nn.Module, ABC):
@@ -70,8 +70,8 @@ def of_critic(make: EncoderFactory, space: gymnasium.Space[Any]) -> Encoder:
         return make(space)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"The critic's own encoder, of what it reads: {error} (critic_encoder names another "
-            "one than the actor's.)"
+            f"The critic's own encoder cannot read the critic's observation: {error} (Set "
+            "critic_encoder to use another encoder than the actor's.)"
         ) from None
 
 
@@ -212,7 +212,7 @@ class PictureEncoder(Encoder):
             )
             raise ConfigurationError(
                 f"{name} reads one picture, a Box of uint8 [H, W, C], [H, W] or [K, H, W, C], or "
-                f"of floats between -1 and 1, and the observation space is {observation_space}: "
+                f"of floats between -1 and 1, but the observation space is {observation_space}: "
                 f"{cure}."
             )
         shape = cast(tuple[int, ...], observation_space.shape)
@@ -289,7 +289,7 @@ class PictureEncoder(Encoder):
         require(
             len(channels) == len(kernels) == len(strides) > 0,
             f"{name}: channels={list(channels)}, kernels={list(kernels)} and "
-            f"strides={list(strides)} have one entry for each convolution, so as many.",
+            f"strides={list(strides)} must have the same length, one entry per convolution.",
         )
         for of_what, numbers in (
             ("channels", channels),
@@ -578,15 +578,16 @@ class DictEncoder(Encoder):
         super().__init__(observation_space)
         if not isinstance(observation_space, gymnasium.spaces.Dict):
             raise ConfigurationError(
-                f"DictEncoder reads a Dict of observations, and the observation space is "
-                f"{observation_space}: name the encoder of that alone, NatureCNN for a picture."
+                "DictEncoder reads a Dict of observations, but the observation space is "
+                f"{observation_space}: use an encoder for that space, such as NatureCNN for a "
+                "picture."
             )
         given = dict(encoders or {})
         known = sorted(observation_space.keys())
         unknown = [key for key in given if key not in known]
         require(
             not unknown,
-            f"DictEncoder.encoders names '{', '.join(unknown)}', and the observation has the keys "
+            f"DictEncoder.encoders names '{', '.join(unknown)}', but the observation has the keys "
             f"{', '.join(known)}{closest(unknown[0], known) if unknown else ''}.",
         )
         self.encoders = nn.ModuleDict()
@@ -667,7 +668,7 @@ class FrozenEncoder(Encoder):
             not any(report),
             f"FrozenEncoder: the weights of {weights} do not fit a {type(self.inner).__name__} "
             f"with these settings: {report}. Give `encoder` the settings that they were trained "
-            "with, and `prefix` what their names begin with.",
+            "with, and `prefix` the beginning of their names.",
         )
         self.inner.load_state_dict(state)
         self.inner.requires_grad_(False)

@@ -83,7 +83,7 @@ class ResNet(nn.Sequential):
 
     Args:
         blocks: of each section, see `BLOCKS`.
-        norm: makes the normalisation of so many channels.
+        norm: makes the normalisation layer for a number of channels.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ResNet18(PictureEncoder):
         super().__init__(observation_space, **kwargs)
         require(
             self.input_shape[0] == 3,
-            f"ResNet18 reads one picture of three colors, and this one has {self.input_shape[0]} "
+            f"ResNet18 reads one picture of three colors, but this one has {self.input_shape[0]} "
             "channels: use ImpalaCNN.",
         )
         network = ResNet()

@@ -296,7 +296,7 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
         if low is not None and high is not None:
             require(
                 len(low) == len(high) == size,
-                f"{path} is about actions of {len(low)} numbers, the env's have {size}.",
+                f"{path} has actions of {len(low)} numbers, but the env's have {size}.",
             )
             return [float(x) for x in low], [float(x) for x in high]
     raise ConfigurationError(

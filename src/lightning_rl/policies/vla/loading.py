@@ -35,7 +35,7 @@ Kind = Literal["class", "hf", "hf_config"]
 """Source of a model: a class, a directory of transformers, or a configuration alone."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Of weights, by their names in settings."""
+"""Dtypes of weights, by their names in settings."""
 
 ALLOWED = ("lightning_rl.",)
 """Packages of classes that need no `trust_code`."""
@@ -105,7 +105,7 @@ def load_vla_model(
 
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
-    """With `meta`, create tensors on `meta` if this is not the first process; yield whether so."""
+    """With `meta`, create tensors on `meta` except in the first process; yield whether it does."""
     away = meta and not ranks.is_first_process()
     with torch.device("meta") if away else nullcontext():
         yield away
@@ -229,7 +229,7 @@ def _from_class(
     require(
         trust_code or model_class.startswith(ALLOWED),
         f"{model_class} is not imported: importing runs its code. Set trust_code: true if you "
-        f"trust it; without, classes come from {', '.join(ALLOWED)}.",
+        f"trust it; otherwise classes must come from {', '.join(ALLOWED)}.",
     )
     model = instantiate_model(import_model_class(model_class), model_config)
     if path is not None:
@@ -250,8 +250,8 @@ def _from_directory(
     )
     require(
         not (Path(path) / "adapter_config.json").is_file(),
-        f"{path} holds an adapter, whose base model transformers would load in its place: give the "
-        "model's own directory as path, and the adapter's as adapter.",
+        f"{path} holds an adapter, and transformers would load its base model instead: give the "
+        "directory of the model as path, and of the adapter as adapter.",
     )
     transformers = extra("transformers")
     try:

@@ -201,12 +201,12 @@ class VLAPolicy(ChunkPolicy):
         check_range("temperature", temperature, above=0)
         require(
             head == "flow" or flow is None,
-            f"flow is of the flow head, and head is {head}: set head: flow, or leave it out.",
+            f"flow is for head: flow, but head is {head}: set head: flow, or remove flow.",
         )
         require(
             head != "flow" or temperature == 1,
-            f"temperature={temperature:g} is of tokens and Gaussians, and head is flow: set "
-            "flow.noise_level, or leave it out.",
+            f"temperature={temperature:g} is for tokens and Gaussians, but head is flow: set "
+            "flow.noise_level, or remove temperature.",
         )
         body = TinyVLA() if backbone is None else backbone
 
@@ -244,9 +244,9 @@ def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
     highest = int(language.high.max())
     require(
         highest < backbone.vocabulary or highest == np.iinfo(cast(Any, language.dtype)).max,
-        f"The instructions of the env have tokens up to {highest}, and {type(backbone).__name__} "
-        f"knows those below {backbone.vocabulary}: tokenise them by the model's own tokenizer, or "
-        "give the model a larger vocabulary (of TinyVLA the setting vocabulary).",
+        f"The instructions of the env have tokens up to {highest}, but {type(backbone).__name__} "
+        f"has only tokens below {backbone.vocabulary}: tokenise instructions by the model's own "
+        "tokenizer, or give the model a larger vocabulary (TinyVLA: vocabulary).",
     )
 
 
