@@ -354,7 +354,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.first", "[{model.gamma: 0.8}]", *GAMMAS],
             1,
-            "sweep.first: model.gamma is 0.8, and sweep.space has it among 0.9, 0.99.",
+            "sweep.first: model.gamma is 0.8, but sweep.space has it among 0.9, 0.99.",
         ),
         (
             [
@@ -364,7 +364,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
                 "{model.gamma: {low: 0.8, high: 0.99}}",
             ],
             1,
-            "sweep.first: model.gamma is 1, and sweep.space has it from 0.8 to 0.99.",
+            "sweep.first: model.gamma is 1, but sweep.space has it from 0.8 to 0.99.",
         ),
         (["--resume", "nowhere"], 1, "A resumed sweep keeps its settings: --config, --data.buffer"),
         (

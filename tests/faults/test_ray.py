@@ -76,9 +76,11 @@ def collectors_of(learner):
     return [pid for pid, name in processes_of(learner).items() if name.startswith("ray::RayActor")]
 
 
-def wait_for(condition, seconds=200):
+def wait_for(condition, seconds=200, of=None):
+    """Wait for a condition, which the command `of` brings about."""
     deadline = time.monotonic() + seconds
     while not condition():
+        assert of is None or of.poll() is None, of.stderr
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -107,12 +109,12 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     budget = ("--data.total_env_steps", "10_000_000", "--data.collector.back_off_s", "0.1")
     saved = ("--data.iterations_per_epoch", "5")
     run = Command("fit", "--config", "ppo.yaml", *options, *budget, *saved, *QUIET)
-    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2)
+    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2, of=run)
     first = collectors_of(run.pid)
     assert "token" not in run.stderr + run.stdout, "Ray's own advice"
     os.kill(first[0], signal.SIGKILL)
     before = rows(tmp_path)
-    wait_for(lambda: rows(tmp_path) >= before + 10)  # the other one goes on meanwhile
+    wait_for(lambda: rows(tmp_path) >= before + 10, of=run)  # the other one goes on meanwhile
     wait_for(lambda: len(collectors_of(run.pid)) == 2 and first[0] not in collectors_of(run.pid))
     # Ray's two agents notice it after a minute; they hold no env.
     left = [pid for pid, name in processes_of(run.pid).items() if "Agent" not in name]
@@ -507,12 +509,12 @@ def test_a_head_that_is_killed_ends_the_run_with_one_message(
     budget = ("--data.total_env_steps", "10_000_000", "--data.iterations_per_epoch", "5")
     with node(home, "--head", f"--port={port}") as head:
         run = Command("fit", "--config", "ppo.yaml", *options, *budget, *QUIET)
-        wait_for(lambda: list(tmp_path.glob("outputs/*/checkpoints/last.ckpt")))
+        wait_for(lambda: list(tmp_path.glob("outputs/*/checkpoints/last.ckpt")), of=run)
         (pid,) = (pid for pid, name in processes_of(head.pid).items() if process in name)
         head.send_signal(signal.SIGSTOP)  # it would end all others with that one
         os.kill(pid, signal.SIGKILL)
         try:
-            assert run.wait(60).returncode == 1
+            assert run.wait(200).returncode == 1
         finally:
             head.send_signal(signal.SIGCONT)
     (line,) = [line for line in run.stderr.splitlines() if "Seed set" not in line]
@@ -623,7 +625,7 @@ def test_a_robot_on_another_node_is_learnt_by_two_learners_one_after_the_other(
         machine = Command("collect", "--address", address, "--run", "robot")
         machine.wait_for("Joined")
         first = Command("fit", "--config", "sac.yaml", *robot, *saved)
-        wait_for(lambda: steps() >= 3000, seconds=600)
+        wait_for(lambda: steps() >= 3000, seconds=600, of=first)
         first.kill()
         second = Command("fit", "--ckpt_path", "last", *there, *saved[2:])
         assert second.wait(1200).returncode == 0, second.stderr

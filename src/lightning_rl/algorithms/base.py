@@ -38,7 +38,7 @@ from lightning_rl.checkpoints.format import (
     read_checkpoint,
     restoring,
 )
-from lightning_rl.collectors import EpisodeSettings
+from lightning_rl.collectors import Collector, EpisodeSettings
 from lightning_rl.collectors.evaluation import (
     Episode,
     Watcher,
@@ -96,6 +96,7 @@ class TrainingData(Protocol):
     reports_success: bool
     acted_by_policy: bool
     replay: Replay | None
+    collector: Collector | None
     eval_env: VectorEnv
     eval_calls: PhaseTimer
     eval_env_reports_success: bool

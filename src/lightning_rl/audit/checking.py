@@ -8,8 +8,9 @@ from typing import Any, cast
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
+from lightning_rl.algorithms import APG, Algorithm, OnPolicyAlgorithm
 from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
+from lightning_rl.audit.gradients import check_gradients
 from lightning_rl.audit.play import Play
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.step_results import bounds_of
@@ -73,6 +74,9 @@ class RunCheck(Callback):
             self._check_groups(algorithm, env_check)
             self._check_lengths(data, algorithm, play)
         self._check_update(data, algorithm)
+        if isinstance(algorithm, APG):
+            with self._finding("gradient"):
+                self.findings += check_gradients(algorithm, data)
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
                 self._check_evaluation(trainer, data, env_check)

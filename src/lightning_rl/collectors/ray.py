@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import re
 import threading
 import time
 import warnings
@@ -406,7 +407,9 @@ class RayCluster:
             cause.add_note(f"In the collector's process:\n{error}")
             return Answer(None, cause)
         except self._ray.exceptions.RayError as error:
-            why = str(error).partition("\n")[0]
+            why, *_, last = COLOUR.sub("", str(error)).strip().splitlines() * 2
+            if "creation task" in why:  # a traceback follows; its last line is the cause
+                why = f"{why}: {last}"
             return Answer(None, LostCollectorError(f"its process is gone. Ray says: {why}"))
         if len(request) == 1:
             return Answer(value)
@@ -439,6 +442,10 @@ class RayCluster:
         self.connected = False
         self._weights = self._setup = None
         self._connection.leave()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Ray's codes for a terminal."""
 
 
 class LostCollectorError(RuntimeError):

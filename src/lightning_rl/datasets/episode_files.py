@@ -147,10 +147,10 @@ class EpisodeFiles:
             self._writer.close()
         return finals
 
-    def statistics(self) -> dict[str, list[Any]]:
-        """Return the statistics columns of the episode, with one row."""
+    def statistics(self) -> dict[str, Any]:
+        """Return the statistics of the episode, by the names of their columns."""
         return {
-            f"stats/{key}/{name}": [value.tolist()]
+            f"stats/{key}/{name}": value.tolist()
             for key, statistics in self._statistics.items()
             for name, value in statistics.result().items()
         }

@@ -427,6 +427,22 @@ def as_column(values: np.ndarray) -> Any:
     return column
 
 
+def as_row(value: Any) -> Any:
+    """Return the arrow array with one value: a number or a text, or nested lists of them.
+
+    With an explicit type: at each list whose type pyarrow infers, it tries to import dateutil.
+    """
+    arrow = import_extra("pyarrow")
+    leaf, depth = value, 0
+    while isinstance(leaf, list):
+        leaf, depth = leaf[0] if leaf else None, depth + 1
+    kinds = {bool: arrow.bool_, int: arrow.int64, float: arrow.float64, str: arrow.string}
+    kind = kinds.get(type(leaf), arrow.null)()
+    for _ in range(depth):
+        kind = arrow.list_(kind)
+    return arrow.array([value], kind)
+
+
 def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the values [L, *shape] of an arrow array or chunked array.
 

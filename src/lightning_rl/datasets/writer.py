@@ -321,21 +321,25 @@ class EpisodeWriter:
     ) -> None:
         arrow = lerobot.import_extra("pyarrow")
         length = recording.length
-        columns: dict[str, Any] = {
-            "episode_index": [self._episodes],
-            "tasks": [recording.tasks],
-            "length": [length],
+        place = {
+            "episode_index": self._episodes,
+            "tasks": recording.tasks,
+            "length": length,
             **_placed("data", self._next["data"]),
-            "dataset_from_index": [self._frames],
-            "dataset_to_index": [self._frames + length],
+            "dataset_from_index": self._frames,
+            "dataset_to_index": self._frames + length,
         }
         for key in videos:
-            columns |= _placed(f"videos/{key}", self._next["videos"])
-            columns[f"videos/{key}/from_timestamp"] = [0.0]
-            columns[f"videos/{key}/to_timestamp"] = [length / self._fps]
-        columns["success"] = arrow.array([success], arrow.bool_())
-        columns |= {**finals, **recording.statistics()}
-        columns |= _placed("meta/episodes", self._next["meta"])
+            place |= _placed(f"videos/{key}", self._next["videos"])
+            place[f"videos/{key}/from_timestamp"] = 0.0
+            place[f"videos/{key}/to_timestamp"] = length / self._fps
+        measured = recording.statistics() | _placed("meta/episodes", self._next["meta"])
+        columns = {
+            **{name: lerobot.as_row(value) for name, value in place.items()},
+            "success": arrow.array([success], arrow.bool_()),
+            **finals,
+            **{name: lerobot.as_row(value) for name, value in measured.items()},
+        }
         name = lerobot.file_name(self._next["meta"], ".parquet")
         lerobot.write_table(self.path / lerobot.EPISODES / name, arrow.table(columns))
 
@@ -383,5 +387,5 @@ def _extra_column(name: str) -> str:
     return f"{lerobot.EXTRA}{name}".replace("/", "_")
 
 
-def _placed(prefix: str, number: int) -> dict[str, list[int]]:
-    return {f"{prefix}/{name}": [value] for name, value in lerobot.place_of(number).items()}
+def _placed(prefix: str, number: int) -> dict[str, int]:
+    return {f"{prefix}/{name}": value for name, value in lerobot.place_of(number).items()}
