@@ -187,7 +187,7 @@ def test_each_row_is_told_by_the_teacher_that_the_observation_names():
     expected = torch.stack([told[1][0], told[0][1], told[0][2]])
     assert torch.equal(teacher.actions(td["observation"]), expected)
     for key in (None, "place", "colour"):
-        with pytest.raises(ConfigurationError, match=f"2 teachers, and teacher_key is {key}"):
+        with pytest.raises(ConfigurationError, match=f"2 teachers, but teacher_key is {key}"):
             Teacher(policies, ActorOnly(space, ACTION), key=key)
 
 

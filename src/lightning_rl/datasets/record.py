@@ -56,7 +56,7 @@ class Recorder:
     """Play episodes in one env and write them to a dataset step by step.
 
     A frame holds the observation, the executed action, the reward, and whether the step
-    terminated or truncated the episode. `record` yields one result per episode, after the episode
+    terminated or truncated the episode. `record_episodes` yields one result per episode, after the episode
     is written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
     discarded and does not count.
 
@@ -99,7 +99,7 @@ class Recorder:
         self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
         self._says_success = False
 
-    def record(
+    def record_episodes(
         self,
         writer: EpisodeWriter,
         episodes: int,
