@@ -55,9 +55,9 @@ class Recorded:
 class Recorder:
     """Play episodes in one env and write them to a dataset step by step.
 
-    A frame holds the observation, the executed action, the reward, and whether the step
-    terminated or truncated the episode. `record_episodes` yields one result per episode, after the episode
-    is written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
+    A frame holds the observation, the executed action, the reward, and whether the step terminated
+    or truncated the episode. `record_episodes` yields one result per episode, after the episode is
+    written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
     discarded and does not count.
 
     Args:
