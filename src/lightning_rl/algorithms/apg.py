@@ -140,7 +140,7 @@ class APG(Algorithm):
         return action.view(-1, *distribution.shape)
 
     def end_value(self, observation: Any) -> Tensor | None:
-        """Return the value [N] where rollouts end and time limits cut, with gradients; or None."""
+        """Return the value [N] at ends of rollouts and time limits, with gradients; or None."""
         return None
 
     def _std(self) -> Tensor:

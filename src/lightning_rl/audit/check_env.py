@@ -383,7 +383,7 @@ class EnvCheck:
         for name, space in leaves(env.single_observation_space).items():
             got, stored = first[0][name].dtype, torch.empty(0, dtype=space_spec(space)[1]).numpy()
             if got not in (space.dtype, stored.dtype):
-                text = f"{name} is {got}, and its space says {space.dtype}"
+                text = f"{name} is {got}, but its space has {space.dtype}"
                 cure = f"Return it as {space.dtype}, or announce {got}."
                 self.add("observation", "warning", text, cure)
         for action in actions:

@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; the others have their own files."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; other subcommands have their own files."""
 
 import re
 import sys

@@ -181,7 +181,7 @@ class Graphs:
     def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
-        """Trace without constants for changed attributes; return those not needed, and the trace.
+        """Trace without constants for changed attributes; return the unneeded ones, and the trace.
 
         A changed number becomes a tensor; any other changed attribute is removed while tracing. If
         tracing then fails, the attribute stays a constant, and each of its values has its own

@@ -187,8 +187,8 @@ class Policy(nn.Module, ABC, Constructed):
         By default the loss is the negative log-prob.
 
         Args:
-            td: [B], with `observation`, `action`, what `evaluate_actions` reads, and, if Z > 0,
-                `clone_noise` [B, Z] from `draw_clone_noise`.
+            td: [B], with `observation`, `action`, the fields that `evaluate_actions` reads, and, if
+                Z > 0, `clone_noise` [B, Z] from `draw_clone_noise`.
         """
         result = self.evaluate_actions(td)
         fields = {"clone_loss": -result["sample_log_prob"], "entropy": result["entropy"]}

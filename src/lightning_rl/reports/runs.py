@@ -71,7 +71,7 @@ class RunRecord:
         return "unknown" if found is None else str(found).rpartition(".")[2]
 
     def of_all_parts(self, name: str) -> float | None:
-        """Return the seconds of the run and its earlier, resumed parts; killed parts have none.
+        """Return the seconds of the run and its earlier, resumed parts; killed parts count as zero.
 
         `name` is total, evaluation or cpu.
         """

@@ -32,8 +32,8 @@ a chunk. `reward` is the undiscounted sum over a chunk; see `env_steps`.
 `continues` is true if the first step continues the learner's last rollout, and false after a reset
 or a dropped rollout.
 
-`state` is zero at the beginning of an episode, and else the policy's last `next_state`.
-`executed_action` is `action` (clipped, if the env clips), unless the env reports another one.
+`state` is zero at the beginning of an episode, otherwise the policy's last `next_state`.
+`executed_action` is `action` (clipped, if the env clips), unless the env reports another action.
 
 True final observations are separate rows, one per ended episode, in `FinalObservations`. All slices
 of a rollout share this object as `final_observation`. `final_index` is the row of a step, from 1; 0

@@ -84,7 +84,7 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
 
 
 def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
-    """Open a file for reading that may come from others.
+    """Open a file for reading; it may come from other people.
 
     A link could expose a private file, and a pipe or a device never ends.
 
@@ -191,7 +191,7 @@ def check_writable(directory: Path) -> None:
 
 
 def check_still_there(directory: Path) -> None:
-    """Raise a `WriteError` if a directory was deleted: a write would create another one."""
+    """Raise a `WriteError` if a directory was deleted: a write would create it again."""
     if not directory.is_dir():
         raise WriteError(gone(directory))
 

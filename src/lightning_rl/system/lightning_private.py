@@ -1,6 +1,7 @@
 """The internals of Lightning that the package uses; no other file touches them.
 
-Tried with lightning 2.6.6. A test checks `OF_LIGHTNING`, and names what another version lacks.
+Tried with lightning 2.6.6. A test checks `OF_LIGHTNING`, and names the missing parts of another
+version.
 """
 
 import subprocess

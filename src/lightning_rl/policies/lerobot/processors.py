@@ -45,8 +45,8 @@ RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
 class Normalizer(nn.Module):
     """Normalise by the statistics of a dataset, and invert it.
 
-    MEAN_STD: (x - mean) / (std + eps). Others map their two statistics to -1 and 1:
-    2 (x - low) / (high - low) - 1, with eps instead of a difference of 0.
+    MEAN_STD: (x - mean) / (std + eps). Other modes map their two statistics to -1 and 1: 2 (x -
+    low) / (high - low) - 1, with eps instead of a difference of 0.
 
     Args:
         mode: a key of `MODES`.
@@ -129,7 +129,7 @@ class Processors(nn.Module):
     Attributes:
         rename: LeRobot's names of inputs, by the names that data have.
         normalizers: by feature, with slashes for dots; `action` apart.
-        action: normalises actions; None for none.
+        action: normalises actions; None without normalisation.
         tokenization: of instructions; None without instructions.
 
     Raises:
@@ -226,7 +226,8 @@ def find_local(name: str, places: Sequence[Path], file: str, setting: str) -> st
     """Return the first directory that has a file: a place, or `name` in a place.
 
     Raises:
-        ConfigurationError: if none has it; `setting` names another place.
+        ConfigurationError: if no directory has the file; the message names `setting`, which sets
+            another directory.
     """
     # A place itself counts only by its name: a policy's own config.json is another one's.
     known = [one for one in places if one.resolve().name == Path(name).name]
@@ -286,9 +287,9 @@ def _steps(
             continue
         require(
             name in known,
-            f"{place} has the step '{name or step.get('class')}'"
-            f"{' with enabled: true' if name in RELATIVE else ''}, which is not supported. These "
-            f"are: {', '.join(known)}.",
+            f"{place} has the step "
+            f"'{name or step.get('class')}'{' with enabled: true' if name in RELATIVE else ''}, "
+            f"which is not supported. Supported are: {', '.join(known)}.",
         )
         require(
             config.get("float_dtype") in (None, "float32"),

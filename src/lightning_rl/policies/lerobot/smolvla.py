@@ -130,7 +130,7 @@ class SmolVLANetwork(Network):
 
     @property
     def expert(self) -> "Expert":
-        """The part that flows; a head owns it."""
+        """The velocity network of the flow; the head owns it."""
         return self._expert[0]
 
     @property

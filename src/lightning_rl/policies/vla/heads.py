@@ -32,7 +32,7 @@ class ActionHead(nn.Module, ABC):
 
     Args:
         space: of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
-        level: `token` gives a log-prob per number, [B, K * A]; others one per action, [B, K].
+        level: `token` gives a log-prob per number, [B, K * A]; other levels one per action, [B, K].
         statistics: see `action_bounds`.
 
     Attributes:
@@ -283,7 +283,7 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
     require(
         Path(path).is_file(),
         f"No action statistics at {path}: give the JSON file that came with the model (such as "
-        "dataset_statistics.json), or leave action_statistics out for the bounds of the env.",
+        "dataset_statistics.json), or remove action_statistics to use the bounds of the env.",
     )
     content: Any = read_json(Path(path))
     while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():

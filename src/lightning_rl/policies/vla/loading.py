@@ -122,7 +122,7 @@ def _with_adapter(
 def _recompute_activations(model: nn.Module) -> None:
     require(
         hasattr(model, "gradient_checkpointing_enable"),
-        f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
+        f"{type(model).__name__} has no gradient_checkpointing_enable: remove "
         "gradient_checkpointing.",
     )
     cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
