@@ -167,7 +167,7 @@ def gain_of(
     starts again with each episode.
 
     Args:
-        env: of N envs.
+        env: env with N rows.
         start: state of the env, of `state_dict`.
         act: returns actions [N, *A] for an observation [N, ...] and noise [N, A].
         noise: [N, T, A].

@@ -275,7 +275,7 @@ class _Trace(NamedTuple):
 
 
 class _Compiled:
-    """A graph, the attributes `found` at compile time, and those that it does not read."""
+    """A graph, the attributes `found` at compile time, and the attributes that it does not read."""
 
     def __init__(
         self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]

@@ -115,7 +115,7 @@ class Recorder:
             writer: receives the episodes; the caller finalizes it.
             episodes: number of episodes to keep.
             choose_for: maps the episode's number, from 0, to its chooser of actions.
-            seed: of the env.
+            seed: seed of the env.
             fps: steps per second of real time; None: without a pause.
             max_steps: maximum steps per episode. Default: the env's own limit.
 

@@ -24,7 +24,8 @@ def flattened(
 
     Args:
         row: [L], the scalars.
-        gradients: of the n parameters, P numbers in total; zeros if the loss does not reach one.
+        gradients: gradients of the n parameters, P numbers in total; zeros if the loss does not
+            reach one.
         reached: for each parameter, whether the loss reaches it.
         count: number of samples.
     """

@@ -21,7 +21,7 @@ class ShardedUpdate(Update):
     weight 0.
 
     Args:
-        sharding: of the policy, which holds all parameters of the objective.
+        sharding: sharding of the policy, which holds all parameters of the objective.
         settings: see `Update`.
     """
 

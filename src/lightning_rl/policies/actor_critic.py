@@ -23,8 +23,9 @@ class ActorOnly(PerceptronPolicy):
         rescale_action: learn the actions of a bounded Box in [-1, 1] and scale them to the bounds;
             `log_std_init` and `log_std_bounds` are then in these units. A Box with unbounded
             entries (beyond ±1e6) is not scaled. No effect with `squash`, which always scales.
-        noise_correlation: of the noise of consecutive continuous actions, in [0, 1). .97 pushes in
-            one direction for about 33 steps, which explores further and is gentler on joints.
+        noise_correlation: correlation of the noise of consecutive continuous actions, in [0, 1).
+            .97 pushes in one direction for about 33 steps, which explores further and is gentler on
+            joints.
     """
 
     acts_as_perceptron = True

@@ -35,7 +35,7 @@ class Policy(nn.Module, ABC, Constructed):
     The recurrent state is an entry of the TensorDict, never of the module.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         reads: keys of a Dict observation that the policy can read. Default: all keys.
         ignore_keys: keys of a Dict observation that the policy does not read.
 
@@ -43,7 +43,8 @@ class Policy(nn.Module, ABC, Constructed):
         ConfigurationError: for a key neither read nor ignored, or an unknown ignored key.
 
     Attributes:
-        observation_space, action_space: of one env; several parts as flat `StructuredActions`.
+        observation_space, action_space: spaces of one env; several parts as flat
+            `StructuredActions`.
         version: int64 buffer, number of updates of these weights; only the learner writes it.
         has_critic: whether `value` is meaningful. Algorithms with a critic require it.
         has_entropy: whether `entropy` is meaningful. Algorithms refuse an entropy bonus without it.
@@ -54,8 +55,8 @@ class Policy(nn.Module, ABC, Constructed):
             [B, K]. Losses mask log-probs per part.
         masks_actions: whether `action_mask` of the observation limits the choice of actions.
             Training data must respect the mask too.
-        autocast_dtype: of the network while acting with `trainer.precision: bf16-mixed`; None for
-            the dtype of the weights. Log-probs, entropies and values are float32.
+        autocast_dtype: dtype of the network while acting with `trainer.precision: bf16-mixed`; None
+            for the dtype of the weights. Log-probs, entropies and values are float32.
         micro_batch_size: samples per pass in training and evaluation, with accumulated gradients;
             None chooses a fast size.
         critic_modules: modules that only `value` uses. `trainer.init_from` may skip them.

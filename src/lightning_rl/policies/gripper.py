@@ -41,9 +41,11 @@ class GripperActorCritic(SquashedActorCritic):
     command under a softmax of its values with `CLONING_TEMPERATURE`.
 
     Args:
-        action_space: of one env: a floating-point Box [A] with finite bounds, A at least 2.
+        action_space: action space of one env: a floating-point Box [A] with finite bounds, A at
+            least 2.
         hidden_sizes: units of the actor's hidden layers.
-        critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
+        critic_normalization: normalization of the hidden units of all critics: `none`, `layer` or
+            `rms`.
         kwargs: see `SquashedActorCritic`; the gripper's critic ignores `value_atoms`.
 
     Raises:

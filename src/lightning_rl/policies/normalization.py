@@ -161,7 +161,7 @@ class ReturnNormalizer(RewardNormalizer):
     With a `MixedReplay`, the variance covers collected samples and demonstrations by their shares.
 
     Args:
-        limit: of returns; None for no limit.
+        limit: bound on returns; None for no limit.
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.

@@ -41,15 +41,15 @@ class PerceptronPolicy(Policy):
 
     Args:
         observation_space: Box (flat or matrix), MultiBinary, or a Dict of them; or the encoder's.
-        action_space: of one env.
+        action_space: action space of one env.
         distribution: the action distribution, parameterized by the actor's output.
         hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalize_observation: scale by running mean and variance, clipped to ±10.
-        actor_normalization: of the actor's hidden units: `none`, `layer` or `rms`.
+        actor_normalization: normalization of the actor's hidden units: `none`, `layer` or `rms`.
         network: `perceptron`, or `residual` with one block per hidden size (all equal).
-        initialization: of weights: `orthogonal`, with a small last layer of the actor, or `fan_in`,
-            uniform within ±1/sqrt(n) for n inputs.
+        initialization: initial weights: `orthogonal`, with a small last layer of the actor, or
+            `fan_in`, uniform within ±1/sqrt(n) for n inputs.
         encoder: turns observations into features. Default: flat observations.
         memory: recurrent layer after the encoder: `{class_path: LSTM, init_args: {size: 64}}`.
             Critics use it only if they share the encoder.
@@ -315,7 +315,7 @@ class PerceptronPolicy(Policy):
             td: [B], with `observation`.
             encoder: makes the features; None for the flat observation.
             normalizer: scales the flat observation; None for no scaling.
-            keys: of a Dict observation.
+            keys: keys of a Dict observation.
         """
         observation = td.get("observation")
         if encoder is not None:

@@ -45,7 +45,7 @@ class Sharding:
         methods: the methods besides `forward` that use parameters; they return a TensorDict.
         mesh: the processes.
         acting: see `FSDP2Strategy`.
-        dtype: of gathered blocks and their computations; None for the dtype of the weights.
+        dtype: dtype of gathered blocks and their computations; None for the dtype of the weights.
             Gradients are summed in float32. Parameters outside of blocks keep their dtype.
 
     Raises:

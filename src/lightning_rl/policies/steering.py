@@ -86,9 +86,9 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
     It begins as the base policy, with standard normal noise. Deterministic acting takes the mean.
 
     Args:
-        observation_space, action_space: of one env; they equal the base policy's spaces.
-        checkpoint: of the base policy, a file or a run directory; read whenever the policy is
-            created.
+        observation_space, action_space: spaces of one env; they equal the base policy's spaces.
+        checkpoint: checkpoint of the base policy, a file or a run directory; read whenever the
+            policy is created.
         bound: largest noise, in standard deviations.
         base: makes the base policy, instead of a checkpoint.
         hidden_sizes: units of the actor's hidden layers, and by default of the critic's.
@@ -136,9 +136,9 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
     The critics evaluate the noise, which the replay stores instead of the action.
 
     Args:
-        observation_space, action_space: of one env; they equal the base policy's spaces.
-        checkpoint: of the base policy, a file or a run directory; read whenever the policy is
-            created.
+        observation_space, action_space: spaces of one env; they equal the base policy's spaces.
+        checkpoint: checkpoint of the base policy, a file or a run directory; read whenever the
+            policy is created.
         bound: largest noise, in standard deviations; the actor's tanh reaches up to it.
         base: makes the base policy, instead of a checkpoint.
         hidden_sizes: units of the actor's hidden layers.

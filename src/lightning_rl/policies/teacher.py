@@ -23,7 +23,8 @@ class Teacher:
         policies: one policy, or G policies for G groups of situations; they act by the mode of
             their distributions.
         student: learns from the teacher.
-        env_steps: of all processes; the teacher's share of actions falls linearly to 0 in them.
+        env_steps: env steps of all processes; the teacher's share of actions falls linearly to 0 in
+            them.
         key: with several policies, the key of the observation [B, G] whose largest number names
             the policy of a row.
 

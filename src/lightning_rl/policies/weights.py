@@ -39,7 +39,7 @@ def fill_with_weights(
 
     Args:
         model: its parameters and buffers are written.
-        path: of the file or the directory.
+        path: path of the file or the directory.
         strict: refuse weights with other names or shapes; otherwise warn.
         setting: name of the setting for the path, for messages.
 
@@ -189,6 +189,6 @@ def extra(name: str) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"{name.split('.')[0]} is needed here, but cannot be used ({error}): pip install "
-            "'lightning-rl[vla]'. If the error names torchvision, uninstall that: it is not "
-            "needed, and one built for another torch breaks the import."
+            "'lightning-rl[vla]'. If the error names torchvision, uninstall torchvision: it is not "
+            "needed, and a build for another torch breaks the import."
         ) from error

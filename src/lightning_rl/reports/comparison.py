@@ -76,8 +76,8 @@ class Group:
     Attributes:
         name: made of the settings that differ from other groups.
         settings: settings that differ between groups.
-        runs: of the group.
-        scores: of each run, in the compared metric.
+        runs: runs of the group.
+        scores: scores of each run, in the compared metric.
         score: interquartile mean of the scores.
         interval: its 95 % interval; None for one run.
         curves: by metric.
@@ -97,9 +97,9 @@ class Comparison:
     """Groups of runs in one env.
 
     Attributes:
-        env: of all runs.
+        env: env of all runs.
         metric: compared metric.
-        higher_is_better: of the metric.
+        higher_is_better: whether a higher metric is better.
         scored_by: source of the scores, in words.
         groups: best first.
         improvements: (group, other, P(a run of group is better than a run of other), its interval).
@@ -126,7 +126,7 @@ def compare(
 
     Args:
         given: run directories, or directories that contain runs.
-        metric: of the evaluation: `eval/...`.
+        metric: metric of the evaluation: `eval/...`.
         group_by: settings, by their paths or the ends of their paths; runs that agree in them form
             a group. Default: all settings except those that name a run and its seed.
 

@@ -39,9 +39,9 @@ class RunRecord:
     Attributes:
         path: run directory.
         settings: by dotted path.
-        manifest: of `run.json`; empty without the file.
-        evaluation: of `evaluation.json`; None without the file.
-        env_steps: of the rows [P] with at least one requested metric.
+        manifest: manifest of `run.json`; empty without the file.
+        evaluation: evaluation of `evaluation.json`; None without the file.
+        env_steps: env steps of the rows [P] with at least one requested metric.
         seconds: training time up to these rows [P], without evaluations; NaN if unknown.
         metrics: requested metrics of the run, by name: values [P], NaN for rows without a value,
             inf for a number that is not finite.

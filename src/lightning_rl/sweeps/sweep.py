@@ -84,7 +84,8 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     """Begin, resume or join a sweep.
 
     Args:
-        options: of the command line: `--sweep...`, `--resume`, `--join`, and options of `fit`.
+        options: options of the command line: `--sweep...`, `--resume`, `--join`, and options of
+            `fit`.
         parse: checks options of `fit`.
         begin: runs `rl-cli fit` in its own process.
     """

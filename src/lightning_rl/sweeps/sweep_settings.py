@@ -36,8 +36,8 @@ class SweepSettings:
     """Trials of a sweep, and how many run in parallel.
 
     Args:
-        seeds: of each point of the space: a number n for 1 to n, or a list of seeds. Default: the
-            configuration's seed.
+        seeds: seeds of each point of the space: a number n for 1 to n, or a list of seeds. Default:
+            the configuration's seed.
         space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
             {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
         search: grid (all combinations of the values), random, or a class of optuna.samplers such

@@ -129,8 +129,8 @@ class MujocoEnv(ManagedEnv):
         max_episode_steps: time limit, in steps.
         backend: `auto` is `c` on a CPU and `warp` on a GPU.
         num_threads: threads of the C library.
-        max_contacts: of `warp`: contacts per world, on average. Default: MuJoCo Warp's guess.
-        max_constraints: of `warp`: constraint rows of any world. Default: MuJoCo Warp's guess.
+        max_contacts: for `warp`: contacts per world, on average. Default: MuJoCo Warp's guess.
+        max_constraints: for `warp`: constraint rows of any world. Default: MuJoCo Warp's guess.
         camera: name of the camera of pictures. Default: a free camera that follows the first
             moving body.
         device: device of the state.

@@ -58,7 +58,7 @@ class ACTNetwork(Network):
     Source: Zhao et al. 2023, "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware".
 
     Args:
-        settings: of config.json.
+        settings: settings in config.json.
         directory: gives the features.
 
     Raises:

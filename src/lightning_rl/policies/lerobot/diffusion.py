@@ -84,7 +84,7 @@ class DiffusionNetwork(Network):
     Names of layers are LeRobot's. Source: Chi et al. 2023, "Diffusion Policy".
 
     Args:
-        settings: of config.json.
+        settings: settings in config.json.
         directory: gives the features.
 
     Raises:
@@ -145,7 +145,8 @@ class DiffusionNetwork(Network):
         Args:
             condition: [B, G].
             noise: [B, H, A], standard normal.
-            more: of DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the mean.
+            more: for DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the
+                mean.
         """
         actions = noise
         for number, step in enumerate(self._steps):
@@ -236,10 +237,10 @@ class _DenoisingStep(NamedTuple):
     """A step of a chain: mean = clean_factor * clean + other_factor * other.
 
     Attributes:
-        time: of the noisy actions.
+        time: time of the noisy actions.
         signal, spread: factors of clean actions and of noise in the noisy actions.
         clean_factor, other_factor: see above.
-        std: of the noise that is added to the mean.
+        std: standard deviation of the noise that is added to the mean.
         limit: clean actions are clipped to ±limit; infinite for no clipping.
         predicts_noise: whether the network predicts noise instead of clean actions.
         implicit: whether `other` is the noise (DDIM) instead of the noisy actions (DDPM).
@@ -259,7 +260,7 @@ class _DenoisingStep(NamedTuple):
         """Return the mean of the next actions [B, H, A].
 
         Args:
-            prediction: of the network, [B, H, A].
+            prediction: prediction of the network, [B, H, A].
             noisy: actions [B, H, A].
         """
         clean, noise = prediction, prediction

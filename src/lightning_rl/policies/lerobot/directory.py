@@ -45,7 +45,7 @@ class PolicyDirectory:
     """The content of config.json.
 
     Attributes:
-        path: of the directory.
+        path: path of the directory.
         config: all fields.
         inputs: features of the observation, in their order.
         action_size: A.
@@ -92,7 +92,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
     """Read config.json of a local directory that LeRobot's `save_pretrained` wrote.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         overrides: fields to replace in config.json.
 
     Raises:
@@ -154,7 +154,7 @@ def refuse_unsupported(directory: PolicyDirectory, options: Mapping[str, tuple[A
     """Refuse options of config.json that are not supported.
 
     Args:
-        directory: of the policy.
+        directory: directory of the policy.
         options: by name, the value in config.json and the supported value.
 
     Raises:

@@ -37,10 +37,10 @@ class Inputs(nn.Module):
     """Finds the inputs of a policy in an observation, and normalises them.
 
     Args:
-        directory: of the policy.
-        processors: of the policy.
-        network: of the policy. Several observations are the first dimension of each entry.
-        space: of the observation.
+        directory: directory of the policy.
+        processors: processors of the policy.
+        network: network of the policy. Several observations are the first dimension of each entry.
+        space: space of the observation.
         keys: by LeRobot's name of an input, the key of the observation; null leaves a picture out.
         padding: token that fills an instruction; None without instructions.
 

@@ -58,8 +58,8 @@ class LeRobotBackbone(Backbone):
     """The network of a LeRobot policy, from observations to features.
 
     Args:
-        directory: of the policy.
-        network: of the directory.
+        directory: directory of the policy.
+        network: network of the directory.
         inputs: reads the observation.
     """
 
@@ -97,7 +97,8 @@ class LeRobotPolicy(ChunkPolicy):
     directory.
 
     Args:
-        observation_space, action_space: of one env. Default: the names and sizes of the directory.
+        observation_space, action_space: spaces of one env. Default: the names and sizes of the
+            directory.
         path: required; local directory, read whenever the policy is created.
         keys: by LeRobot's name of an input, such as `observation.images.top`, the key of the env's
             observation. By default the same name, its last part, or `proprio` and `rgb`. Null

@@ -86,7 +86,7 @@ class Tokenization:
     """How an instruction becomes tokens.
 
     Attributes:
-        name: of the tokenizer, in the tokenizer step.
+        name: name of the tokenizer, in the tokenizer step.
         max_length: longest number of tokens.
         new_line: end an instruction with a new line.
         padding_side, padding, truncation: as in transformers.
@@ -122,7 +122,7 @@ class Processors(nn.Module):
     """The two files of processors of a policy.
 
     Args:
-        directory: of the policy.
+        directory: directory of the policy.
         dataset_stats: dataset of LeRobot, or its `meta/stats.json`, to normalise by instead of the
             policy's statistics.
 
@@ -130,7 +130,7 @@ class Processors(nn.Module):
         rename: LeRobot's names of inputs, by the names that data have.
         normalizers: by feature, with slashes for dots; `action` apart.
         action: normalises actions; None without normalisation.
-        tokenization: of instructions; None without instructions.
+        tokenization: tokens of instructions; None without instructions.
 
     Raises:
         ConfigurationError: for a missing or damaged file, a step that is not supported, or missing
@@ -189,7 +189,7 @@ def read_statistics(path: str) -> dict[str, Tensor]:
     """Read the statistics of a LeRobot dataset, by names such as `observation.state.mean`.
 
     Args:
-        path: of the dataset, or of its `meta/stats.json`.
+        path: path of the dataset, or of its `meta/stats.json`.
 
     Raises:
         ConfigurationError: if there is no such file, or it holds something else.

@@ -177,7 +177,7 @@ class PictureEncoder(Encoder):
     A subclass sets `size`, and `layers` for pictures [M, C, H, W] of `input_shape`.
 
     Args:
-        observation_space: of a picture.
+        observation_space: observation space of a picture.
         normalize: scale each channel by its running mean and variance over all pixels. Much faster
             learning if a bright background fills the picture.
         crop: (top, left, height, width) in pixels. Default: the whole picture.
@@ -368,13 +368,14 @@ class NatureCNN(PictureEncoder):
     Differs from the paper: orthogonal weights, with a gain of sqrt(2).
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`.
+        observation_space: observation space of a picture, see `PictureEncoder`.
         size: D, number of features.
-        channels: of each convolution.
-        kernels: of each convolution, in pixels.
-        strides: of each convolution, in pixels.
+        channels: channels of each convolution.
+        kernels: kernels of each convolution, in pixels.
+        strides: strides of each convolution, in pixels.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the channels; unless `none`, also a LayerNorm of the features.
+        normalization: normalization of the channels; unless `none`, also a LayerNorm of the
+            features.
 
     Raises:
         ConfigurationError: if the space is no picture, or too small for the kernels.
@@ -410,13 +411,13 @@ class SpatialSoftmaxCNN(PictureEncoder):
     et al. 2016, equations 1 and 2. Differs: smaller convolutions, with orthogonal weights.
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`.
+        observation_space: observation space of a picture, see `PictureEncoder`.
         points: K, channels of the last 1x1 convolution; 2K features, (x, y) of each point.
-        channels: of each convolution before it.
-        kernels: of each convolution, in pixels.
-        strides: of each convolution, in pixels. Large strides make the softmax coarse.
+        channels: channels of each earlier convolution.
+        kernels: kernels of each convolution, in pixels.
+        strides: strides of each convolution, in pixels. Large strides make the softmax coarse.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the channels of each convolution.
+        normalization: normalization of the channels of each convolution.
 
     Raises:
         ConfigurationError: if the space is no picture, or too small for the kernels.
@@ -467,11 +468,12 @@ class ImpalaCNN(PictureEncoder):
     Source: Espeholt et al. 2018, "IMPALA", figure 3, the large architecture.
 
     Args:
-        observation_space: of a picture of any size, see `PictureEncoder`.
+        observation_space: observation space of a picture of any size, see `PictureEncoder`.
         size: D, number of features.
-        channels: of each section; each section halves height and width.
+        channels: channels of each section; each section halves height and width.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the residual blocks; unless `none`, also a LayerNorm of the features.
+        normalization: normalization of the residual blocks; unless `none`, also a LayerNorm of the
+            features.
 
     Raises:
         ConfigurationError: if the space is no picture, or a number is below 1.
@@ -638,10 +640,10 @@ class FrozenEncoder(Encoder):
     pictures.
 
     Args:
-        observation_space: of one env.
+        observation_space: observation space of one env.
         encoder: makes the encoder that gets the weights.
         weights: a state dict (`torch.save`, safetensors) or a checkpoint; no code in it runs.
-        prefix: of the names in the file, such as `policy.encoder.` in a checkpoint.
+        prefix: prefix of the names in the file, such as `policy.encoder.` in a checkpoint.
 
     Raises:
         ConfigurationError: if the file cannot be read, or has other weights.

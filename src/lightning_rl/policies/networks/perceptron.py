@@ -53,7 +53,7 @@ def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
     """Refuse layers with more than `MOST_WEIGHTS` weights, before allocating them.
 
     Args:
-        sizes: of the layers, starting with the input.
+        sizes: sizes of the layers, starting with the input.
         copies: number of such networks.
 
     Raises:
@@ -248,7 +248,7 @@ def read_keys(
     """Return the keys of a Dict observation that a network reads; None for other observations.
 
     Args:
-        space: of one observation.
+        space: space of one observation.
         chosen: the keys in the setting; None for all but `NO_INPUT`.
         setting: name of the setting, for the message: `actor_keys`.
         ignored: keys that no network of the policy reads.

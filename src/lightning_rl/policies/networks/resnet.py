@@ -82,7 +82,7 @@ class ResNet(nn.Sequential):
     are torchvision's.
 
     Args:
-        blocks: of each section, see `BLOCKS`.
+        blocks: blocks of each section, see `BLOCKS`.
         norm: makes the normalisation layer for a number of channels.
     """
 
@@ -112,7 +112,7 @@ class ResNet18(PictureEncoder):
     acting and learning. Colors are scaled as for networks trained on ImageNet.
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`.
+        observation_space: observation space of a picture, see `PictureEncoder`.
         weights: file or directory of weights of torchvision, timm or Hugging Face; no code in it
             runs. Default: random weights.
 

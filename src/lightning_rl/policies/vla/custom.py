@@ -47,7 +47,7 @@ class CustomVLA(Policy):
     with `--trust_code true`. Weights run no code.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         model_path: required; file of weights (.safetensors, .pt, .pth or .bin), or a directory with
             one file or its shards. Read whenever the policy is created.
         model_class: required; import path of the class.
@@ -57,7 +57,8 @@ class CustomVLA(Policy):
         micro_batch_size: see `Policy`.
         ignore_keys: keys of a Dict observation that the model does not read. A class with an
             attribute `reads` refuses further keys.
-        log_std_init: of a plain model, initial log standard deviation of its actions.
+        log_std_init: initial log standard deviation of a plain model, initial log standard
+            deviation of its actions.
         meta: see `load_vla_model`.
 
     Raises:

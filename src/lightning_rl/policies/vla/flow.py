@@ -270,7 +270,7 @@ class SlotExpert(nn.Module):
     """The default expert: a perceptron on the slots, x and the time.
 
     Args:
-        space: of one chunk, [K, *A].
+        space: space of one chunk, [K, *A].
         slot_size: D; a linear layer narrows slots of more than 32 numbers.
         hidden_sizes: units of the hidden layers.
     """

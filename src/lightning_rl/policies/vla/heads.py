@@ -31,7 +31,7 @@ class ActionHead(nn.Module, ABC):
     """A distribution over action chunks [K, A] within the bounds of a Box.
 
     Args:
-        space: of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
+        space: space of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
         level: `token` gives a log-prob per number, [B, K * A]; other levels one per action, [B, K].
         statistics: see `action_bounds`.
 
@@ -81,7 +81,7 @@ class ActionHead(nn.Module, ABC):
         """Return `action` [B, K, *A], `sample_log_prob` [B, parts] and `fields`.
 
         Args:
-            features: of the observations [B].
+            features: features of the observations [B].
             noise: [B, Z], from `draw_noise`; None for the mode. A flow has no log-prob of its mode,
                 and returns the action alone.
         """
@@ -98,7 +98,7 @@ class ActionHead(nn.Module, ABC):
         """Return the loss of imitating given actions, and the entropy, [B, parts].
 
         Args:
-            features: of the observations [B].
+            features: features of the observations [B].
             action: [B, K, *A].
             noise: [B, Z], from `draw_clone_noise`; None if Z = 0.
         """
@@ -251,7 +251,7 @@ def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[
     """Return the values of -1 and of 1 for each number of a chunk, two tensors [L].
 
     Args:
-        space: of one chunk, [K, *A]; its bounds are used without statistics.
+        space: space of one chunk, [K, *A]; its bounds are used without statistics.
         statistics: the values of -1 and of 1 for one action, [*A] each; or a JSON file with `q01`
             and `q99` (or `min` and `max`) of the model's training actions, at the top, under
             `action`, or under a dataset's name.

@@ -64,12 +64,12 @@ def load_vla_model(
         kind: `class`, an import path with arguments and optional weights; `hf`, a local directory
             from `save_pretrained` of transformers, with safetensors; `hf_config`, random weights.
         path: file of weights (`class`), directory (`hf`), or `config.json` or its directory.
-        config: of `hf_config`, instead of a path; with `model_type`.
-        model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
-        model_config: of `class`, the arguments of its constructor.
+        config: for `hf_config`, a configuration with `model_type` instead of a path.
+        model_class: for `class`, a class of `lightning_rl`, or any class with `trust_code`.
+        model_config: for `class`, the arguments of its constructor.
         trust_code: import any class, and code next to weights. Checkpoints cannot set it.
         strict: refuse weights with other names or shapes; otherwise warn.
-        dtype: of the weights, `float32` or `bfloat16`.
+        dtype: dtype of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a new adapter.
         adapter: directory of a saved adapter to train, instead of `lora`.
         freeze: patterns of parameter names that are not trained, such as `*vision*`.

@@ -24,7 +24,7 @@ class ChunkPolicy(Policy):
     """A backbone with an action head and a value head; base class of `VLAPolicy`.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         backbone: turns observations into features.
         make_head: makes the head for the space of a chunk [K, *A], after `backbone.build`.
         value_hidden_size: units of the value head.
@@ -167,14 +167,15 @@ class VLAPolicy(ChunkPolicy):
     `ActionChunk`). For models with their own way of acting use `CustomVLA` or a `Policy`.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         backbone: default: `TinyVLA`.
         head: `token`, n bins per number of the chunk; `gaussian`; or `flow`, see `FlowHead`.
         log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
             ratio leaves the clip range soonest.
         num_bins: n of the token head.
-        temperature: of tokens, or a factor of the Gaussian deviation; acting and training.
-        log_std_init: of the Gaussian head, in units of the action bounds.
+        temperature: of tokens, or factor of the Gaussian deviation, in acting and training.
+        log_std_init: initial log standard deviation of the Gaussian head, in units of the action
+            bounds.
         flow: settings of the flow head. Default: `FlowSettings()`.
         action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
         kwargs: see `ChunkPolicy`.

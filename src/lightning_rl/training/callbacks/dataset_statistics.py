@@ -22,7 +22,7 @@ class DatasetStatistics(Callback):
     of encoders with `normalize`. A resumed run keeps its own.
 
     Args:
-        path: of the dataset, or of its `meta/stats.json`.
+        path: path of the dataset, or of its `meta/stats.json`.
         keys: the dataset's column for a key of the observation, such as
             `{arm: observation.state}`. Default: LeRobot's names, as `rl-cli record` writes them.
 
