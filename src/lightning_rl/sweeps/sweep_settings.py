@@ -137,7 +137,7 @@ def _check_name(path: str, message: str) -> str:
     known = [one.name for one in fields(SweepSettings)]
     if name in known:
         return name
-    cure = " Put settings of the trials below space: space: {{path}: [...]}."
+    cure = f" Put settings of the trials below space: space: {{{path}: [...]}}."
     raise UsageError(
         f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else GONE.get(name, '')} "
         f"A sweep has {', '.join(known)}."
