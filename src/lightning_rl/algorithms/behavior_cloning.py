@@ -93,7 +93,7 @@ class BehaviorCloning(Algorithm):
         require(
             teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
             f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
-            "is no teacher. Set teacher: PATH, or remove them.",
+            "is no teacher. Set teacher: PATH, or remove these settings.",
         )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
@@ -202,7 +202,7 @@ class BehaviorCloning(Algorithm):
             yield minibatch.update(fields)
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
-        """Return a rollout [N, T+1] with the teacher's actions instead of the executed ones."""
+        """Return a rollout [N, T+1] with the teacher's actions instead of the executed actions."""
         share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
         self.statistics.set("teacher_share", share)
         envs, slots = rollout.batch_size
@@ -243,11 +243,11 @@ class BehaviorCloning(Algorithm):
             in_parts
             or self.policy.counts_executed
             or bool(rollout["executed"][:, :-1][mask].all()),
-            f"{type(self.policy).__name__} has one log-prob for a whole chunk, and of some chunks "
-            "the last actions were not executed: an episode ended before, or execute is less than "
-            "chunk_size. They would be cloned as if demonstrated. Give log-probs per action "
-            "(extra_fields), or leave out what executed [B, K] says in evaluate_actions, and set "
-            "counts_executed.",
+            f"{type(self.policy).__name__} has one log-prob for a whole chunk, but the last "
+            "actions of some chunks were not executed: an episode ended before, or execute is less "
+            "than chunk_size. These actions would be cloned as if demonstrated. Return log-probs "
+            "per action (extra_fields), or mask actions by executed [B, K] in evaluate_actions, "
+            "and set counts_executed.",
         )
         return (*self.FIELDS, "executed")
 
