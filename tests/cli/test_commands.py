@@ -795,8 +795,8 @@ WHOLE = [
     (
         "--data.env.id lightning_r/CartPole-v0",
         "No Gymnasium env 'lightning_r/CartPole-v0': its namespace 'lightning_r' is not "
-        "registered; there is lightning_rl, phys2d, tabular; close matches: lightning_rl. For an "
-        "env of another package name the module that registers it: "
+        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For "
+        "an env of another package, name the module that registers it: "
         "its_module:lightning_r/CartPole-v0.",
     ),
     (
