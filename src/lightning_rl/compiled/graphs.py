@@ -186,7 +186,7 @@ class Graphs:
     def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
-        """Trace without constants for changed attributes; return those not needed, and the trace.
+        """Trace without constants for changed attributes; return the unneeded ones, and the trace.
 
         A changed number becomes a tensor; any other changed attribute is removed while tracing. If
         tracing then fails, the attribute stays a constant, and each of its values has its own
@@ -280,7 +280,7 @@ class _Trace(NamedTuple):
 
 
 class _Compiled:
-    """A graph, the attributes `found` at compile time, and those that it does not read."""
+    """A graph, the attributes `found` at compile time, and the attributes that it does not read."""
 
     def __init__(
         self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]
