@@ -323,7 +323,7 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
     writer = EpisodeWriter(tmp_path / "data", *spaces, FPS, "")
     choose = script_action_function(lambda observation: observation + 1.0, spaces[1])
     with pytest.raises(EnvFaultError, match=message):
-        list(recorder.record(writer, 5, lambda _: choose, seed=0))
+        list(recorder.record_episodes(writer, 5, lambda _: choose, seed=0))
     env.close()
     writer.finalise()
     episodes = list(read_episodes(tmp_path / "data"))
@@ -350,7 +350,9 @@ def test_a_slow_policy_keeps_the_arm_moving(tmp_path, seconds):
         )
 
     writer = EpisodeWriter(tmp_path / "data", *spaces, 30.0, "")
-    played = list(Recorder(env).record(writer, 1, lambda _: ahead.episode(choose), max_steps=steps))
+    played = list(
+        Recorder(env).record_episodes(writer, 1, lambda _: ahead.episode(choose), max_steps=steps)
+    )
     ahead.close()
     env.close()
     writer.finalise()
@@ -394,6 +396,21 @@ def test_a_chunk_executes_some_of_its_actions(execute):
         ChunksAhead(4, execute)
 
 
+def test_nothing_is_recorded_without_somebody_who_acts(tmp_path, monkeypatch, capsys):
+    """The neutral action would move an arm to the middle of its limits."""
+    pytest.importorskip("pyarrow")
+    from lightning_rl.cli.app import run
+
+    monkeypatch.chdir(tmp_path)
+    env = {
+        "class_path": "GymnasiumEnv",
+        "init_args": {"id": "lightning_rl/Robot-v0", "env_kwargs": SETTINGS},
+    }
+    with pytest.raises(SystemExit):
+        run(["record", "--path", "data", f"--data.env={json.dumps(env)}"])
+    assert "No source of actions" in capsys.readouterr().err
+
+
 def test_a_leader_arm_acts_or_takes_over(tmp_path):
     pytest.importorskip("pyarrow")
     from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
@@ -404,7 +421,7 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
     writer = EpisodeWriter(tmp_path / "data", *spaces, FPS, "")
     recorder = Recorder(env, Teleoperator(LEADER, {"at": 7.0}), in_charge=True)
     still = script_action_function(lambda observation: observation, spaces[1])
-    played = list(recorder.record(writer, 1, lambda _: still))
+    played = list(recorder.record_episodes(writer, 1, lambda _: still))
     env.close()
     writer.finalise()
     (episode,) = read_episodes(tmp_path / "data")

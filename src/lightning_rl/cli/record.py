@@ -106,7 +106,10 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         source = settings.source
         recorder = Recorder(env, source, source is not None and not acts, settings.extra)
         require(
-            acts or source is not None or env.reports_interventions,
+            # The neutral action of a real arm would move it to the middle of its limits.
+            acts
+            or source is not None
+            or (env.reports_interventions and not env.metadata.get("is_real")),
             "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )

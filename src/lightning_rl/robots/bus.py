@@ -45,8 +45,9 @@ class Arm:
         self, robot: Any, settings: Mapping[str, Any], sleep_until: Callable[[float], None]
     ) -> None:
         self._robot, self._sleep_until = robot, sleep_until
-        self._limits, self._speed = settings["limits"], settings["max_speed"]
-        self._period = 1.0 / settings["fps"]
+        self._limits: dict[str, tuple[float, float]] = settings["limits"]
+        self._speed: dict[str, float] = settings["max_speed"]
+        self._period: float = 1.0 / settings["fps"]
         self._on_stop, self._max_dropped = settings["on_stop"], settings["max_dropped"]
         self._connected = False
         self._dropped = self._in_a_row = 0
@@ -119,8 +120,8 @@ class Arm:
         """Return the next position: within the limits, or on the way to them, at most at speed."""
         if not math.isfinite(target):
             raise RobotLost(f"the action {name} is {target}")
-        low, high = map(float, self._limits[name])
-        before, most = self._sent[name], float(self._speed[name]) * self._period
+        low, high = self._limits[name]
+        before, most = self._sent[name], self._speed[name] * self._period
         return before + min(max(min(max(target, low), high) - before, -most), most)
 
     def _send(self, goal: dict[str, float]) -> None:
