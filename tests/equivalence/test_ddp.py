@@ -23,7 +23,6 @@ from tests.equivalence.ddp_runs import (
 )
 from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
 
-
 pytestmark = pytest.mark.timeout(900)
 """The launch takes half a minute; beside ten busy processes, ten times as long."""
 

@@ -30,7 +30,6 @@ from tests.equivalence.test_ddp import free_port, of_rank
 from tests.helpers import assert_same, last, load, train
 from tests.numerics.test_vla_loading import CONFIGS
 
-
 pytestmark = pytest.mark.timeout(900)
 """For the launch, as in test_ddp.py."""
 
