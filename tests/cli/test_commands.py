@@ -653,6 +653,7 @@ def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
         return built[-1]
 
     monkeypatch.setattr(RLCLI, "init_parser", counting)
+    monkeypatch.setattr("tests.commands.PARSERS", {})
     for subcommand in ("fit", "check"):
         with pytest.raises(SystemExit):
             run([subcommand, "--config", "ppo.yaml", "--print_config"])
