@@ -105,7 +105,7 @@ def load_vla_model(
 
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
-    """With `meta`, create tensors on `meta` except in the first process; yield whether it does."""
+    """With `meta`, create tensors on `meta` except in the first process; yield whether they are."""
     away = meta and not ranks.is_first_process()
     with torch.device("meta") if away else nullcontext():
         yield away
