@@ -110,7 +110,9 @@ def test_an_env_that_raises_ends_the_run_with_its_own_traceback(vectorization, t
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(vectorization, tmp_path):
-    expected = r"No rollout came within 1 s: the collector has begun one.*Its thread is at:.*"
+    expected = (
+        r"No rollout came within 1 s: the collector is writing a rollout.*Its thread is at:.*"
+    )
     place = "in step\n" if vectorization == "sync" else "in recv\n"
     with pytest.raises(TimeoutError, match=re.compile(expected + place, re.DOTALL)):
         run(tmp_path, "hang", vectorization, timeout_s=1.0)
