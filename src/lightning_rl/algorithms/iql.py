@@ -103,8 +103,9 @@ class IQL(Algorithm):
         self.actions_within = actions_within
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         features = critic.weights[0].shape[-2] - policy.distribution.size
-        layers = {"activation": "relu", "initialization": "fan_in"}
-        self.value = mlp(features, value_hidden_sizes, 1, **layers)
+        self.value = mlp(
+            features, value_hidden_sizes, 1, activation="relu", initialization="fan_in"
+        )
 
     def configure_objectives(self) -> list[Objective]:
         policy = self.policy
