@@ -27,7 +27,7 @@ OPTIONS = {
     ),
     "epochs": Option(int, 50, "passes over the steps to fit the value"),
     "n_steps": Option(int, None, "rewards of an advantage before the value. Default: all"),
-    "positive": Option(float, 0.3, "share of the steps of a task that is to be good"),
+    "positive": Option(float, 0.3, "share of good steps of a task"),
     "seed": Option(int, 1, "of the fit"),
 }
 DESCRIPTION = "Write rewards, returns, values and advantages of each step into a dataset."
