@@ -1,5 +1,6 @@
 """Pure functions of tensors: advantages and losses."""
 
+from lightning_rl.functional.advantages import advantage_weight as advantage_weight
 from lightning_rl.functional.advantages import discounted_return as discounted_return
 from lightning_rl.functional.advantages import explained_variance as explained_variance
 from lightning_rl.functional.advantages import gae as gae
@@ -7,6 +8,7 @@ from lightning_rl.functional.advantages import vtrace as vtrace
 from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
 from lightning_rl.functional.flows import flow_matching_loss as flow_matching_loss
 from lightning_rl.functional.flows import flow_transition as flow_transition
+from lightning_rl.functional.flows import guide as guide
 from lightning_rl.functional.flows import interpolate as interpolate
 from lightning_rl.functional.groups import first_episode_mask as first_episode_mask
 from lightning_rl.functional.groups import group_relative_advantage as group_relative_advantage
