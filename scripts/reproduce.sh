@@ -18,6 +18,9 @@ if [[ $what == tasks || $what == all ]]; then
   for config in ppo_cart_pole_task grpo_cart_pole_task ppo_push_cube grpo_push_cube ppo_point_mass grpo; do
     python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 4 5 --episodes 100
   done
+  for config in apg_point_mass shac_point_mass; do
+    python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 --episodes 256
+  done
 fi
 if [[ $what == off_policy || $what == all ]]; then
   python scripts/sac_curves.py --ids Pendulum-v1 --seeds 1 2 3 4 5 --total_env_steps 10_000 --random_env_steps 1_000 \

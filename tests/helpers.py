@@ -13,10 +13,12 @@ from tensorboard.util import tensor_util
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl import (
+    APG,
     DQN,
     GRPO,
     PPO,
     SAC,
+    SHAC,
     ActorCritic,
     ActorOnly,
     CollectorContext,
@@ -68,6 +70,10 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
         cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls
         cls = QPolicy if issubclass(algorithm, DQN) else cls
     own = dict(policy_kwargs or {})
+    if issubclass(algorithm, APG):
+        settings = {"n_epochs": 2, "batch_size": 32} if issubclass(algorithm, SHAC) else {}
+        cls = ActorCritic if issubclass(algorithm, SHAC) else ActorOnly
+        own = {"squash": True} | own
     cls = own.pop("policy_class", cls)
     policy = cls(data.observation_space, data.action_space, hidden_sizes=(16,), **own)
     return algorithm(policy, **settings | kwargs)

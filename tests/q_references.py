@@ -27,8 +27,9 @@ def backward(layers, inputs, gradient):
 
 
 class Adam:
-    def __init__(self, rate, eps=1e-8):
+    def __init__(self, rate, eps=1e-8, betas=(0.9, 0.999)):
         self.rate, self.eps, self.count, self.state = rate, eps, 0, None
+        self.betas = betas
 
     def step(self, arrays, gradients, limit=None):
         norm = np.sqrt(sum((g**2).sum() for g in gradients))
@@ -37,9 +38,12 @@ class Adam:
         self.state = self.state or [(np.zeros_like(a), np.zeros_like(a)) for a in arrays]
         self.count += 1
         for array, gradient, (mean, square) in zip(arrays, gradients, self.state, strict=True):
-            mean += 0.1 * (gradient - mean)
-            square += 0.001 * (gradient**2 - square)
-            unbiased = mean / (1 - 0.9**self.count), square / (1 - 0.999**self.count)
+            mean += (1 - self.betas[0]) * (gradient - mean)
+            square += (1 - self.betas[1]) * (gradient**2 - square)
+            unbiased = [
+                moment / (1 - beta**self.count)
+                for moment, beta in zip((mean, square), self.betas, strict=True)
+            ]
             array -= self.rate * unbiased[0] / (np.sqrt(unbiased[1]) + self.eps)
 
 

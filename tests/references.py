@@ -334,3 +334,41 @@ def angle_of(first, second):
     """Angle [n] between rotation matrices [n, 3, 3], by the trace of the rotation between them."""
     trace = np.einsum("nij,nij->n", first, second)
     return np.arccos(np.clip((trace - 1) / 2, -1.0, 1.0))
+
+
+def numeric_gradient(function, arrays, step=1e-5):
+    """The derivatives of a function of arrays that are changed in place, by central differences."""
+    found = [np.zeros_like(array) for array in arrays]
+    for array, gradient in zip(arrays, found, strict=True):
+        for place in np.ndindex(array.shape):
+            kept = array[place]
+            array[place] = kept + step
+            above = function()
+            array[place] = kept - step
+            gradient[place] = (above - function()) / (2 * step)
+            array[place] = kept
+    return found
+
+
+def segment_gain(act, move, value, rollout, gamma):
+    """The mean over envs of the discounted rewards of the steps of a rollout, played again.
+
+    `act(observation, noise)`, `move(observation, action)` -> (next, reward) and `value(observation)`
+    are of one env; how episodes ended, and where the next ones began, is as recorded.
+    """
+    gains = []
+    for row in range(len(rollout["noise"])):
+        at, gain, weight = rollout["observation"][row][0], 0.0, 1.0
+        steps = len(rollout["noise"][row])
+        for t in range(steps):
+            following, reward = move(at, act(at, rollout["noise"][row][t]))
+            gain += weight * reward
+            weight *= gamma
+            terminated, truncated = rollout["terminated"][row][t], rollout["truncated"][row][t]
+            if not terminated and (truncated or t == steps - 1):
+                gain += weight * value(following)
+            at = following
+            if terminated or truncated:
+                at, weight = rollout["observation"][row][t + 1], 1.0
+        gains.append(gain)
+    return np.mean(gains)

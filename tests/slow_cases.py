@@ -79,6 +79,7 @@ SLOW_CASES = {
     },
     "numerics/test_teacher.py::test_stopped_while_both_act_it_ends_as_uninterrupted": {
         "in the foreground": "[in the background]",
+        "from a replay, two memories, compiled": "[from a replay, two memories]",
     },
     "numerics/test_reward_classifier.py::test_a_policy_learns_by_it_and_resumes_exactly": {
         "SAC": "[PPO]",

@@ -1,6 +1,9 @@
 """The public names of the package and their modules: `__init__.py` reads this file."""
 
 from lightning_rl.algorithms import (
+    APG as APG,
+)
+from lightning_rl.algorithms import (
     DQN as DQN,
 )
 from lightning_rl.algorithms import (
@@ -11,6 +14,9 @@ from lightning_rl.algorithms import (
 )
 from lightning_rl.algorithms import (
     SAC as SAC,
+)
+from lightning_rl.algorithms import (
+    SHAC as SHAC,
 )
 from lightning_rl.algorithms import (
     TD3 as TD3,

@@ -79,20 +79,20 @@ def test_it_says_what_the_run_will_do(capsys):
     assert texts(findings, "env")[0] == "8 × GymnasiumEnv Pendulum-v1, vectorization: sync"
     assert texts(findings, "update") == [
         "489 iterations of 1,024 env steps, each of 16 minibatches of up to 256",
-        "it runs uncompiled: 7,824 minibatches, and it pays from 20,000",
+        "it runs uncompiled: 7,824 minibatches, and compiling pays from 20,000",
         "observations are not scaled, rewards are scaled",
     ]
     assert texts(findings, "evaluation")[0] == (
         "21 evaluations of 2 episodes, 2 at a time: up to 8,400 env steps, in addition to the 500,000 of training"
     )
     assert texts(findings, "rollout")[1] == (
-        "gamma 0.99 looks some 100 env steps ahead; an episode lasts up to 200"
+        "gamma 0.99 looks about 100 env steps ahead; an episode lasts up to 200"
     )
     out = capsys.readouterr().out
     assert "ok      env         8 × GymnasiumEnv Pendulum-v1, vectorization: sync\n" in out
     assert out.endswith("0 errors, 0 warnings, 1 note.\n")  # 200 steps are more than it plays here
     _, findings = check("--config", "ppo.yaml", "--data.total_env_steps", "2_000_000")
-    assert "it is compiled: 31,264 minibatches, and it pays from 20,000" in texts(
+    assert "it is compiled: 31,264 minibatches, and compiling pays from 20,000" in texts(
         findings, "update"
     )
 
@@ -164,8 +164,9 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
         run(["fit", *broken])
     assert stop.value.code == 1
     assert capsys.readouterr().err == (
-        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: correct its step and "
-        "reset, or its space.\nrl-cli check, with the same options, plays the env for some seconds and says more.\n"
+        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: "
+        "correct its step and reset, or its space.\nrl-cli check, with the same options, plays the "
+        "env for some seconds and reports more.\n"
     )
 
 

@@ -233,19 +233,23 @@ def follow_here(arguments):
         if config == "ppo_mujoco.yaml" or "HalfCheetah-v5" in arguments:
             pytest.importorskip("mujoco")
         clones = config.startswith(("vla", "two_doors"))
-        if "--trainer.init_from" in arguments:
+        if "--trainer.init_from" in arguments and "student" not in config:
             cloned = "vla_flow_bc.yaml" if "flow" in config else "vla_bc.yaml"
             run(["fit", "--config", cloned, *CLONING] if clones else FIRST)
         if "--model.policy.checkpoint" in arguments:
             run(["fit", "--config", "two_doors_bc.yaml", *CLONING])
             (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
-        arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
-        arguments += FEW if config.endswith("bc.yaml") else []
+        own = [] if config.startswith("apg") else ["--model.batch_size", "32"]  # no minibatches
+        arguments = [*arguments, *SMALL, *(SMALLER if clones else own)]
+        arguments += FEW if clones and config.endswith("bc.yaml") else []
         if config.startswith(("sac", "td3", "soft_q", "dqn")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
-        if config.endswith(("push_cube.yaml", "point_mass.yaml", "quadruped.yaml", "blind.yaml")):
+        if (
+            config.endswith(("push_cube.yaml", "point_mass.yaml", "quadruped.yaml"))
+            or "student" in config
+        ):
             arguments += ["--data.num_envs", "16"]
         if "trainer/ddp.yaml" in arguments:  # its launcher starts anew what here is pytest
             outcome = rl_cli(*arguments)
@@ -262,7 +266,8 @@ def follow_here(arguments):
         run([*arguments, "--seconds", "0.5"])
     else:
         if (
-            not list(Path("outputs").glob("*/checkpoints")) or "--video" in arguments
+            not [*Path().glob("robot/checkpoints"), *Path("outputs").glob("*/checkpoints")]
+            or "--video" in arguments
         ):  # MuJoCo takes 7 s to draw
             run(FIRST)
         run(arguments)

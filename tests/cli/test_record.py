@@ -149,7 +149,7 @@ def test_an_extra_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(ConfigurationError) as error:
         recorded(tmp_path, GymnasiumEnv(1, "ByItself-v0"), 1, extra=["teleop_action"])
     assert str(error.value).endswith(
-        "and a frame holds one number of that name: leave it out of extra."
+        "but a frame holds one number of that name: remove the name from extra."
     )
 
 
@@ -281,14 +281,14 @@ REFUSED = {
     ),
     "a batched env": (
         ["--data.env", "PushCube", *STRAIGHTLY],
-        "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, and this is 1 PushCube (no Gymnasium "
-        "env). Name that: {class_path: GymnasiumEnv, init_args: {id: ...}}; the tasks of this package have ids too, such "
-        "as lightning_rl/PushCube-v0.",
+        "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, but this is 1 PushCube (no "
+        "Gymnasium env). Set {class_path: GymnasiumEnv, init_args: {id: ...}}; the tasks of this package have ids "
+        "too, such as lightning_rl/PushCube-v0.",
     ),
     "no person": (
         [*SHOWS, "--source", "Keyboard"],
-        "The Keyboard reads the keys of a window, and there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, or a "
-        "desktop), or use a Gamepad, a function, or a queue.Queue.",
+        "The Keyboard reads the keys of a window, but there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, "
+        "or a desktop), or use a Gamepad, a function, or a queue.Queue.",
     ),
     "another action": (
         [*SHOWS, "--script", "tests.cli.test_record.neutral_action_of_another"],

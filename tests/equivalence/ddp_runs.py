@@ -6,9 +6,11 @@ does the same outside of the suite.
 """
 
 import os
+import shutil
 import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,15 +20,21 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_rl import (
+    APG,
     DQN,
     GRPO,
     GRU,
     LSTM,
     PPO,
     SAC,
+    SHAC,
     TD3,
     ActionChunk,
+    ActorCritic,
+    ActorOnly,
+    BehaviorCloning,
     GripperSAC,
+    LeRobotPolicy,
     NatureCNN,
     NoiseActorCritic,
     PerceptronBackbone,
@@ -50,8 +58,12 @@ from lightning_rl.system.errors import ConfigurationError
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
+from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
+from tests.golden.make_lerobot import fill
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
 PENDULUM = {
@@ -349,15 +361,68 @@ def same_batches(directory, name, processes):
     )[0]
 
 
-CHUNKS = {"PPO": (PPO, "token"), "GRPO": (GRPO, "token"), "PPO, flow": (PPO, "flow")}
+SAME_SEGMENTS = {
+    "apg": {"model": {"algorithm": APG}, "policy": {"normalize_observation": True}},
+    "shac": {"model": {"algorithm": SHAC, "n_epochs": 3}},
+}
+"""Algorithms that step the env themselves: rank r has the episodes and the noise of rows rN to rN + N."""
+
+
+class RowsOfAll(PointMass):
+    """Each rank begins the episodes of its rows of all envs."""
+
+    def reset(self, seed=None, options=None):
+        first = seed + ranks.rank() * self.num_envs if isinstance(seed, int) else seed
+        return super().reset(seed=first)
+
+
+def rows_of_noise(policy):
+    """A policy that draws the noise of all ranks, and keeps this rank's rows."""
+
+    class OfAllRows(policy):
+        def draw_noise(self, batch, generator=None):
+            drawn = super().draw_noise([ranks.world_size() * batch[0]], generator)
+            return drawn.chunk(ranks.world_size())[ranks.rank()]
+
+    return OfAllRows
+
+
+def same_segments(directory, name, processes):
+    """Train through segments that are the same in all, by whole rollouts of all processes."""
+    settings = SAME_SEGMENTS[name]
+    own = {"policy_class": rows_of_noise(ActorCritic if name == "shac" else ActorOnly)}
+    whole = {"batch_size": 2 * N * 16 // processes} if name == "shac" else {}
+    return train(
+        directory / f"{name} {processes}",
+        env=partial(RowsOfAll, max_episode_steps=11),
+        data={
+            "num_envs": 2 * N // processes,
+            "collector": lambda context: SyncCollector(replace(context, seed=5)),
+            "total_env_steps": 2 * N * 16 * 3,
+        },
+        policy=own | settings.get("policy", {}),
+        model=settings["model"] | whole,
+        trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
+    )[0]
+
+
+CHUNKS = {
+    "PPO": (PPO, "token"),
+    "GRPO": (GRPO, "token"),
+    "PPO, flow": (PPO, "flow"),
+    "GRPO, LeRobot": (GRPO, "smolvla"),
+}
 """Algorithms and heads that are trained on chunks."""
 
 
 def record_chunks(directory, head, count=3):
     """Collect rollouts of chunks, and invent how many actions were executed: few in the last rows."""
+    if head == "smolvla":
+        shutil.copytree(GOLDEN / "tiny_smolvlm", directory / "tiny_smolvlm")
+        fill(GOLDEN / head, directory / head)
     torch.manual_seed(1)
     env = chunked(2 * N)
-    collector = make_collector(SyncCollector, env, vla(env, head), 5, seed=5)
+    collector = make_collector(SyncCollector, env, vla(env, head, directory), 5, seed=5)
     rollouts = [collector.collect().clone() for _ in range(count)]
     for version, rollout in enumerate(rollouts):
         most = torch.where(torch.arange(2 * N) < N, 4.0, 2.0)[:, None]
@@ -379,7 +444,7 @@ def same_chunks(directory, name, processes):
         collector=partial(Replayed, directory / f"chunks {head}.pt"),
     )
     torch.manual_seed(2)
-    policy = vla(chunked(1), head)
+    policy = vla(chunked(1), head, directory)
     settings = {"group_size": 2} if algorithm is GRPO else {}
     module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
     trainer = RLTrainer(
@@ -398,8 +463,11 @@ def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: PushBlocks(n, size=16), 4)
 
 
-def vla(env, head):
-    return VLAPolicy(env.single_observation_space, env.single_action_space, head=head, num_bins=5)
+def vla(env, head, directory):
+    spaces = env.single_observation_space, env.single_action_space
+    if head == "smolvla":
+        return LeRobotPolicy(*spaces, path=str(directory / head))
+    return VLAPolicy(*spaces, head=head, num_bins=5)
 
 
 TWO = {"devices": 2, "strategy": "ddp"}
@@ -560,8 +628,9 @@ def main(directory):
             k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
         }
 
-    for name in SAME_BATCHES:
-        state = same_batches(directory, name, 2).state_dict()
+    for name in [*SAME_BATCHES, *SAME_SEGMENTS]:
+        same = same_batches if name in SAME_BATCHES else same_segments
+        state = same(directory, name, 2).state_dict()
         findings[name] = {k: v.clone() for k, v in state.items() if torch.is_tensor(v)}
 
     for name in CHUNKS:
@@ -590,8 +659,15 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
-    terms = {"data": TERMS["data"] | TEN | {"total_env_steps": 256}}
-    run("terms", **TERMS | terms)
+    for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
+        run(name, **settings | {"data": settings["data"] | TEN | {"total_env_steps": 256}})
+    taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced")}
+    taught |= {"n_epochs": 2, "batch_size": 8}
+    data = RESUMED["data"] | {"total_env_steps": 256}
+    run(
+        "taught",
+        **PENDULUM | {"policy": {"policy_class": ActorOnly}, "model": taught, "data": data},
+    )
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

@@ -17,6 +17,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.steps import StepWriter
 from lightning_rl.envs import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
@@ -202,6 +203,18 @@ def test_in_the_background_without_lag_it_collects_the_same(traced_only):
                 one.publish()
     finally:
         ours.close()
+
+
+def test_all_rollout_buffers_share_what_a_cuda_graph_writes(traced_only):
+    """Otherwise each rollout in the background would capture the graph again."""
+    collector = collector_of(lambda: PushCube(6), True, 4)
+    (writer,) = (one.actor._writer for one in collector._loop._writers)
+    writer.steps._device = torch.device("cuda")
+    rollouts = [collector.collect().clone() for _ in range(2)]
+    first, second = (StepWriter(writer.steps, rollout, None, None) for rollout in rollouts)
+    slots = first._slots[0] + second._slots[0]
+    assert [id(place) for place in first.places] == [id(place) for place in second.places]
+    assert not {slot.data_ptr() for slot in slots} & {p.data_ptr() for p in first.places}
 
 
 def weights(checkpoint):
@@ -459,7 +472,7 @@ def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
         assert (
             said
             == [
-                "The env is stepped compiled (compile: auto): 32 steps of all envs, and it pays from 30."
+                "The env is stepped compiled (compile: auto): 32 steps of all envs, and compiling pays from 30."
             ]
             * compiled
         )

@@ -16,8 +16,10 @@ from tests.equivalence.ddp_runs import (
     RESUMED,
     SAME_BATCHES,
     SAME_ROLLOUTS,
+    SAME_SEGMENTS,
     same_batches,
     same_rollouts,
+    same_segments,
 )
 from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
 
@@ -26,7 +28,7 @@ from tests.helpers import assert_same, assert_same_run, last, load, saved_replay
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
-    for head in ("token", "flow"):
+    for head in ("token", "flow", "smolvla"):
         ddp_runs.record_chunks(path, head)
     ddp_runs.record_transitions(path)
     with on_two_ranks(path, "all") as begun:
@@ -177,7 +179,7 @@ def test_nans_on_one_rank_end_both_and_both_say_why(ranks):
     errors = both(ranks, "only nans", "error")
     assert errors[0] == errors[1]
     assert "9 optimizer steps in a row" in errors[0]
-    assert "Not finite among what they are made of: sample_log_prob" in errors[0]
+    assert "Inputs that are not finite: sample_log_prob" in errors[0]
 
 
 def test_what_is_no_number_in_an_env_of_one_rank_ends_both_by_name(ranks):
@@ -281,9 +283,15 @@ def test_a_users_terms_and_events_keep_ranks_equal_and_draw_for_each_rank_its_ow
     assert torch.cat(frictions).unique().numel() == 4
 
 
+@pytest.mark.parametrize("name", ["mujoco", "taught"])
+def test_worlds_of_mujoco_and_a_student_with_a_replay_keep_ranks_equal(name, ranks):
+    assert both(ranks, name, "error") == [None, None]
+    assert_same(*both(ranks, name, "state"))
+
+
 def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):
     for error in both(ranks, "refused", "error"):
-        assert "OwnPolicy gives its own actions other log-probs" in error
+        assert "OwnPolicy.forward return different log-probs" in error
 
 
 def test_in_bfloat16_ranks_stay_equal(ranks):
@@ -313,6 +321,16 @@ def test_two_ranks_give_the_off_policy_updates_of_one_process_of_the_same_batche
     for key, value in ranks[0][name].items():
         torch.testing.assert_close(
             value, alone[key], rtol=1e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+@pytest.mark.parametrize("name", SAME_SEGMENTS)
+def test_two_ranks_give_the_updates_of_one_process_through_the_same_steps(name, directory, ranks):
+    alone = same_segments(directory, name, 1).state_dict()
+    assert_same(ranks[0][name], ranks[1][name])
+    for key, value in ranks[0][name].items():
+        torch.testing.assert_close(
+            value, alone[key], rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
         )
 
 

@@ -461,7 +461,7 @@ def test_a_policy_that_cannot_be_traced_says_so(tmp_path):
         exported(Looks(NUMBERS, BOX), "onnx", tmp_path / "policy.onnx")
     message = str(error.value)
     assert message.startswith("Looks cannot be traced into a graph by torch.export: ")
-    assert message.endswith("or export it with --format safetensors, which load_policy reads.")
+    assert message.endswith("or export it with --format safetensors, for load_policy.")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -480,8 +480,9 @@ def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_muc
     with pytest.raises(ConfigurationError) as error:
         exported(Odd(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
     assert str(error.value) == (
-        f"{path} gives other actions than the policy in torch, on 1,000 observations: action by 0.0001; 1e-05 are "
-        "allowed, in units of half the range of an action. Do not use it; policy.pt2.parity.json says more."
+        f"{path} gives other actions than the policy in torch, on 1,000 observations: action by 0.0001; the "
+        "tolerance is 1e-05, in units of half the range of an action. Do not use the file; policy.pt2.parity.json "
+        "has the details."
     )
     assert not json.loads(Path(f"{path}.parity.json").read_text())["passed"]
 
@@ -513,9 +514,8 @@ def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
     with pytest.raises(ConfigurationError) as error:
         exported(VLAPolicy(VLA, CHUNK, Large(), "gaussian"), kind, tmp_path / "x")
     assert str(error.value) == (
-        "A Large is not traced into one graph: its model has code of its own, and is larger "
-        "than an ONNX file may be. Export it with --format safetensors, which load_policy reads, "
-        "and which writes an adapter as peft does."
+        "A Large is not traced into one graph: its model has code of its own, and is too large for an ONNX file. "
+        "Export it with --format safetensors, for load_policy; adapters are then written by peft."
     )
     assert issubclass(CustomVLA, torch.nn.Module)
 

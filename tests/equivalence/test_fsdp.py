@@ -246,7 +246,7 @@ class OwnParameter(PPO):
 REFUSED = {
     "compile": (
         {"compile": True},
-        "trainer.strategy fsdp does not compile updates, and model.compile is true: leave it out",
+        "trainer.strategy fsdp does not compile updates, but model.compile is true: remove it",
     ),
     "pattern": (
         {"backbone": Critic},
@@ -259,7 +259,7 @@ REFUSED = {
     ),
     "objectives": (
         {"algorithm": TwoObjectives},
-        "trainer.strategy fsdp trains one objective, and TwoObjectives has 'one', 'two'. Use ",
+        "trainer.strategy fsdp trains one objective, but TwoObjectives has 'one', 'two'. Use ",
     ),
     "outside": (
         {"algorithm": OwnParameter},

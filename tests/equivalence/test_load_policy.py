@@ -261,16 +261,16 @@ def test_an_observation_that_is_none_is_refused():
     policy = of(SEEN, spaces.Discrete(3), actor_keys=["joints"], critic_keys=["secret"])
     mask, three = np.ones(3, np.int8), np.zeros(3)
     wrong = {
-        "The observation is ndarray, and the policy reads a dict with action_mask, joints.": three,
+        "The observation is ndarray, but the policy reads a dict with action_mask, joints.": three,
         "The observation has no 'joints', which the policy reads; it has action_mask.": {
             "action_mask": mask
         },
-        "The observation's 'joints' has the shape [2], and the policy was trained with [3]: give "
-        "one like that, or a batch [N, ...] of them.": {"joints": three[:2], "action_mask": mask},
-        "The observation's 'joints' is of one env, and 'action_mask' of 2 envs: give one "
-        "observation, or as many of each.": {"joints": three, "action_mask": np.stack([mask] * 2)},
-        "The observation's 'action_mask' is of torch.float64, and the policy was trained with "
-        "torch.int8, which cannot hold that.": {"joints": three, "action_mask": np.ones(3)},
+        "The observation's 'joints' has the shape [2], but the policy was trained with [3]: give that shape, or a "
+        "batch [N, ...].": {"joints": three[:2], "action_mask": mask},
+        "The observation's 'joints' is of one env, but 'action_mask' is of 2 envs: give all parts for the same "
+        "number of envs.": {"joints": three, "action_mask": np.stack([mask] * 2)},
+        "The observation's 'action_mask' has the dtype torch.float64, but the policy was trained with torch.int8, "
+        "which cannot hold its numbers.": {"joints": three, "action_mask": np.ones(3)},
     }
     for message, observation in wrong.items():
         with pytest.raises(ConfigurationError) as error:
@@ -309,7 +309,7 @@ def test_it_remembers_until_it_is_told_of_another_episode():
     with pytest.raises(ConfigurationError) as error:
         policy.act(seen[0][0])
     assert str(error.value) == (
-        "ActorCritic remembers 2 episodes, and this is an observation of 1: reset() where others "
+        "ActorCritic has a memory of 2 episodes, but the observation has 1 rows: call reset() when new episodes "
         "begin."
     )
     with pytest.raises(ConfigurationError, match=r"reset\(rows\) has the shape \[3\]"):

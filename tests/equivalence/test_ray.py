@@ -200,6 +200,6 @@ def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
 def test_several_learners_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(ray.ranks, "world_size", lambda: 2)
     with pytest.raises(
-        ConfigurationError, match="RayCollector feeds one learner, and this run has 2"
+        ConfigurationError, match="RayCollector feeds one learner, but this run has 2"
     ):
         ray._refuse_misplaced(None, None)

@@ -82,7 +82,11 @@ class Counting:
 
 
 UNCOMPILED = {
-    "draws": (noisy, "drawn by aten.rand.default: an env draws by self.uniform(count), a term by"),
+    "draws": (
+        noisy,
+        "drawn by aten.rand.default: draw by self.uniform(count) in an env, by "
+        "env.uniform(count) in a term",
+    ),
     "a decision": (decided, "test_terms.py, line "),
     "an attribute": (Counting, "a step changes Counting.count, which is no part of its state"),
 }
@@ -137,7 +141,7 @@ def test_resumed_with_other_events_the_env_begins_new_episodes_and_says_why(tmp_
     train(tmp_path, **RUN, trainer={"callbacks": [StopAt(3)]})
     data = RUN["data"] | {"events": {"place": EVENTS["place"]}}
     with pytest.warns(
-        UserWarning, match="terms or events were others.* events/bump/left, friction"
+        UserWarning, match="saved with other terms or events.* events/bump/left, friction"
     ):
         train(tmp_path, **RUN | {"data": data}, ckpt_path=last(tmp_path))
 

@@ -232,7 +232,7 @@ def damage(path, how):
         ("garbage", "damaged, or not a checkpoint at all"),
         ("empty", "it is empty"),
         ("one byte", "is damaged"),
-        ("pickle", "would run code if it were read"),
+        ("pickle", "could run code"),
         ("old pickle", "damaged, or not a checkpoint at all"),
     ],
 )
@@ -284,9 +284,8 @@ def test_a_checkpoint_that_lacks_a_key_is_one_message(kind, tmp_path):
             read_checkpoint(lacking)
         if keys not in [("lightning_rl",), ("lightning_rl", "schema")]:  # which say more
             assert str(caught.value) == (
-                f"The checkpoint {lacking} lacks '{'.'.join(keys)}', which it was written with: it "
-                "was changed since. Give another one, such as best.ckpt or an iteration_*.ckpt of "
-                "the same run."
+                f"The checkpoint {lacking} lacks '{'.'.join(keys)}', which it had when it was written: the file was "
+                "changed. Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run."
             )
 
 
@@ -297,7 +296,7 @@ def test_the_command_line_says_so(subcommand, key, short_run, capsys):
     checkpoint = load(path)
     del checkpoint[key]
     torch.save(checkpoint, path)
-    assert f"lacks '{key}', which it was" in failure(capsys, subcommand, "--ckpt_path", str(path))
+    assert f"lacks '{key}', which it had" in failure(capsys, subcommand, "--ckpt_path", str(path))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +312,7 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
     for subcommand in ("fit", "validate"):
         assert failure(capsys, subcommand, "--ckpt_path", str(path)) == (
             f"rl-cli: error: The checkpoint {path} cannot be read: it is damaged, or not a "
-            "checkpoint at all. Give another one, such as best.ckpt or an iteration_*.ckpt of the "
+            "checkpoint at all. Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the "
             "same run."
         )
 
@@ -336,8 +335,8 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     error = failure(capsys, "fit", "--ckpt_path", str(path))
     assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
     assert error.endswith(
-        " It decides whether the run resumes in its directory. Repair the file, or copy the checkpoint to another "
-        "directory to start a new run."
+        " The file decides whether the run resumes in its directory. Repair it, or copy the "
+        "checkpoint to another directory to start a new run."
     )
     elsewhere = tmp_path / "copy.ckpt"
     elsewhere.write_bytes(path.read_bytes())

@@ -235,7 +235,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
         ),
         (
             NotANumber,
-            ("observation", "error", "nan in observation[2] is not finite: an update ends there"),
+            ("observation", "error", "nan in observation[2] is not finite: an update would fail"),
         ),
         (
             OneField,
@@ -255,14 +255,14 @@ def test_of_a_healthy_env_nothing_is_said(env):
         ),
         (
             IgnoresItsSeed,
-            ("seeds", "warning", "other seeds gave the same starts: reset ignores its seed"),
+            ("seeds", "warning", "different seeds gave the same starts: reset ignores its seed"),
         ),
         (
             NotReproducible,
             (
                 "seeds",
                 "warning",
-                "the same seeds and actions gave another observation after 1 steps",
+                "the same seeds and actions gave a different observation after 1 steps",
             ),
         ),
         (
@@ -281,7 +281,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
                 "the env does not save its state: a resumed run begins new episodes",
             ),
         ),
-        (HalfAState, ("resume", "error", "restored, the env gave another reward after 1 steps")),
+        (HalfAState, ("resume", "error", "the restored env gave a different reward after 1 steps")),
         (
             NotFinite,
             ("reward", "error", "it was inf at step 0 of env 0"),
@@ -291,8 +291,8 @@ def test_of_a_healthy_env_nothing_is_said(env):
             (
                 "episodes",
                 "error",
-                "info['final_obs'] is the first observation of the next episode, at each of {} "
-                "ends: values would be of the wrong state",
+                "info['final_obs'] is the first observation of the next episode, at each of {} ends: value targets "
+                "would use the wrong state",
             ),
         ),
     ],

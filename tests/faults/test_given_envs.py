@@ -21,7 +21,7 @@ ALLOWED = (
     "partial(GymnasiumEnv, id='CartPole-v1', ...), or a function of the number of envs that returns "
     "a VectorEnv."
 )
-MADE = "that has been made already; training makes num_envs of them, and evaluation others."
+MADE = "that exists already, but training and evaluation make their own envs."
 ALONE = "data.env cannot be called with the number of envs alone:"
 REGISTER = (
     "Register it, gymnasium.register('CartPoleEnv-v0', CartPoleEnv, max_episode_steps=...), and pass "
@@ -79,33 +79,31 @@ def closed(env):
 REFUSED = {
     "a misspelt id": (
         lambda: "CartPole-v9",
-        "data.env is 'CartPole-v9', which is neither the id of a Gymnasium env nor a task of this "
-        "package (CartPole, PointMass, PushBlocks, PushCube); close matches: CartPole-v1, "
-        "CartPole-v0, CartPole, phys2d/CartPole-v1. An env of another package is registered when "
-        "that is imported: my_package:Name-v0.",
+        "data.env is 'CartPole-v9', which is neither the id of a Gymnasium env nor a task of this package (CartPole, "
+        "PointMass, PushBlocks, PushCube); close matches: CartPole-v1, CartPole-v0, CartPole, phys2d/CartPole-v1. "
+        "For an env of another package name the package that registers it: my_package:Name-v0.",
     ),
     "an env": (
         lambda: closed(gymnasium.make("CartPole-v1")),
-        f"data.env is a CartPoleEnv {MADE} Pass what makes it: its id, 'CartPole-v1'.",
+        f"data.env is a CartPoleEnv {MADE} Pass its factory: its id, 'CartPole-v1'.",
     ),
     "an env with settings": (
         lambda: closed(gymnasium.make("CartPole-v1", sutton_barto_reward=True)),
-        f"data.env is a CartPoleEnv {MADE} Pass what makes it: partial(GymnasiumEnv, "
-        "id='CartPole-v1', env_kwargs={'sutton_barto_reward': True}).",
+        f"data.env is a CartPoleEnv {MADE} Pass its factory: partial(GymnasiumEnv, id='CartPole-v1', "
+        f"env_kwargs={{'sutton_barto_reward': True}}).",
     ),
     "an env without an id": (CartPoleEnv, f"data.env is a CartPoleEnv {MADE} {REGISTER}"),
     "a vector env of Gymnasium": (
         lambda: closed(gymnasium.make_vec("CartPole-v1", 2)),
-        f"data.env is a CartPoleVectorEnv {MADE} Pass what makes it: its id, 'CartPole-v1'.",
+        f"data.env is a CartPoleVectorEnv {MADE} Pass its factory: its id, 'CartPole-v1'.",
     ),
     "a torch env": (
         lambda: CartPole(2),
-        f"data.env is a CartPole {MADE} Pass what makes it: CartPole, or partial(CartPole, ...) "
-        "with its settings.",
+        f"data.env is a CartPole {MADE} Pass its factory: CartPole, or partial(CartPole, ...) with its settings.",
     ),
     "an adapted env": (
         lambda: closed(GymnasiumEnv(2, "CartPole-v1")),
-        f"data.env is a GymnasiumEnv {MADE} Pass what makes it: its id, 'CartPole-v1'.",
+        f"data.env is a GymnasiumEnv {MADE} Pass its factory: its id, 'CartPole-v1'.",
     ),
     "a class of Gymnasium": (
         lambda: CartPoleEnv,
@@ -126,28 +124,28 @@ REFUSED = {
     ),
     "a partial without names": (
         lambda: partial(GymnasiumEnv, "CartPole-v1"),
-        "data.env is a partial of GymnasiumEnv with arguments that have no names, and the first "
-        "argument of an env is num_envs. Name them: partial(GymnasiumEnv, id=...).",
+        "data.env is a partial of GymnasiumEnv with positional arguments, but the first argument of an env is "
+        "num_envs. Pass them by name: partial(GymnasiumEnv, id=...).",
     ),
     "a partial with a number": (
         lambda: partial(GymnasiumEnv, id="CartPole-v1", num_envs=4),
-        "data.env is a partial of GymnasiumEnv with a num_envs of its own. Leave it out, and give "
-        "it to RLDataModule: num_envs=..., and num_eval_envs=... for the evaluation.",
+        "data.env is a partial of GymnasiumEnv that sets num_envs. Remove num_envs there, and set num_envs=... and "
+        "num_eval_envs=... of RLDataModule.",
     ),
     "a lambda without arguments": (
         lambda: lambda: CartPole(2),
-        f"{ALONE} too many positional arguments. Pass a function of one: lambda num_envs: "
+        f"{ALONE} too many positional arguments. Pass a function of one argument: lambda num_envs: "
         "GymnasiumEnv(num_envs, id='CartPole-v1').",
     ),
     "a lambda of two": (
         lambda: lambda num_envs, id: None,
-        f"{ALONE} missing a required argument: 'id'. Pass a function of one: lambda num_envs: "
+        f"{ALONE} missing a required argument: 'id'. Pass a function of one argument: lambda num_envs: "
         "GymnasiumEnv(num_envs, id='CartPole-v1').",
     ),
     "a lambda that makes one": (
         lambda: lambda num_envs: gymnasium.make("CartPole-v1"),
-        "data.env returned a CartPoleEnv, which is no VectorEnv of this package. Pass what makes "
-        "it: its id, 'CartPole-v1'.",
+        "data.env returned a CartPoleEnv, which is no VectorEnv of this package. Pass its "
+        "factory: its id, 'CartPole-v1'.",
     ),
     "a lambda that makes nothing": (
         lambda: lambda num_envs: None,
@@ -155,8 +153,7 @@ REFUSED = {
     ),
     "a lambda that makes others": (
         lambda: lambda num_envs: CartPole(2),
-        "data.env returned 2 envs, and 3 were asked for. Have the function make as many as its "
-        "argument says.",
+        "data.env returned 2 envs, but 3 were requested. The function must make as many envs as its argument says.",
     ),
     "a number": (lambda: 3, f"data.env is 3, which makes no envs. {ALLOWED}"),
 }

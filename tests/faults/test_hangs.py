@@ -160,7 +160,7 @@ AT = {
 def message(kind, where):
     """Return what the whole message has to be; of the stack, the env's line and the last one."""
     return re.compile(
-        rf"^{WHOSE[kind]} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise it "
+        rf"^{WHOSE[kind]} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise this limit "
         r"if a step may take longer, or set it to null \(no limit\) if a person takes part\. "
         rf'{AT[kind]}(  .*\n)*  File ".*test_hangs\.py", line \d+, in \w+\n.*hang.*\n(  .*\n)*'
         r".*(END\.wait|time\.sleep|waiter\.acquire|signaled = |gotit = ).*$"

@@ -116,8 +116,8 @@ def test_one_of_the_command_line_loads_too_and_the_weights_only_kind():
 def test_another_class_is_refused_and_algorithm_takes_any(trained):
     path = save(trained)
     assert refusal(GRPO, path) == (
-        "The checkpoint policy.ckpt holds a PPO, which is no GRPO. Load it by "
-        "PPO.load_from_checkpoint, or by Algorithm.load_from_checkpoint, which takes any."
+        "The checkpoint policy.ckpt holds a PPO, which is no GRPO. Load it by PPO.load_from_checkpoint, or by "
+        "Algorithm.load_from_checkpoint, which loads any algorithm."
     )
     assert type(Algorithm.load_from_checkpoint(path)) is PPO
 
@@ -142,7 +142,7 @@ def test_arguments_of_the_caller_count(trained):
     assert found.learning_rate == 0.5
     message = refusal(PPO, "policy.ckpt", learning_rate=-1.0)
     assert message == (
-        "What the checkpoint policy.ckpt describes cannot be made: learning_rate must be positive, "
+        "The checkpoint policy.ckpt describes an object that cannot be made: learning_rate must be positive, "
         "got -1.0."
     )
 
@@ -247,7 +247,9 @@ def test_whatever_a_constructor_raises_is_one_message(value, trained):
     config["model"]["init_args"]["policy"]["init_args"]["hidden_sizes"] = value
     path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
     message = refusal(PPO, path, trust_code=True)
-    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: ")
+    assert message.startswith(
+        "The checkpoint policy.ckpt describes an object that cannot be made: "
+    )
 
 
 @pytest.mark.parametrize("policy", [None, "a", [], {}, {"class_path": []}, {"class_path": 1}])
@@ -375,7 +377,7 @@ def test_nothing_of_lightnings_own_way_is_left(name, trained):
 def test_nothing_is_unpickled_trusted_or_not(trust_code, trained):
     path = save(trained, hyper_parameters=Gadget())
     message = refusal(PPO, path, trust_code=trust_code)
-    assert "it holds more than numbers, texts and tensors, and would run code if it were" in message
+    assert "it holds more than numbers, texts and tensors, and could run code" in message
     Path(path).write_bytes(pickle.dumps(Gadget()))
     assert "cannot be read: it is damaged, or not a checkpoint" in refusal(PPO, path)
     assert not Path("ran").exists()

@@ -233,7 +233,7 @@ def test_a_class_that_writes_is_refused(path, place):
     _, outside = place
     value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
     config = yaml.safe_dump(placed("wrappers", value))
-    with pytest.raises(ConfigurationError, match="which writes files where its settings say"):
+    with pytest.raises(ConfigurationError, match="which writes files to paths from its settings"):
         checked_config(config, Path("policy.ckpt"))
 
 
@@ -397,7 +397,7 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
         "(EarlyStopping), trainer.devices (100000), trainer.num_nodes (2), trainer.plugins (Popen), "
         "trainer.profiler (simple), trainer.strategy (deepspeed). To use them, pass them again, add --trust_code "
         "true if you trust its source, or give the run's config.yaml as --config.",
-        "The checkpoint's configuration reads, as data: some?[2J.pt "
+        "The checkpoint's configuration reads these files as data: some?[2J.pt "
         "(data.collector.init_args.path).",
     ]
 

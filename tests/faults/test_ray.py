@@ -76,9 +76,11 @@ def collectors_of(learner):
     return [pid for pid, name in processes_of(learner).items() if name.startswith("ray::RayActor")]
 
 
-def wait_for(condition, seconds=200):
+def wait_for(condition, seconds=200, of=None):
+    """Wait for a condition, which the command `of` brings about."""
     deadline = time.monotonic() + seconds
     while not condition():
+        assert of is None or of.poll() is None, of.stderr
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -107,12 +109,12 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     budget = ("--data.total_env_steps", "10_000_000", "--data.collector.back_off_s", "0.1")
     saved = ("--data.iterations_per_epoch", "5")
     run = Command("fit", "--config", "ppo.yaml", *options, *budget, *saved, *QUIET)
-    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2)
+    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2, of=run)
     first = collectors_of(run.pid)
     assert "token" not in run.stderr + run.stdout, "Ray's own advice"
     os.kill(first[0], signal.SIGKILL)
     before = rows(tmp_path)
-    wait_for(lambda: rows(tmp_path) >= before + 10)  # the other one goes on meanwhile
+    wait_for(lambda: rows(tmp_path) >= before + 10, of=run)  # the other one goes on meanwhile
     wait_for(lambda: len(collectors_of(run.pid)) == 2 and first[0] not in collectors_of(run.pid))
     # Ray's two agents notice it after a minute; they hold no env.
     left = [pid for pid, name in processes_of(run.pid).items() if "Agent" not in name]
@@ -234,8 +236,8 @@ def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
         "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: missing or incorrect"
     )
     assert ray_cluster.why_not_joined("node0:6379", refused).endswith(
-        "Its token is another one: copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
-        "RAY_AUTH_TOKEN to what stands there."
+        "because the tokens differ: copy ~/.ray/auth_token from the machine of the cluster's head to this machine, "
+        "or set RAY_AUTH_TOKEN to the content of that file."
     )
     other = RuntimeError(
         "Version mismatch: The cluster was started with Ray: 2.50.0, this process uses 2.60.0"
@@ -327,7 +329,7 @@ def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
     assert kept == "InvalidAuthToken: missing or incorrect"
     assert capfd.readouterr().err == "after"
     why = ray_cluster.why_not_joined("node0:6379", RuntimeError("Failed to connect"), kept)
-    assert why.endswith("or set RAY_AUTH_TOKEN to what stands there.")
+    assert why.endswith("or set RAY_AUTH_TOKEN to the content of that file.")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
@@ -354,7 +356,7 @@ def test_importing_the_package_does_not_import_ray():
         ({"max_staleness": -1}, "max_staleness must be at least 0"),
         ({"num_collectors": 2, "min_healthy": 3}, r"min_healthy must lie in \[0, 2\], got 3"),
         ({"back_off_s": 0}, "back_off_s must be positive"),
-        ({"run": "robot"}, "run is 'robot', .* and no address says which"),
+        ({"run": "robot"}, "run is 'robot', .* but the cluster's address is missing"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, says, tmp_path):
@@ -456,11 +458,11 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
         return ("collect", "--address", address, "--run", "robot")
 
     with node(home, "--head", f"--port={ports[0]}", "--num-cpus=1"):
-        another = "Its token is another one: copy ~/.ray/auth_token of the machine that runs its"
+        another = "because the tokens differ: copy ~/.ray/auth_token from the machine of the"
         assert_refused(f"{joined}.* {another}", *fit(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         assert_refused(f"{joined}.* {another}", *collect(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         (tmp_path / "nobody").mkdir()
-        none = "this machine has no token: copy ~/.ray/auth_token of the machine that runs its"
+        none = "this machine has no token: copy ~/.ray/auth_token from the machine of the"
         for command in fit(addresses[0]), collect(addresses[0]):
             assert_refused(f"{joined}: {none}", *command, HOME=str(tmp_path / "nobody"))
         arm = ("--data.env.id", "my_robot:Arm-v0")
@@ -507,12 +509,12 @@ def test_a_head_that_is_killed_ends_the_run_with_one_message(
     budget = ("--data.total_env_steps", "10_000_000", "--data.iterations_per_epoch", "5")
     with node(home, "--head", f"--port={port}") as head:
         run = Command("fit", "--config", "ppo.yaml", *options, *budget, *QUIET)
-        wait_for(lambda: list(tmp_path.glob("outputs/*/checkpoints/last.ckpt")))
+        wait_for(lambda: list(tmp_path.glob("outputs/*/checkpoints/last.ckpt")), of=run)
         (pid,) = (pid for pid, name in processes_of(head.pid).items() if process in name)
         head.send_signal(signal.SIGSTOP)  # it would end all others with that one
         os.kill(pid, signal.SIGKILL)
         try:
-            assert run.wait(60).returncode == 1
+            assert run.wait(200).returncode == 1
         finally:
             head.send_signal(signal.SIGCONT)
     (line,) = [line for line in run.stderr.splitlines() if "Seed set" not in line]
@@ -623,7 +625,7 @@ def test_a_robot_on_another_node_is_learnt_by_two_learners_one_after_the_other(
         machine = Command("collect", "--address", address, "--run", "robot")
         machine.wait_for("Joined")
         first = Command("fit", "--config", "sac.yaml", *robot, *saved)
-        wait_for(lambda: steps() >= 3000, seconds=600)
+        wait_for(lambda: steps() >= 3000, seconds=600, of=first)
         first.kill()
         second = Command("fit", "--ckpt_path", "last", *there, *saved[2:])
         assert second.wait(1200).returncode == 0, second.stderr

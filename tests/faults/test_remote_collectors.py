@@ -258,7 +258,7 @@ def test_below_min_healthy_the_run_ends_with_the_cause():
     cluster = StandIn(random.Random(1), failing=1.0)
     collectors = remote(cluster, 3, 3, min_healthy=2, timeout_s=30.0)
     with pytest.raises(
-        WriterError, match="1 of 3 collectors are healthy, and min_healthy is 2"
+        WriterError, match="1 of 3 collectors are healthy, but min_healthy is 2"
     ) as caught:
         collectors.take()
     assert caught.value.__cause__ is not None

@@ -29,8 +29,8 @@ from tests.helpers import assert_same, assert_same_run, last, load
 from tests.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 
 CURE = (
-    "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run, or begin with an empty "
-    "replay, which is no exact resumption: --restore_replay false."
+    "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "
+    "with an empty replay, which is no exact resumption: --restore_replay false."
 )
 
 
@@ -334,7 +334,7 @@ def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
     )
     path.unlink()
     assert refusal(toy, half) == (
-        f"The checkpoint's replay cannot be read: {path} is missing, which holds a part of it. {CURE}"
+        f"The checkpoint's replay cannot be read: its file {path} is missing. {CURE}"
     )
     said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
     assert (
@@ -354,8 +354,8 @@ def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
     with pytest.raises(ConfigurationError) as error:
         other.load_state_dict(state, half / "checkpoints" / "replay")
     assert str(error.value) == (
-        f"The checkpoint's replay does not fit this run: observation.arm.joints in {files(half)[0]} is missing, and by "
-        f"the spaces of data.env it is torch.float32 of shape [50, 2, 3]. {CURE}"
+        f"The checkpoint's replay does not fit this run: observation.arm.joints in {files(half)[0]} is missing, but "
+        f"the spaces of data.env require torch.float32 of shape [50, 2, 3]. {CURE}"
     )
 
 
@@ -371,7 +371,8 @@ def test_a_checkpoint_names_files_of_its_own_folder_only(name, tmp_path, monkeyp
     with pytest.raises(ConfigurationError) as error:
         ReplayBuffer(VECTOR, ACTION, 2, "cpu", 1, capacity=100).load_state_dict(state, tmp_path)
     assert str(error.value) == (
-        f"The checkpoint names '{name}' as a file of its replay, which is the name of none. {CURE}"
+        f"The checkpoint names '{name}' as a file of its replay, but replay files have other "
+        f"names. {CURE}"
     )
 
 
@@ -420,10 +421,7 @@ def test_on_the_command_line_too(tmp_path, monkeypatch, capsys, toy):
     with pytest.raises(SystemExit) as ended:
         fit(*again)
     assert ended.value.code == 1
-    assert (
-        f"{state['files'][-1]} is missing, which holds a part of it. {CURE}"
-        in capsys.readouterr().err
-    )
+    assert f"{state['files'][-1]} is missing. {CURE}" in capsys.readouterr().err
     fit(*again, "--restore_replay", "false")
     assert "restore_replay" not in (run_dir / "config.yaml").read_text()
     assert "restore_replay" not in load(last(run_dir))["rl_config"]

@@ -228,9 +228,10 @@ def message_of(run):
 def test_settings_that_cannot_be_are_refused(tmp_path):
     beyond = message_of(lambda: learn(tmp_path / "a", Corridor, learning_starts=400))
     assert beyond == (
-        "The first update would come after 400 env steps, and the run has 400 (data.total_env_steps). It comes after "
-        "model.learning_starts=400, and not before there is a minibatch (model.batch_size=64), or a sequence of each env: "
-        "lower these, or raise data.total_env_steps."
+        "The first update would come after 400 env steps, but the run has 400 "
+        "(data.total_env_steps). It needs model.learning_starts=400, and a minibatch in the replay "
+        "(model.batch_size=64) or, with a memory, a sequence of each env. Lower these settings, or "
+        "raise data.total_env_steps."
     )
     small = message_of(
         lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000})
@@ -246,7 +247,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     )
     long = message_of(lambda: learn(tmp_path / "c", Corridor, n_steps=6))
     assert long == (
-        "model.n_steps=6 is longer than an episode: the env ends each after 5 steps. Lower n_steps."
+        "model.n_steps=6 is longer than an episode: the env ends each episode after 5 steps. Lower n_steps."
     )
 
 
@@ -263,7 +264,7 @@ def test_a_replay_that_nobody_would_fill_is_refused(algorithm, tmp_path):
     model = {"PPO": PPO, "BehaviorCloning": BehaviorCloning}[algorithm](policy, batch_size=16)
     trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
     assert message_of(lambda: trainer.fit(model, data)) == (
-        f"data.replay is set (ReplayBuffer), and {algorithm} would never use it, as it learns from each rollout when it "
-        "is fresh: remove data.replay, or train with SAC or TD3. An algorithm of yours that reads self.replay says so: "
+        f"data.replay is set (ReplayBuffer), but {algorithm} trains on fresh rollouts only: remove "
+        "data.replay, or train with SAC or TD3. If an algorithm of your own reads self.replay, set "
         "uses_replay = True in its class."
     )

@@ -323,7 +323,7 @@ def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
 
 
 def test_what_cannot_be_chunked_is_refused():
-    with pytest.raises(ConfigurationError, match=r"Batched steps all of them.*advance"):
+    with pytest.raises(ConfigurationError, match=r"Batched always steps all rows.*advance"):
         ActionChunk(2, Batched)
     with pytest.raises(ConfigurationError, match="a vector entry point cannot be wrapped"):
         ActionChunk(

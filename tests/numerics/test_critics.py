@@ -84,9 +84,9 @@ def test_a_projection_keeps_the_mean_and_a_cost_shifts_all_of_it():
 
 def test_it_refuses_what_would_broadcast():
     reward, discount, probs, cost = map(torch.as_tensor, drawn(np.random.default_rng(0)))
-    with pytest.raises(ValueError, match="Expected one shape for all, got reward"):
+    with pytest.raises(ValueError, match="Expected equal shapes, got reward"):
         categorical_target(reward[:, None], discount, probs, cost, torch.as_tensor(ATOMS))
-    with pytest.raises(ValueError, match="Expected one shape for all, got logits"):
+    with pytest.raises(ValueError, match="Expected equal shapes, got logits"):
         categorical_loss(torch.zeros(2, 12, 9), torch.zeros(12, 8))
 
 
@@ -318,8 +318,9 @@ def test_over_several_processes_batch_statistics_are_refused(monkeypatch):
     monkeypatch.setattr(off_policy.OffPolicyAlgorithm, "setup", lambda self, stage: None)
     policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
     assert message_of(lambda: SAC(policy, tau=None).setup("fit")) == (
-        "critic_normalization: batch normalises over the minibatch of one process, and there are 2: each would have other "
-        "critics. Train in one process (trainer.devices: 1), or set critic_normalization: layer with tau: 0.005."
+        "critic_normalization: batch normalises over the minibatch of one process, but there are 2 processes, whose "
+        "critics would differ. Train in one process (trainer.devices: 1), or set critic_normalization: layer with "
+        "tau: 0.005."
     )
     SAC(SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,)), tau=None).setup("fit")
 

@@ -203,9 +203,10 @@ class Columns(MyPolicy):
 
 
 REFUSED = {
-    Recurrent: "with the same weights, in 248 of 256 steps, but in no first step of the rollout. The first is env 0, step 1: ",
-    Dropping: "Dropping gives its own actions other log-probs when it evaluates them than when it chose them",
-    SamplingAgain: "a second sampling in evaluate_actions",
+    Recurrent: "for the same actions and weights, in 248 of 256 steps, but not in the first step "
+    "of any env. The first is env 0, step 1: ",
+    Dropping: "Dropping.evaluate_actions and Dropping.forward return different log-probs",
+    SamplingAgain: "evaluate_actions samples again",
     Columns: "Columns.evaluate_actions returned sample_log_prob of shape [1] for each step, and forward one of []",
 }
 
@@ -218,7 +219,7 @@ def test_a_policy_whose_first_ratio_is_not_one_is_refused(policy_class, compile,
 
 
 def test_in_the_background_it_is_refused_too(tmp_path):
-    with pytest.raises(ConfigurationError, match="log-probs when it evaluates"):
+    with pytest.raises(ConfigurationError, match="return different log-probs"):
         train(tmp_path, Recurrent, collector=AsyncCollector)
 
 

@@ -235,8 +235,8 @@ def test_without_a_critic_it_learns_by_grpo_and_ppo_says_what_is_missing(directo
     write_config(model_path="actor", **no_critic)
     assert error_of(capsys, "fit", "--config", "mine.yaml") == (
         1,
-        "PPO needs a policy with a critic, CustomVLA has none: use ActorCritic, or GRPO, or give a "
-        "model of your own a get_value.",
+        "PPO needs a policy with a critic, but CustomVLA has none: use ActorCritic, train with GRPO, or define "
+        "get_value in a policy of your own.",
     )
 
 

@@ -232,19 +232,19 @@ def test_whoever_knows_no_env_gets_what_the_names_say(tmp_path):
     [
         (
             {"observation_space": Box(-1, 1, (4,))},
-            r"of another env: its observation.state is float64 of shape \[3\], and observation of this env is float32 of shape \[4\]. Record it with this env, or say which column it is: keys: ",
+            r"to another env: its observation.state is float64 of shape \[3\], but observation of this env is float32 of shape \[4\]. Record it with this env, or name the right column: keys: ",
         ),
         (
             {"action_space": Discrete(3)},
-            r"its action is float32 of shape \[2\], and action of this env is int64 of shape \[\]",
+            r"its action is float32 of shape \[2\], but action of this env is int64 of shape \[\]",
         ),
         (
             {"observation_space": Dict({"speed": Box(-1, 1, (3,))})},
-            "has no column 'observation.speed' for observation.speed; it has action, .*Say which one it is: keys: ",
+            "has no column 'observation.speed' for observation.speed; it has action, .*Name the right column: keys: ",
         ),
         (
             {"fps": 30},
-            "has 12.5 frames per second, and the env takes 30 steps per second.*set the env to that rate",
+            "has 12.5 frames per second, but the env takes 30 steps per second.*set the env to the dataset's rate",
         ),
         (
             {"keys": {"observation.stat": "observation"}},
@@ -252,7 +252,7 @@ def test_whoever_knows_no_env_gets_what_the_names_say(tmp_path):
         ),
         (
             {"keys": {"observation.state": "state"}},
-            "is not understood: a column is observation, observation.<key>, action, reward",
+            "is not a valid name: use observation, observation.<key>, action, reward",
         ),
     ],
 )
@@ -324,14 +324,14 @@ def old(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (break_video, r"The video .*mp4 cannot be read .*Restore the file, or leave the camera out: name the observations to be read by keys"),
+        (break_video, r"The video .*mp4 cannot be read .*Restore the file, or leave the camera out: name only the other observations in keys"),
         (shorten_video, r"The video .* is broken: it has no frame at 0.160 seconds. Restore the file"),
         (remove("*.mp4"), "The video .* cannot be read .*No such file"),
-        (remove("info.json"), "info.json cannot be read: it is missing, and a dataset has one: restore it"),
+        (remove("info.json"), "info.json cannot be read: the file is missing. Restore it"),
         (cut("data/*/*.parquet"), "file-000.parquet cannot be read .*restore it, or give another dataset"),
         (cut("episodes/*/*.parquet"), "file-000.parquet cannot be read"),
         (remove("episodes/*/*.parquet"), "holds no finished episode: record one"),
-        (old, r"is of format v2.1, and v3.0 is read: convert it with lerobot"),
+        (old, r"has the format v2.1, but the reader needs v3.0: convert it with lerobot"),
     ],
     ids=["broken video", "short video", "no video", "no info", "cut data", "cut episodes", "no episodes", "old format"],
 )  # fmt: skip
@@ -349,10 +349,10 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     path = tmp_path / "data"
     writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push")
     Recorded().record(writer, 1)
-    with pytest.raises(ConfigurationError, match=r"extras \['penalty'\], and this one has \[\]"):
+    with pytest.raises(ConfigurationError, match=r"extras \['penalty'\], but this step has \[\]"):
         writer.add(observation(np.random.default_rng(0), 0, 0), np.zeros(2), 0.0, False, False)
     with pytest.raises(
-        ConfigurationError, match=r"'action' has shape \[3\], and by its space it is \[2\]"
+        ConfigurationError, match=r"'action' has shape \[3\], but its space has shape \[2\]"
     ):
         writer.add(
             observation(np.random.default_rng(0), 0, 0),
@@ -380,14 +380,14 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
         (Box(-1, 1, (3,)), ACTION, FPS),
     ):
         with pytest.raises(
-            ConfigurationError, match=r"holds a dataset of another kind.* Give another directory"
+            ConfigurationError, match=r"holds a different dataset .* Give another directory"
         ):
             EpisodeWriter(path, *settings)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.tex").write_text("")
     with pytest.raises(
         ConfigurationError,
-        match=r"holds thesis.tex, and no dataset: give a directory that is empty",
+        match=r"holds thesis.tex, but no dataset: give an empty",
     ):
         EpisodeWriter(tmp_path / "other", OBSERVATION, ACTION, FPS)
     with pytest.raises(ConfigurationError, match="cannot be written into a dataset: use Box"):
@@ -554,9 +554,7 @@ def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
         back.write(episode)
     for left, right in zip(episodes, read_episodes(tmp_path / "back"), strict=True):
         same(left, right)
-    with pytest.raises(
-        ConfigurationError, match="is not empty: give a directory that is not there"
-    ):
+    with pytest.raises(ConfigurationError, match="is not empty: give a new directory"):
         write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
 
 
@@ -608,7 +606,7 @@ def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monk
             left.infos["body"]["height"][1:], right.infos["body"]["height"][1:]
         )
     with pytest.raises(
-        ConfigurationError, match="is of another env: its observation space is Dict"
+        ConfigurationError, match="belongs to another env: its observation space is Dict"
     ):
         read_episodes(tmp_path / "copy-v0", observation_space=Box(-9, 9, (2,)))
     (tmp_path / "copy-v0/data/main_data.hdf5").write_bytes(b"nothing")
@@ -620,7 +618,7 @@ def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monk
     said = json.loads(metadata.read_text())
     metadata.write_text(json.dumps({key: said[key] for key in said if not key.endswith("_space")}))
     with pytest.raises(
-        ConfigurationError, match="does not say its spaces"
+        ConfigurationError, match="does not contain its spaces"
     ):  # Minari would make an env
         read_episodes(tmp_path / "toy/test-v0")
 

@@ -114,8 +114,8 @@ def test_without_a_display_it_says_what_to_do(monkeypatch):
     with pytest.raises(ConfigurationError) as error:
         opened(Keyboard())
     assert str(error.value) == (
-        "The Keyboard reads the keys of a window, and there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, or a "
-        "desktop), or use a Gamepad, a function, or a queue.Queue."
+        "The Keyboard reads the keys of a window, but there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, "
+        "or a desktop), or use a Gamepad, a function, or a queue.Queue."
     )
 
 
@@ -157,8 +157,8 @@ def test_keys_for_numbered_actions(window):
 WRONG = {
     "actions": (
         lambda: opened(SpaceMouse(), Discrete(2)),
-        "A SpaceMouse gives actions [A] of a Box, and this env takes Discrete(2): use a function of the observation, or "
-        "a queue.Queue.",
+        "A SpaceMouse gives actions [A] of a Box, but this env takes Discrete(2): use a function of the observation, "
+        "or a queue.Queue.",
     ),
     "neutral": (
         lambda: opened(Gamepad(neutral=[0.0, 3.0]), Box(-1, 1, (2,))),
@@ -247,8 +247,8 @@ def test_no_gamepad(pads):
     with pytest.raises(ConfigurationError) as error:
         opened(Gamepad())
     assert str(error.value) == (
-        "There is no gamepad 0: 0 found. Plug it in, and see that your user may read /dev/input/js* (group input on "
-        "most systems: usermod -aG input $USER, and log in again)."
+        "There is no gamepad 0: 0 found. Plug it in, and check that your user may read /dev/input/js* (group input "
+        "on most systems: usermod -aG input $USER, and log in again)."
     )
 
 

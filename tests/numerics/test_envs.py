@@ -670,7 +670,7 @@ def test_a_saved_state_does_not_change_with_the_env():
 def test_another_number_of_envs_is_not_restored():
     env, other = GymnasiumEnv(2, "Counter-v0"), GymnasiumEnv(3, "Counter-v0")
     env.reset(seed=0)
-    with pytest.raises(RestoreError, match="saved with 2 envs, there are 3"):
+    with pytest.raises(RestoreError, match="saved with 2 envs, but there are 3"):
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()
@@ -691,7 +691,7 @@ def test_an_env_with_other_settings_is_not_restored():
     env.reset(seed=0)
     play(env, torch.zeros(5, 2, dtype=torch.int64))
     other = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 3})
-    with pytest.raises(RestoreError, match="ended before its time"):
+    with pytest.raises(RestoreError, match="ended too early"):
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()

@@ -221,7 +221,9 @@ def test_it_acts_deterministically_from_one_fixed_noise():
 def test_what_a_flow_cannot_do_is_refused():
     policy = make_policy()
     for algorithm in (PPO, partial(GRPO, group_size=2), BehaviorCloning):
-        with pytest.raises(ConfigurationError, match=r"ent_coef=0.1 weighs the entropy, and that"):
+        with pytest.raises(
+            ConfigurationError, match=r"ent_coef=0.1 needs an entropy, but the entropy of"
+        ):
             algorithm(policy, ent_coef=0.1)
         algorithm(make_policy(flow=LEARNT), ent_coef=0.1)
     with pytest.raises(ConfigurationError, match="flow is of the flow head, and head is gaussian"):
@@ -517,7 +519,7 @@ def test_what_cannot_be_steered_is_refused(clone, tmp_path):
         make_policy(four, NoisePolicy, checkpoint=str(clone))
     steered = make_policy(cls=NoiseActorCritic, checkpoint=str(clone))
     with pytest.raises(
-        ConfigurationError, match="random_env_steps=5000 draws actions, and the cri"
+        ConfigurationError, match="random_env_steps=5000 draws random actions, but the cri"
     ):
         SAC(steered)
     td = TensorDict({"action": torch.zeros(2, 8, 1), "executed_action": torch.zeros(2, 8, 1)}, [2])

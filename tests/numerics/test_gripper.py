@@ -143,10 +143,10 @@ def test_terms_are_weighed_and_one_that_is_not_said_is_named():
     with pytest.raises(EnvFaultError) as refused:
         env.step(stay)
     assert str(refused.value) == (
-        "PenaltyTerms adds up 'cost', and the info of the step has 'success', 'discrete_penalty': name in `terms` what "
-        "the env says at each step."
+        "PenaltyTerms adds up 'cost', but the info of the step has 'success', 'discrete_penalty': name in `terms` "
+        "entries that the env reports at each step."
     )
-    with pytest.raises(ConfigurationError, match="PenaltyTerms without terms reports nothing"):
+    with pytest.raises(ConfigurationError, match="PenaltyTerms has no terms"):
         PenaltyTerms(env, {})
 
 
@@ -280,7 +280,7 @@ def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             torch.testing.assert_close(slow, fast)
     assert (
-        "GripperSAC starts with the policy of that checkpoint, and with copies of its critics as target networks; "
+        "GripperSAC starts with the policy of the checkpoint, and with copies of its critics as target networks; "
         "optimizers and all other parameters start fresh."
     ) in caplog.text
 

@@ -369,11 +369,11 @@ def test_rollouts_go_on_where_the_plan_does_not_reset(tmp_path):
         ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1.0"),
         (
             {"mode": "trajectory", "truncate_at_first_done": False},
-            "mode: trajectory is about whole episodes",
+            "mode: trajectory needs whole episodes",
         ),
         (
             {"filter_groups": True, "truncate_at_first_done": False},
-            "filter_groups: true is about whole episodes",
+            "filter_groups: true needs whole episodes",
         ),
     ],
 )
@@ -384,7 +384,9 @@ def test_settings_that_cannot_be_are_refused(settings, message, tmp_path):
 
 def test_ppo_refuses_a_policy_without_a_critic():
     data = make_data()
-    with pytest.raises(ConfigurationError, match="ActorOnly has none: use ActorCritic, or GRPO"):
+    with pytest.raises(
+        ConfigurationError, match="ActorOnly has none: use ActorCritic, train with GRPO"
+    ):
         PPO(ActorOnly(data.observation_space, data.action_space))
 
 

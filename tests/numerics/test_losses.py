@@ -267,5 +267,5 @@ def test_a_trailing_dimension_is_refused_and_not_broadcast():
         lambda: clipped_value_loss(column, flat, flat, clip_coef=0.2),
         lambda: clipped_surrogate_loss(column, flat, flat, clip_low=0.2, clip_high=0.2),
     ):
-        with pytest.raises(ValueError, match=r"\[5, 1\].*leave out trailing dimensions of one"):
+        with pytest.raises(ValueError, match=r"\[5, 1\].*remove trailing dimensions of one"):
             loss()

@@ -315,7 +315,7 @@ REFUSED = {
     ),
     "drives of a task without names": (
         lambda: CartPole(1, action=Position(drives=["slider"])),
-        "CartPole has no names for its drives: leave out drives: ['slider'] of Position",
+        "CartPole has no names for its drives: remove drives: ['slider'] of Position",
     ),
     "other numbers of scales": (
         lambda: CartPole(1, action=Position([1.0, 2.0, 3.0])),
@@ -327,7 +327,7 @@ REFUSED = {
     ),
     "ends of an env that cannot reset rows": (
         lambda: WithTerms(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
-        "cannot reset single rows: terminations are for a GymnasiumEnv",
+        "cannot reset single rows: use terminations with a GymnasiumEnv",
     ),
 }
 

@@ -186,7 +186,7 @@ def test_of_several_choices_the_empty_one_is_named():
     [
         (
             {"silent_at": 2},
-            "looks for 'action_mask' with 5 entries, one per category, and the info has",
+            "looks for 'action_mask' with 5 entries, one per category, but the info has",
         ),
         ({"key": "legal"}, None),
     ],

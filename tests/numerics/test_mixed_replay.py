@@ -168,8 +168,8 @@ def test_chunks_are_refused():
     with pytest.raises(ConfigurationError) as refused:
         replay.extend(Stream(VECTOR, 2, seed=1, chunk=3, action=Box(-1, 1, (3, 2))).next(4))
     assert str(refused.value) == (
-        "MixedReplay keeps single actions, as demonstrations and interventions are, and the env takes chunks of them: "
-        "leave ActionChunk out, or use a ReplayBuffer."
+        "MixedReplay stores single actions, but the env takes chunks of actions: remove ActionChunk, or use a "
+        "ReplayBuffer."
     )
 
 
@@ -230,8 +230,8 @@ def message_of(make):
 def test_demonstrations_that_do_not_do_are_refused_before_anything_is_collected(tmp_path):
     path = write_dataset(tmp_path / "data", [(1, 3, "terminated")])
     assert message_of(lambda: counting(path, offline=2)) == (
-        f"data.replay.offline.capacity=2 is less than the 3 transitions of {path}: the first of them would make room for "
-        "the last. Raise it, also above the interventions that are to come."
+        f"data.replay.offline.capacity=2 is less than the 3 transitions of {path}: the last transitions would "
+        "replace the first. Raise it, and leave room for interventions."
     )
     assert message_of(lambda: counting(path, penalties={"cost": 1.0})) == (
         f"data.replay.penalties names cost, which the dataset {path} does not hold; it has penalty, twice."
@@ -284,8 +284,8 @@ def test_a_checkpoint_without_a_replay_is_refused(tmp_path):
     env = GymnasiumEnv(1, "Pendulum-v1")
     spaces = env.single_observation_space, env.single_action_space
     assert message_of(lambda: MixedReplay(*spaces, 1, demonstrations=str(tmp_path))) == (
-        f"{last(tmp_path)} holds no replay to begin with: give a checkpoint of an off-policy run (last.ckpt) that was "
-        "saved with trainer.save_replay, or a dataset."
+        f"{last(tmp_path)} holds no replay: give a checkpoint of an off-policy run (last.ckpt) that was saved with "
+        "trainer.save_replay, or a dataset."
     )
 
 
@@ -329,7 +329,7 @@ def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
     one.extend(Stream(VECTOR, 2, seed=1).next(2))
     assert message_of(
         lambda: mixed().load_state_dict(plain.state_dict(tmp_path), tmp_path)
-    ).startswith("The checkpoint's replay is not a MixedReplay, which data.replay is. ")
+    ).startswith("The checkpoint's replay is not a MixedReplay, but data.replay is. ")
     fresh = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
     assert message_of(lambda: fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)).startswith(
         "The checkpoint's replay is of another kind than this. "

@@ -539,7 +539,7 @@ def test_a_cue_is_recalled_whatever_the_seed(memory, tmp_path):
     [
         ({"sequence_length": 0}, "sequence_length must be at least 1, got 0"),
         ({"burn_in": -1}, "burn_in must be at least 0, got -1"),
-        ({"sequence_length": "rollout", "burn_in": 4}, "leaves no step before it"),
+        ({"sequence_length": "rollout", "burn_in": 4}, "needs steps before each sequence"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

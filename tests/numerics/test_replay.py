@@ -368,8 +368,8 @@ def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
         empty.batches(1, 1)
     refusals = {
         "data.replay.capacity must be at least 1, got 0.": {"capacity": 0},
-        "data.replay.capacity is 3, and one step of the envs is 4 transitions: set it to data.num_envs at least, and "
-        "far above a minibatch.": {"capacity": 3},
+        "data.replay.capacity is 3, and one step of the envs is 4 transitions: set it to at least data.num_envs, and "
+        "much larger than a minibatch.": {"capacity": 3},
         "data.replay.capacity of 1,000,000 needs 29,000,116 bytes of memory (29 for each transition), and 12,000,000 "
         "are free. Lower data.replay.capacity, to 413,789 at most, or set data.replay.storage to disk.": {},
         "data.replay.capacity of 1,000,000 needs 29,000,116 bytes on the disk (29 for each transition), and "
@@ -397,8 +397,8 @@ def test_a_disk_without_room_is_no_crash(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError) as error:
         replay.extend(Stream(VECTOR, 4, seed=2).next(9))
     assert str(error.value) == (
-        "data.replay.capacity of 100 needs 3,016 bytes in one piece, which could not be had: [Errno 28] No space left "
-        "on device. Lower data.replay.capacity, or set data.replay.storage to another place."
+        "data.replay.capacity of 100 needs 3,016 bytes in one piece, and their allocation failed: [Errno 28] No "
+        "space left on device. Lower data.replay.capacity, or set data.replay.storage to another place."
     )
 
 

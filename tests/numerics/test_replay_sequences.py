@@ -390,7 +390,8 @@ REFUSED = {
     ),
     "no budget": (
         {"model": {"sequence_length": 100}},
-        "The first update would come after 200 env steps, and the run has 128 .* or a sequence of each env",
+        "The first update would come after 200 env steps, but the run has 128 .* a sequence of "
+        "each env",
     ),
 }
 

@@ -209,7 +209,7 @@ REFUSED = {
     "no beginnings": (
         [True] * 2,
         {"positive_frames": 9},
-        "its shortest has 8 frames, all of which",
+        "all 8 frames of its shortest episode",
     ),
     "a share of all": ([True] * 2, {"held_out": 1.0}, r"held_out must lie in \(0, 1\), got 1.0"),
 }

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
 from lightning_rl import (
+    GRU,
     PPO,
     ActorCritic,
     ActorOnly,
@@ -18,6 +19,7 @@ from lightning_rl import (
     BehaviorCloning,
     ConfigurationError,
     Demonstrations,
+    ReplayBuffer,
     RLTrainer,
     TorchEnv,
 )
@@ -64,18 +66,32 @@ def knows(observation):
     return -2 * (observation["place"] + observation["wind"])
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    """A checkpoint of a policy that acts as `knows`, of a run of PPO that moved nothing."""
-    directory = tmp_path_factory.mktemp("teacher") / "run"
+def saved(directory, weight=None, **settings):
+    """A checkpoint of a policy with these weights, of a run of PPO that moved nothing."""
     data = make_data(Windy, total_env_steps=64, num_eval_episodes=1)
-    policy = ActorCritic(data.observation_space, data.action_space, (), rescale_action=False)
-    with torch.no_grad():
-        policy.actor[0].weight.copy_(torch.tensor([[-2.0, -2.0]]))
+    policy = ActorCritic(
+        data.observation_space, data.action_space, (), rescale_action=False, **settings
+    )
+    if weight is not None:
+        with torch.no_grad():
+            policy.actor[0].weight.copy_(torch.tensor([weight]))
     model = PPO(policy, learning_rate=1e-30, batch_size=64)
     runner = RLTrainer(run_dir=str(directory), accelerator="cpu", enable_progress_bar=False)
     runner.fit(model, data)
     return str(directory)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A checkpoint of a policy that acts as `knows`."""
+    return saved(tmp_path_factory.mktemp("teacher") / "run", [-2.0, -2.0])
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory):
+    """A checkpoint of a policy with a memory."""
+    torch.manual_seed(4)
+    return saved(tmp_path_factory.mktemp("remembering") / "run", memory=partial(GRU, size=4))
 
 
 def teach(run_dir, teacher, *, iterations=6, ckpt_path=None, data=None, trainer=None, **kwargs):
@@ -88,7 +104,12 @@ def teach(run_dir, teacher, *, iterations=6, ckpt_path=None, data=None, trainer=
         | (data or {}),
     )
     policy = ActorOnly(
-        module.observation_space, module.action_space, (32,), actor_keys=["place"], log_std_init=-1
+        module.observation_space,
+        module.action_space,
+        (32,),
+        actor_keys=["place"],
+        log_std_init=-1,
+        memory=kwargs.pop("memory", None),
     )
     settings = {"learning_rate": 3e-3, "batch_size": 40, "n_epochs": 4} | kwargs
     model = BehaviorCloning(policy, teacher=teacher, **settings)
@@ -110,12 +131,23 @@ def test_where_the_student_goes_it_learns_what_it_cannot_learn_where_the_teacher
     assert of["c"] < -30, "it is blown away"
 
 
+REPLAY = partial(ReplayBuffer, capacity=5 * 8 * STEPS)
+
+
 class Spy(BehaviorCloning):
     """Keeps what it was given and what it learns from."""
 
     def labelled(self, rollout, teacher):
         self.done, self.learnt = rollout, super().labelled(rollout, teacher)
-        return self.learnt
+        self.rollouts = [*getattr(self, "rollouts", []), self.learnt.clone()]
+        # As an env that clips: what is executed is no label.
+        return self.learnt.set("executed_action", torch.zeros_like(self.learnt["action"]))
+
+    def _replayed(self, rollout):
+        self.drawn = []
+        for minibatch in super()._replayed(rollout):
+            self.drawn.append(minibatch)
+            yield minibatch
 
 
 def test_it_is_the_states_of_the_student_that_are_labelled(teacher, tmp_path, monkeypatch):
@@ -130,6 +162,55 @@ def test_it_is_the_states_of_the_student_that_are_labelled(teacher, tmp_path, mo
         assert torch.equal(learnt[name].flatten(0, 1), value), "what belongs to an action follows"
 
 
+def test_of_a_replay_the_labels_of_the_last_rollouts_are_learnt(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
+    model = teach(tmp_path, teacher, data={"replay": partial(ReplayBuffer, capacity=2 * 8 * STEPS)})
+    assert len(model.drawn) == 4 * 8 * STEPS // 40, "as many as passes over the rollout have"
+    drawn = torch.cat([one["observation", "place"] for one in model.drawn]).flatten()
+    told = torch.cat([one["action"] for one in model.drawn])
+    winds = torch.cat([one["observation", "wind"] for one in model.drawn])
+    torch.testing.assert_close(told, knows({"place": drawn[:, None], "wind": winds}).clamp(-5, 5))
+    places = [one["observation", "place"][:, 1:-1].flatten() for one in model.rollouts]
+    shares = [torch.isin(places_of, drawn).float().mean() for places_of in places]
+    assert max(shares[:4]) < 0.1, "these rollouts have left the buffer"
+    assert min(shares[4:]) > 0.5, "these are in it"
+
+
+def test_each_row_is_told_by_the_teacher_that_the_observation_names():
+    space = Dict({"place": PLACE, "wind": WIND, "task": Box(0, 1, (2,))})
+    policies = [ActorCritic(space, ACTION, (8,)) for _ in range(2)]
+    teacher = Teacher(policies, ActorOnly(space, ACTION), key="task")
+    task = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.2, 0.1]])
+    observation = {"place": torch.randn(3, 1), "wind": torch.randn(3, 1), "task": task}
+    td = TensorDict({"observation": TensorDict(observation, [3])}, [3])
+    told = [policy(td.copy(), deterministic=True)["action"] for policy in policies]
+    expected = torch.stack([told[1][0], told[0][1], told[0][2]])
+    assert torch.equal(teacher.actions(td["observation"]), expected)
+    for key in (None, "place", "colour"):
+        with pytest.raises(ConfigurationError, match=f"2 teachers, and teacher_key is {key}"):
+            Teacher(policies, ActorOnly(space, ACTION), key=key)
+
+
+def test_a_teacher_with_a_memory_remembers_the_episodes_of_the_student(
+    remembering, tmp_path, monkeypatch
+):
+    """Episodes of 20 steps in rollouts of 15: a memory lasts over rollouts, and ends with its episode."""
+    monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
+    model = teach(tmp_path, remembering, data={"buffer_size": 15}, iterations=4)
+    (policy,) = model.episode_settings.teacher.policies
+    seen = torch.cat([one["observation"][:, :-1] for one in model.rollouts], 1)
+    done = torch.cat([one["done"][:, :-1] for one in model.rollouts], 1)
+    told = torch.cat([one["action"][:, :-1] for one in model.rollouts], 1)
+    assert done.sum(1).tolist() == [4] * 8, "of 90 steps"
+    state = torch.zeros(8, 4)
+    for t in range(told.shape[1]):
+        td = policy.get_action(
+            TensorDict({"observation": seen[:, t], "state": state}, [8]), deterministic=True
+        )
+        torch.testing.assert_close(told[:, t], td["action"].clamp(-5, 5))
+        state = td["next_state"] * ~done[:, t, None]
+
+
 @torch.no_grad()
 def mixed(share, seed=5):
     """The actions of one rollout [T, N, 1], with what either of both would have done."""
@@ -138,7 +219,7 @@ def mixed(share, seed=5):
     rollout = allocate_rollout(SPACE, ACTION, 64, 4, extra_fields=policy.extra_fields)
     rollout["observation", "place"].normal_()
     alone = rollout.clone()
-    teacher = Teacher(expert, policy)
+    teacher = Teacher([expert], policy)
     actor = MixedActor(StepwiseActor(policy, rollout), teacher, share, rollout)
     generator = torch.Generator().manual_seed(seed)
     actor.begin(generator)
@@ -169,16 +250,29 @@ def test_its_share_falls_from_all_to_none(teacher, tmp_path):
     assert [value for _, value in logged] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
 
+MEMORIES = {
+    "data": {"replay": REPLAY, "buffer_size": 15},
+    "memory": partial(GRU, size=4),
+    "sequence_length": 5,
+    "burn_in": 2,
+    "teacher_env_steps": 0,
+}
 WAYS = {
     "in the foreground": {},
     "in the background": {"data": {"collector": partial(AsyncCollector, max_staleness=0)}},
     "compiled": {"compile": True},
+    "from a replay, in the background": {
+        "data": {"collector": partial(AsyncCollector, max_staleness=0), "replay": REPLAY}
+    },
+    "from a replay, two memories": MEMORIES,
+    "from a replay, two memories, compiled": MEMORIES | {"compile": True},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_stopped_while_both_act_it_ends_as_uninterrupted(way, teacher, tmp_path):
+def test_stopped_while_both_act_it_ends_as_uninterrupted(way, teacher, remembering, tmp_path):
     settings = {"teacher_env_steps": 700, **WAYS[way]}
+    teacher = remembering if "memories" in way else teacher
     with uncompiled_traces():
         teach(tmp_path / "whole", teacher, **settings)
         teach(tmp_path / "parts", teacher, trainer={"max_epochs": 1}, **settings)
@@ -226,15 +320,20 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
     assert "teacher.ckpt" in capsys.readouterr().err
 
 
-def test_what_cannot_be_taught_is_refused(teacher, tmp_path):
-    with pytest.raises(ConfigurationError, match="teacher_env_steps is 5, but there is no teacher"):
+def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"teacher_env_steps is 5 .* there is no teacher"):
         teach(tmp_path / "a", None, teacher_env_steps=5)
+    with pytest.raises(ConfigurationError, match="BehaviorCloning would never use it"):
+        teach(tmp_path / "e", None, data={"collector": Nothing, "replay": REPLAY})
     with pytest.raises(
         ConfigurationError, match=r"Demonstrations does not run the policy. Set data.collec"
     ):
         teach(tmp_path / "b", teacher, data={"collector": Nothing})
     with pytest.raises(ConfigurationError, match=r"or set model\.teacher"):
         teach(tmp_path / "c", None)
+    monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
+    with pytest.raises(ConfigurationError, match="labels of single actions"):
+        teach(tmp_path / "f", teacher, data={"replay": REPLAY})
     with pytest.raises(ConfigurationError, match="nowhere"):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
 
@@ -264,7 +363,7 @@ MISFITS = {
     "remembers": (
         (SPACE, ACTION),
         Remembers,
-        "a Remembers with a memory, whose state would not match",
+        "a Remembers with a memory, which labels whole rollouts and does not act",
     ),
 }
 
@@ -273,14 +372,14 @@ MISFITS = {
 def test_a_teacher_that_does_not_fit_is_refused(name):
     spaces, cls, message = MISFITS[name]
     with pytest.raises(ConfigurationError, match=message):
-        Teacher(cls(SPACE, ACTION), ActorOnly(*spaces))
+        Teacher([cls(SPACE, ACTION)], ActorOnly(*spaces), env_steps=10)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_a_teacher_of_fewer_keys_reads_its_own(correlation):
     """What correlated noise would be drawn with next is no memory: a teacher draws none."""
     policy = ActorCritic(Dict({"wind": WIND}), ACTION, noise_correlation=correlation)
-    teacher = Teacher(policy, ActorOnly(SPACE, ACTION))
+    teacher = Teacher([policy], ActorOnly(SPACE, ACTION))
     observation = TensorDict({"place": torch.randn(3, 1), "wind": torch.randn(3, 1)}, [3])
     td = TensorDict({"observation": observation.select("wind")}, [3])
     assert torch.equal(teacher.actions(observation), policy(td, deterministic=True)["action"])

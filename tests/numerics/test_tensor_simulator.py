@@ -384,7 +384,9 @@ def test_an_event_of_a_simulator_that_returns_something_or_cannot_fire_is_refuse
     with pytest.raises(ConfigurationError, match=r"changes `env\.simulator` itself"):
         env.reset(seed=1)
     late_env = TensorSimulator(3, Late, resets="a_step_late")
-    with pytest.raises(ConfigurationError, match="resets a step late, and events cannot know"):
+    with pytest.raises(
+        ConfigurationError, match="resets one step late, and does not report to events"
+    ):
         late_env.add_events({"e": Event(shift, {"by": 1.0})})
 
 
@@ -430,7 +432,7 @@ def test_it_draws_its_envs_one_by_one_or_says_that_it_does_not():
     env.simulator.render = lambda: torch.arange(3)[:, None, None, None].expand(3, 4, 5, 3).byte()
     assert env.render([2, 0])[:, 0, 0, 0].tolist() == [2, 0]
     env.simulator.render = lambda: np.zeros((4, 5, 3))
-    with pytest.raises(ConfigurationError, match="ManiSkillLike does not draw its envs one by one"):
+    with pytest.raises(ConfigurationError, match="ManiSkillLike cannot draw single envs"):
         env.render([0])
     env.close()
     assert env.simulator.closed

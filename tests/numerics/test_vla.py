@@ -314,12 +314,14 @@ def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
         writer.write(episode)
     with pytest.raises(ConfigurationError, match="holds 2 demonstrations, 9 are asked for"):
         make_collector(Demonstrations, env, policy, 4, 1, path, 9)
-    with pytest.raises(ConfigurationError, match="has 10 frames per second, and the env takes 25"):
+    with pytest.raises(ConfigurationError, match="has 10 frames per second, but the env takes 25"):
         make_collector(Demonstrations, env, policy, 4, 1, path, fps=25)
     with pytest.raises(ConfigurationError, match=r"No dataset at .*none: give the directory"):
         make_collector(Demonstrations, env, policy, 4, 1, str(tmp_path / "none"))
     other = ActionChunk(5, lambda n: PushBlocks(n, size=16), 4)
-    with pytest.raises(ConfigurationError, match=r"is of another env: its observation.images.rgb"):
+    with pytest.raises(
+        ConfigurationError, match=r"belongs to another env: its observation.images.rgb"
+    ):
         make_collector(Demonstrations, other, make_policy(other), 4, 1, path)
     with pytest.raises(ConfigurationError, match="PointMass has no expert to record"):
         make_collector(Demonstrations, ActionChunk(2, PointMass), policy, 4, 1)

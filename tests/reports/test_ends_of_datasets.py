@@ -80,17 +80,20 @@ def test_flags_that_contradict_are_refused(tmp_path, columns):
 
 def test_ends_beside_a_dataset_that_says_it_itself_is_refused(tmp_path):
     make(tmp_path, columns=numbers(7, **{"next.terminated": LAST}))
-    refused(lambda: read_episodes(tmp_path, ends="truncated"), "next.terminated", "leave ends out")
+    refused(lambda: read_episodes(tmp_path, ends="truncated"), "next.terminated", "remove ends")
 
 
 def test_the_rule_is_said_once_on_opening(tmp_path, caplog):
     make(tmp_path / "said", columns=numbers(7, **{"next.terminated": LAST}))
     list(read_episodes(tmp_path / "said"))
-    assert [m for m in caplog.messages if "terminal" in m] == [
-        f"Dataset {tmp_path / 'said'}: an end is terminal where next.terminated says so, else by time."
+    assert [m for m in caplog.messages if "terminated" in m] == [
+        f"Dataset {tmp_path / 'said'}: an episode is terminated if next.terminated is true, else truncated."
     ]
     make(tmp_path / "assumed")
-    with pytest.warns(UserWarning, match="does not say which episodes time cut: every end is by"):
+    with pytest.warns(
+        UserWarning,
+        match="does not record which episodes were truncated: every episode is truncated",
+    ):
         read_episodes(tmp_path / "assumed")
 
 
@@ -229,11 +232,13 @@ def test_a_copy_names_the_rule_by_which_its_ends_were_read(tmp_path, caplog):
         writer.finalise()
         copied = tmp_path / name
         caplog.clear()
-        assert read_episodes(copied)[0].end_rule == "every end is truncated (ends)"
-        assert caplog.messages[0].endswith("before it was copied: every end is truncated (ends)).")
+        assert read_episodes(copied)[0].end_rule == "every episode is truncated (ends)"
+        assert caplog.messages[0].endswith(
+            "before it was copied: every episode is truncated (ends))."
+        )
     pytest.importorskip("minari", reason="needs the extra data")
     write_minari(tmp_path / "minari", read_episodes(copied), STATE, ACTION)
-    assert read_episodes(tmp_path / "minari")[0].end_rule == "every end is truncated (ends)"
+    assert read_episodes(tmp_path / "minari")[0].end_rule == "every episode is truncated (ends)"
 
 
 # --- Minari ---
@@ -284,14 +289,14 @@ def test_of_minari_an_episode_without_a_flag_was_cut_and_columns_of_one_are_numb
     episode = read_episodes(path)[0]
     assert episode.reward.shape == episode.terminated.shape == (5,)
     assert episode.truncated.tolist() == [False] * 4 + [True]
-    with pytest.raises(ConfigurationError, match="leave ends out"):
+    with pytest.raises(ConfigurationError, match="remove ends"):
         read_episodes(path, ends="terminated")
 
 
 def test_infos_of_minari_that_are_not_read_are_named_once(tmp_path):
     infos = {"note": ["a", "b", "c", "d", "e"], "height": np.ones(5), "few": np.ones(2)}
     episodes = read_episodes(by_minari(tmp_path / "data", infos=infos))
-    with pytest.warns(UserWarning, match="no number for each step: few, note") as seen:
+    with pytest.warns(UserWarning, match="do not have one number per step: few, note") as seen:
         assert [set(episode.extra) for episode in [*episodes, *episodes]] == [{"height"}] * 2
     assert len(seen) == 1
 

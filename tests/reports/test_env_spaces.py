@@ -19,7 +19,7 @@ from tests.reports.odd import Odd, making, odd
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(0, 1000, (3,), np.uint64), "uint64, with which torch does not calculate"),
+        (spaces.Box(0, 1000, (3,), np.uint64), "uint64, which torch cannot compute with"),
         (spaces.Box(-1, 1, (0,)), "holds no numbers"),
         (spaces.Dict({"a": spaces.Box(-1, 1, (2, 0))}), r"observation\.a space .* no numbers"),
         (spaces.Dict({0: spaces.Box(-1, 1, (2,))}), "the key 0 .* must be texts"),

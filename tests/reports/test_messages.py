@@ -45,12 +45,12 @@ POLICIES = (
     "ActorCritic, ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, "
     "LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy"
 )
-ALGORITHMS = "BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+ALGORITHMS = "APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, SHAC, TD3"
 ENVS = (
     "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, MujocoEnv, PointMass, "
     "PushBlocks, PushCube, Quadruped, Reach, TensorSimulator, WithTerms"
 )
-OF_SB3 = "is of Stable-Baselines3; here it is"
+OF_SB3 = "is a class of Stable-Baselines3; here it is"
 
 PPO_YAML = "fit --config ppo.yaml"
 NEEDS = f"fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: {', '.join(shipped_configs())}."
@@ -83,8 +83,8 @@ TYPED = {
     f"{PPO_YAML} --seed 3": "Unknown setting 'seed'; here it is seed_everything.",
     f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} ActorCritic for PPO, ActorOnly for "
     "GRPO, SquashedActorCritic for SAC, DeterministicActorCritic for TD3.",
-    f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, which SAC does not take; it takes "
-    "GripperActorCritic, NoiseActorCritic, SquashedActorCritic.",
+    f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, but SAC does not take it; it "
+    "takes GripperActorCritic, NoiseActorCritic, SquashedActorCritic.",
     f"{PPO_YAML} --data.env.wrappers [FrameStack]": "Unknown class 'FrameStack' for data.env.wrappers: give its name, or "
     "an import path such as my_module.MyClass; close matches: FrameStackObservation.",
     f"{PPO_YAML} --data.env.wrappers FrameStackObservation": "data.env.wrappers must be a list or null, got "
@@ -119,9 +119,10 @@ REFUSED = {
     f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
     f"3], and depth, language and proprio; this is {CART_POLE}. Give the env the wrapper VLAObservation "
     "(data.env.wrappers), or another policy.",
-    "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first update would come after 256 "
-    "env steps, and the run has 64 (data.total_env_steps). It comes after model.learning_starts=60, and not before there "
-    "is a minibatch (model.batch_size=256), or a sequence of each env: lower these, or raise data.total_env_steps.",
+    "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first "
+    "update would come after 256 env steps, but the run has 64 (data.total_env_steps). It needs "
+    "model.learning_starts=60, and a minibatch in the replay (model.batch_size=256) or, with a "
+    "memory, a sequence of each env. Lower these settings, or raise data.total_env_steps.",
     "fit --config grpo.yaml --model.policy ActorCritic": "GRPO does not train a critic: the critic of ActorCritic "
     "would stay untrained. Use ActorOnly, without the "
     "critic's settings, or PPO.",

@@ -149,7 +149,9 @@ def test_a_replay_that_does_not_tell_its_rewards_is_refused_beside_it(tmp_path):
     run(tmp_path / "own", tmp_path / "demonstrations", offline=partial(Own, capacity=100))
     replay = MixedReplay(Sparse.observation_space, Sparse.action_space, 1)
     replay.offline = [None]
-    with pytest.raises(ConfigurationError, match=r"data\.replay\.offline, a list, does not tell"):
+    with pytest.raises(
+        ConfigurationError, match=r"data\.replay\.offline, a list, cannot list them"
+    ):
         replay.take_offline_rewards()
 
 

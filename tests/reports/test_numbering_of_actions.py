@@ -100,7 +100,7 @@ def test_every_way_through_files_keeps_the_numbers_of_the_env_there_and_0_here(
     assert raw["actions"].tolist() == actions
     assert torch.equal(again[0].action, episodes[0].action)
     other = Discrete(3) if space is SINGLE else MultiDiscrete([3, 2])
-    refused(lambda: read_episodes(tmp_path / "minari", action_space=other), "of another env: its")
+    refused(lambda: read_episodes(tmp_path / "minari", action_space=other), "to another env: its")
 
 
 def test_a_clone_counts_as_the_policy_does(tmp_path):

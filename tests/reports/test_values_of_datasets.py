@@ -24,7 +24,7 @@ def outside(path, **columns):
     return make(path, columns=numbers(7, action=ACTIONS, **REWARD, **columns))
 
 
-@pytest.mark.filterwarnings("ignore:The dataset .* does not say which")
+@pytest.mark.filterwarnings("ignore:The dataset .* does not record which")
 def test_actions_outside_are_clipped_and_counted_once(tmp_path):
     episodes = read_episodes(outside(tmp_path), observation_space=STATE, action_space=BOUNDED)
     with pytest.warns(UserWarning, match="4 of 7 actions of the dataset at .* lie outside") as seen:
@@ -35,7 +35,7 @@ def test_actions_outside_are_clipped_and_counted_once(tmp_path):
         assert episodes[0].action.max() <= 2
 
 
-@pytest.mark.filterwarnings("ignore:The dataset .* does not say which")
+@pytest.mark.filterwarnings("ignore:The dataset .* does not record which")
 def test_no_reader_learns_from_actions_outside(tmp_path):
     path = str(outside(tmp_path))
     spaces = {"observation_space": STATE, "action_space": BOUNDED}
@@ -50,7 +50,7 @@ def test_no_reader_learns_from_actions_outside(tmp_path):
         assert (drawn <= BOUNDED.high).all()
 
 
-@pytest.mark.filterwarnings("ignore:The dataset .* does not say which")
+@pytest.mark.filterwarnings("ignore:The dataset .* does not record which")
 def test_they_are_refused_on_request(tmp_path):
     path = str(outside(tmp_path))
     spaces = {"observation_space": STATE, "action_space": BOUNDED, "actions_outside": "refuse"}
@@ -70,10 +70,10 @@ def test_they_are_refused_on_request(tmp_path):
             np.float32([[2, 0.5]] * 6 + [[0.5, 0]]),
             "the action [0.5, 0.0] at step 2",
         ),
-        (Discrete(3), np.array([0, 1, 2, 0, 0, 0, np.nan]), "is of another env: its action"),
+        (Discrete(3), np.array([0, 1, 2, 0, 0, 0, np.nan]), "belongs to another env: its action"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:The dataset .* does not say which")
+@pytest.mark.filterwarnings("ignore:The dataset .* does not record which")
 def test_a_choice_that_the_space_does_not_have_is_refused(tmp_path, space, actions, word):
     make(tmp_path, columns=numbers(7, action=actions))
     refused(lambda: list(read_episodes(tmp_path, action_space=space)), word)
@@ -96,7 +96,7 @@ def test_what_is_not_finite_is_blamed_on_dataset_episode_and_column(tmp_path, ke
     refused(lambda: episodes[1], f"Episode 1 of the dataset at {tmp_path}", f"'{key}' at step 1")
 
 
-@pytest.mark.filterwarnings("ignore:The dataset .* does not say which")
+@pytest.mark.filterwarnings("ignore:The dataset .* does not record which")
 def test_critics_are_not_given_what_is_not_finite(tmp_path):
     columns = numbers(7, **REWARD)
     columns["observation.state"][5, 0] = np.nan

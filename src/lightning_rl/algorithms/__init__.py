@@ -1,5 +1,6 @@
 """Algorithms: LightningModules that improve a policy."""
 
+from lightning_rl.algorithms.apg import APG as APG
 from lightning_rl.algorithms.base import Algorithm as Algorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning as BehaviorCloning
 from lightning_rl.algorithms.discrete_sac import DiscreteSAC as DiscreteSAC
@@ -12,5 +13,6 @@ from lightning_rl.algorithms.ppo import PPO as PPO
 from lightning_rl.algorithms.reward_classifier import ClassifiedReward as ClassifiedReward
 from lightning_rl.algorithms.reward_classifier import RewardClassifier as RewardClassifier
 from lightning_rl.algorithms.sac import SAC as SAC
+from lightning_rl.algorithms.shac import SHAC as SHAC
 from lightning_rl.algorithms.td3 import TD3 as TD3
 from lightning_rl.algorithms.value_fit import ValueFit as ValueFit

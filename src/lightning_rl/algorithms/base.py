@@ -38,7 +38,7 @@ from lightning_rl.checkpoints.format import (
     read_checkpoint,
     restoring,
 )
-from lightning_rl.collectors import EpisodeSettings
+from lightning_rl.collectors import Collector, EpisodeSettings
 from lightning_rl.collectors.evaluation import (
     Episode,
     Watcher,
@@ -96,6 +96,7 @@ class TrainingData(Protocol):
     reports_success: bool
     acted_by_policy: bool
     replay: Replay | None
+    collector: Collector | None
     eval_env: VectorEnv
     eval_calls: PhaseTimer
     eval_env_reports_success: bool
@@ -423,14 +424,19 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def choose_compilation(self) -> Choice:
         """Decide whether to compile the update, by the settings and the checkpoint."""
-        return Choice(self.compile_update, self._minibatches(), self._resumed.get("computing"))
+        before = self._resumed.get("computing")
+        return Choice(self.compile_update, self._minibatches(), before, self._on_gpu)
 
     def choose_step_compilation(self) -> StepsChoice:
         """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
         before = (self._resumed.get("computing") or {}).get("steps")
-        self.step_compilation = StepsChoice(self.compile_update, steps, before)
+        self.step_compilation = StepsChoice(self.compile_update, steps, before, self._on_gpu)
         return self.step_compilation
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.trainer.strategy.root_device.type == "cuda"
 
     def _minibatches(self) -> int | None:
         each = self.minibatches_per_iteration()
@@ -530,7 +536,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             self._resumed = {"ranks": list(saved["ranks"]), "computing": saved.get("computing")}
 
     def _computing(self) -> dict[str, Any] | None:
-        """Return what a resumed run needs to compute in the same way; None before `fit`."""
+        """Return the decisions on compilation, which a resumed run keeps; None before `fit`."""
         if self._learner is None:
             return None
         return self.learner.compilation.state() | {"steps": self.step_compilation.state()}
@@ -640,8 +646,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             self._reported_cut_episodes = True
             print(
                 f"{cut} of {episodes} evaluation episodes were cut after "
-                f"{self.data.max_eval_episode_steps:,} env steps and count as truncated "
-                "(data.max_eval_episode_steps; give the env a time limit, or set that).",
+                f"{self.data.max_eval_episode_steps:,} env steps and count as truncated. Give the "
+                "env a time limit, or set data.max_eval_episode_steps.",
                 flush=True,
             )
 

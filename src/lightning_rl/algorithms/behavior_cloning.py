@@ -1,5 +1,6 @@
 """Behavior cloning of demonstrations, and DAgger with a teacher policy."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,11 @@ from lightning_rl.algorithms.action_parts import (
     part_weights_over_ranks,
     weigh_parts,
 )
-from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.base import Algorithm, RankState
 from lightning_rl.algorithms.checks import check_batch_size, check_entropy, check_sequences
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of
-from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches
+from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches, steps_of
 from lightning_rl.datasets import Demonstrations
 from lightning_rl.functional import advantage_weight
 from lightning_rl.optim.update import Objective, micro_batches
@@ -46,12 +47,13 @@ class BehaviorCloning(Algorithm):
 
     With a `teacher`, the policy (the student) acts, and the teacher labels each step with its own
     action, so that the student learns to recover from its own mistakes. The teacher may read
-    observation keys that the student's `actor_keys` leave out.
+    observation keys that the student's `actor_keys` leave out. With `data.replay: ReplayBuffer`,
+    minibatches are drawn from the last `capacity` labelled steps instead of the newest rollout.
 
     Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
     Navigation"; Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
-    Prediction to No-Regret Online Learning" (DAgger). Differs from DAgger: an iteration trains
-    on the newest rollout alone, not on all rollouts so far.
+    Prediction to No-Regret Online Learning" (DAgger). Differs from DAgger: training continues from
+    the last weights, on the newest rollout or on the replay, not on all steps so far.
 
     Args:
         policy: the policy to train; a critic is not trained.
@@ -65,8 +67,10 @@ class BehaviorCloning(Algorithm):
         sequence_length: steps of truncated backpropagation through time, for a policy with a
             memory; `rollout` for whole demonstrations. Default: 32. See `OnPolicyAlgorithm`.
         burn_in: steps before each sequence, see `OnPolicyAlgorithm`.
-        teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm; null
-            for training on demonstrations.
+        teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm, or a
+            list of checkpoints; null for training on demonstrations.
+        teacher_key: with several teachers, the key of the observation with one number per teacher;
+            the largest chooses the teacher of a step.
         teacher_env_steps: env steps, over all processes, in which the share of the teacher's
             actions falls from 1 to 0; with 0 only the student acts.
         trust_code: import any class that the teacher's checkpoint names.
@@ -87,7 +91,8 @@ class BehaviorCloning(Algorithm):
         condition_dropout: float | None = None,
         sequence_length: SequenceLength = None,
         burn_in: int = 0,
-        teacher: str | None = None,
+        teacher: str | list[str] | None = None,
+        teacher_key: str | None = None,
         teacher_env_steps: int = 0,
         trust_code: bool = False,
         **kwargs: Any,
@@ -109,16 +114,18 @@ class BehaviorCloning(Algorithm):
         self.condition_dropout = default if condition_dropout is None else condition_dropout
         self.advantage_temperature = advantage_temperature
         require(
-            teacher is not None or teacher_env_steps == 0,
-            f"teacher_env_steps is {teacher_env_steps}, but there is no teacher. Set teacher: "
-            "PATH, or remove teacher_env_steps.",
+            teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
+            f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
+            "is no teacher. Set teacher: PATH, or remove them.",
         )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
         self.sequence_length: SequenceLength = sequence_length
         self.burn_in = burn_in
         self.teacher = teacher
+        self.teacher_key = teacher_key
         self.teacher_env_steps = teacher_env_steps
+        self.uses_replay = teacher is not None
         self.trust_code = trust_code
 
     def configure_objectives(self) -> list[Objective]:
@@ -134,14 +141,19 @@ class BehaviorCloning(Algorithm):
             return  # evaluation needs no teacher
         check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
         if self.teacher is not None:
-            taught_by = Algorithm.load_from_checkpoint(self.teacher, trust_code=self.trust_code)
-            teacher = Teacher(taught_by.policy, self.policy, self.teacher_env_steps)
+            paths = [self.teacher] if isinstance(self.teacher, str) else self.teacher
+            policies = [
+                Algorithm.load_from_checkpoint(path, trust_code=self.trust_code).policy
+                for path in paths
+            ]
+            teacher = Teacher(policies, self.policy, self.teacher_env_steps, self.teacher_key)
             self.episode_settings = replace(self.episode_settings, teacher=teacher)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
         if self.episode_settings.teacher is not None:
-            self.episode_settings.teacher.policy.to(self.device)
+            for policy in self.episode_settings.teacher.policies:
+                policy.to(self.device)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -152,6 +164,13 @@ class BehaviorCloning(Algorithm):
                 "A teacher labels the states that the student visits, but "
                 f"{type(collector).__name__} does not run the policy. Set data.collector: "
                 "SyncCollector, or remove the teacher.",
+            )
+            plain = self.data.num_envs * self.data.buffer_size == self.data.env_steps_per_iteration
+            require(
+                self.data.replay is None
+                or (plain and self.policy.replayed_space == self.policy.action_space),
+                "The replay of a BehaviorCloning stores the labels of single actions, but actions "
+                f"are chunks, or {type(self.policy).__name__} replaces them. Remove data.replay.",
             )
         elif collector is not None and not isinstance(collector, Demonstrations):
             raise ConfigurationError(
@@ -170,16 +189,41 @@ class BehaviorCloning(Algorithm):
         add_transition_field(rollout, "weight", self._weight(rollout, mask))
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
-        what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
-        sampler = make_sampler(self.policy, rollout, *what)
-        how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-        for epoch in epochs(sampler, *how):
-            for minibatch in epoch:
-                self._drop_condition(minibatch)
-                noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
-                # Here and not in the loss: a compiled loss cannot draw from a generator.
-                self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
+        if self.data.replay is None:
+            what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
+            sampler = make_sampler(self.policy, rollout, *what)
+            how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
+            minibatches = (minibatch for epoch in epochs(sampler, *how) for minibatch in epoch)
+        else:
+            minibatches = self._replayed(rollout)
+        for minibatch in minibatches:
+            self._drop_condition(minibatch)
+            noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
+            # Here and not in the loss: a compiled loss cannot draw from a generator.
+            self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
         self.finish_iteration(rollout)
+
+    def _replayed(self, rollout: TensorDict) -> Iterator[TensorDict]:
+        """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay.
+
+        There are as many as in `n_epochs` passes over the rollout.
+        """
+        count = self.minibatches_per_iteration()
+        # The replay prefers the executed actions, which the labels replace.
+        unlearnt = ["executed_action"] + ([] if self.policy.evaluates_sequences else ["state"])
+        self.replay.extend(rollout.exclude(*unlearnt))
+        if self.policy.evaluates_sequences:
+            length = steps_of(self.sequence_length, self.data.buffer_size)
+            each = max(1, self.batch_size // length)
+            batches = self.replay.sequences(count, each, length, burn_in=self.burn_in)
+        else:
+            batches = self.replay.batches(count, self.batch_size)
+        for batch in batches:
+            minibatch = batch.select("observation", "action", "sequences", strict=False)
+            fields = self.policy.fields_of(minibatch["action"]) | {
+                "weight": torch.ones(len(batch), device=self.device)
+            }
+            yield minibatch.update(fields)
 
     def _weight(self, rollout: TensorDict, mask: Tensor) -> Tensor:
         """Return the weight [N, T] of each step: 0 for padding, mean 1 over the others."""
@@ -208,14 +252,27 @@ class BehaviorCloning(Algorithm):
         """Return a rollout [N, T+1] with the teacher's actions instead of the executed ones."""
         share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
         self.statistics.set("teacher_share", share)
-        seen = flat_transitions(rollout, ["observation"], bootstrap=True)
-        batches = micro_batches(seen, teacher.policy.micro_batch_size)
-        actions = [teacher.actions(batch.get("observation")) for batch, _ in batches]
-        action = map_tree(lambda *parts: torch.cat(parts), *actions)
-        labels = TensorDict({"action": action, **self.policy.fields_of(action)}, seen.batch_size)
         envs, slots = rollout.batch_size
+        if teacher.has_memory:
+            actions = list(teacher.actions_along(rollout))
+        else:
+            seen = flat_transitions(rollout, ["observation"], bootstrap=True)
+            batches = micro_batches(seen, teacher.micro_batch_size)
+            actions = [teacher.actions(batch.get("observation")) for batch, _ in batches]
+        action = map_tree(lambda *parts: torch.cat(parts), *actions)
+        labels = TensorDict({"action": action, **self.policy.fields_of(action)}, [slots * envs])
         relabelled: TensorDict = rollout.copy()
         return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
+
+    def rank_state(self) -> RankState:
+        teacher = self.episode_settings.teacher
+        return super().rank_state() | ({} if teacher is None else teacher.memory)
+
+    def load_rank_state(self, state: RankState | None) -> None:
+        super().load_rank_state(state)
+        if state is not None and self.episode_settings.teacher is not None:
+            saved = {name: value for name, value in state.items() if name.startswith("teacher")}
+            self.episode_settings.teacher.memory = saved
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """The fields of a rollout that the loss reads, besides the policy's extra fields."""

@@ -75,8 +75,8 @@ def check_not_compiled(compile: bool | str) -> None:
     """Refuse `compile: true` with a strategy that shards."""
     require(
         compile is not True,
-        "trainer.strategy fsdp does not compile updates, and model.compile is true: leave it out, "
-        "or use --trainer.strategy ddp.",
+        "trainer.strategy fsdp does not compile updates, but model.compile is true: remove it, or "
+        "use --trainer.strategy ddp.",
     )
 
 
@@ -86,7 +86,8 @@ def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
     require(
         takes or not any(p.is_meta for p in cast(nn.Module, module).parameters()),
         "The policy is on the device meta, without weights: only --trainer.strategy fsdp copies "
-        "the first process's weights to it. Use that strategy, or leave meta out.",
+        "the first process's weights to it. Use that strategy, or make the policy on another "
+        "device.",
     )
 
 
@@ -98,19 +99,19 @@ def check_shards(algorithm: LightningModule, objectives: Collection[Objective]) 
     cure = "Use --trainer.strategy ddp."
     require(
         len(objectives) == 1,
-        f"trainer.strategy fsdp trains one objective, and {kind} has "
+        f"trainer.strategy fsdp trains one objective, but {kind} has "
         f"{quoted(one.name for one in objectives)}. {cure}",
     )
     require(
         not others,
-        f"trainer.strategy fsdp shards the policy, and {kind} also trains {quoted(others)}. {cure}",
+        f"trainer.strategy fsdp shards the policy, but {kind} also trains {quoted(others)}. {cure}",
     )
     (objective,) = objectives
     require(
         len(objective.parameters) == len(trained),
-        f"trainer.strategy fsdp trains all parameters of the policy together, and the objective of "
-        f"{kind} has {len(objective.parameters)} of {len(trained)}. Freeze the others, or use "
-        "--trainer.strategy ddp.",
+        "trainer.strategy fsdp trains all parameters of the policy together, but the objective of "
+        f"{kind} has {len(objective.parameters)} of {len(trained)}. Freeze the other parameters, "
+        "or use --trainer.strategy ddp.",
     )
 
 
@@ -125,23 +126,24 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
 
 
 def check_entropy(policy: Policy, ent_coef: float) -> None:
-    """Refuse a weight of the entropy bonus out of range, or for a policy of unknown entropy."""
+    """Refuse an `ent_coef` that is out of range, or not 0 for a policy without a known entropy."""
     check_range("ent_coef", ent_coef, least=0)
     require(
         policy.has_entropy or ent_coef == 0,
-        f"ent_coef={ent_coef:g} weighs the entropy, and that of {type(policy).__name__} is unknown "
-        "(a flow with noise: sde): set ent_coef: 0; a flow with noise: learnt has an entropy.",
+        f"ent_coef={ent_coef:g} needs an entropy, but the entropy of {type(policy).__name__} is "
+        "unknown (a flow with noise: sde). Set ent_coef: 0, or give the flow noise: learnt.",
     )
 
 
 def check_random_actions(policy: Policy, random_env_steps: int) -> None:
-    """Refuse random actions below 0, or for critics that judge something else than actions."""
+    """Refuse a negative number of random actions, and any if the critics evaluate no actions."""
     check_range("random_env_steps", random_env_steps, least=0)
     require(
         random_env_steps == 0 or policy.replayed_space == policy.action_space,
-        f"random_env_steps={random_env_steps} draws actions, and the critics of "
-        f"{type(policy).__name__} judge the noise of a flow, which is random at first: set "
-        "random_env_steps: 0, and learning_starts for the env steps before the first update.",
+        f"random_env_steps={random_env_steps} draws random actions, but the critics of "
+        f"{type(policy).__name__} evaluate the noise of a flow, not actions. Set random_env_steps: "
+        "0, because the noise is random at first, and learning_starts to the number of env steps "
+        "before the first update.",
     )
 
 
@@ -165,8 +167,8 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     )
     require(
         burn_in == 0 or sequence_length != "rollout",
-        f"burn_in={burn_in} comes before each sequence, and sequence_length: rollout leaves no "
-        "step before it. Set burn_in: 0, or a sequence_length in steps.",
+        f"burn_in={burn_in} needs steps before each sequence, but with sequence_length: rollout "
+        "there are none. Set burn_in: 0, or a sequence_length in steps.",
     )
 
 
@@ -179,8 +181,8 @@ def check_all_parameters_move(
         require(
             len(one.parameters) > 0,
             f"The objective{f' {one.name!r}' if one.name else ''} of {kind} has no parameters to "
-            "move: all of its modules are frozen (requires_grad is False), or have none. Leave it "
-            "out of configure_objectives, or name what it trains.",
+            "train: its modules are frozen (requires_grad is False), or have no parameters. Remove "
+            "it from configure_objectives, or name the modules that it trains.",
         )
     moved = {id(parameter) for one in objectives for parameter in one.parameters}
     still = [
@@ -190,9 +192,9 @@ def check_all_parameters_move(
     ]
     require(
         not still,
-        f"No objective of {kind} moves {quoted(still)}. Add them to an objective in "
+        f"No objective of {kind} trains {quoted(still)}. Add them to an objective in "
         "configure_objectives, such as self.objective(self.loss, "
-        "groups=[*self.policy.parameter_groups(), {'params': [...]}]); or freeze them (targets, "
+        f"groups=[*self.policy.parameter_groups(), {{'params': [...]}}]); or freeze them (targets, "
         "references) with requires_grad_(False).",
     )
     loose = [
@@ -203,10 +205,10 @@ def check_all_parameters_move(
     ]
     require(
         not loose,
-        f"{kind} holds what has gradients and is neither trained nor saved: {quoted(loose)}. A "
-        "tensor that is to be trained is an nn.Parameter, and modules in a list or dict stand in "
-        "an nn.ModuleList or nn.ModuleDict; then add them to an objective in "
-        "configure_objectives. Call requires_grad_(False) on what is not to be trained.",
+        f"{kind} holds tensors with gradients that are neither trained nor saved: {quoted(loose)}. "
+        "To train them, make each tensor an nn.Parameter, put modules into an nn.ModuleList or "
+        "nn.ModuleDict instead of a list or dict, and add them to an objective in "
+        "configure_objectives. Otherwise call requires_grad_(False) on them.",
     )
 
 
@@ -247,8 +249,8 @@ def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> No
     ]
     if unreached:
         rank_zero_warn(
-            f"No gradient has reached {quoted(unreached)} in this run: they are unchanged, "
-            "look for detach(), item() or torch.no_grad() between them and the loss."
+            f"No gradient has reached {quoted(unreached)} in this run, so they are unchanged. Look "
+            "for detach(), item() or torch.no_grad() between them and the loss."
         )
 
 
@@ -257,9 +259,9 @@ def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> N
     name = type(algorithm).__name__
     require(
         replay is None or bool(algorithm.uses_replay),
-        f"data.replay is set ({type(replay).__name__}), and {name} would never use it, as it "
-        "learns from each rollout when it is fresh: remove data.replay, or train with SAC or TD3. "
-        "An algorithm of yours that reads self.replay says so: uses_replay = True in its class.",
+        f"data.replay is set ({type(replay).__name__}), but {name} trains on fresh rollouts only: "
+        "remove data.replay, or train with SAC or TD3. If an algorithm of your own reads "
+        "self.replay, set uses_replay = True in its class.",
     )
 
 
@@ -282,8 +284,8 @@ def check_drawn_fields(algorithm: type, base: type) -> None:
 
 
 EXACT, ROUGH = 1e-3, 1e-1
-"""Largest difference of a log-prob x from the stored one, in units of 1 + |x|: in float32, and in a
-lower precision. Rounding gives a thousandth of it; with a memory a tenth.
+"""Largest allowed difference of a log-prob from the stored log-prob x, in units of 1 + |x|: in
+float32, and in a lower precision. Rounding causes a thousandth of it, or a tenth with a memory.
 """
 
 
@@ -292,7 +294,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
 
     The first ratio of an update must be 1: otherwise clipping and KL are meaningless. All ranks
     take part. Random streams do not change. Returns whether the rollout [N, T+1] has steps of the
-    current weights; others are ignored.
+    current weights; other steps are ignored.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
     if policy.is_recurrent:  # older weights may have computed the states
@@ -306,7 +308,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
 
 
 def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | None:
-    """Describe which of the steps `fresh` [N, T] have another log-prob now; None if no step has."""
+    """Describe the steps `fresh` [N, T] whose log-prob has changed; None if there are none."""
     name = type(policy).__name__
     stored: Tensor = rollout["sample_log_prob"][:, :-1]
     with torch.random.fork_rng(devices=[stored.device] if stored.is_cuda else []):
@@ -327,15 +329,15 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
     row, step = differs.nonzero()[0].tolist()
     share = f"{int(differs.sum())} of {int(fresh.sum())} steps"
     if not differs[:, 0].any():
-        share += ", but in no first step of the rollout"
+        share += ", but not in the first step of any env"
     return (
-        f"{name} gives its own actions other log-probs when it evaluates them than when it chose "
-        f"them, with the same weights, in {share}. The first is env {row}, step {step}: "
+        f"{name}.evaluate_actions and {name}.forward return different log-probs for the same "
+        f"actions and weights, in {share}. The first is env {row}, step {step}: "
         f"{_numbers(stored[row, step])} by forward, {_numbers(again[row, step])} by "
-        "evaluate_actions. The usual causes: a state that the module keeps from call to call (a "
-        "GRU's; state has to be data: store it by extra_fields), a second sampling in "
-        "evaluate_actions, dropout or noise that eval mode does not switch off, batch norm, or "
-        "what was sampled being changed before it was stored (clipped, squashed)."
+        "evaluate_actions. The usual causes: the module keeps a state between calls, such as a "
+        "GRU's (store it in the rollout by extra_fields); evaluate_actions samples again; eval "
+        "mode leaves dropout or noise on; batch norm; or the sample was clipped or squashed before "
+        "it was stored."
     )
 
 
@@ -380,7 +382,7 @@ def check_checkpoint(
     return saved
 
 
-USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone does)."
+USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone uses it)."
 
 
 def warm_start_weights(
@@ -406,8 +408,8 @@ def warm_start_weights(
     cure = (
         "The loaded weights must give the same actions. Use the settings that the checkpoint was "
         f"trained with{_policy_section(checkpoint)}. Only the critic's modules may be missing or "
-        "new. If this is the case here, list them in critic_modules of the policy's class; it has "
-        f"{', '.join(policy.critic_modules)}."
+        "new: if these are the critic's, list them in critic_modules of the policy's class. It "
+        f"lists {', '.join(policy.critic_modules)}."
     )
     check_weights(own, saved, cure)
     check_description(policy, checkpoint[STATE_KEY], cure)
@@ -461,8 +463,9 @@ def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None
         )
     elif any(key.endswith("distribution.center") for key in surplus):
         cure = (
-            "Its actions were rescaled to the bounds of the action space, and here they are not, "
-            "because of rescale_action: false, or as the bounds are -1 and 1 or none. " + cure
+            "Its actions were rescaled to the bounds of the action space, but here they are not, "
+            "because of rescale_action: false, or because the bounds are infinite, or -1 and 1. "
+            + cure
         )
     require(
         not differing,
@@ -476,14 +479,14 @@ LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
 
 
 def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Refuse the state of another optimizer, or a manipulated one."""
+    """Refuse the state of another optimizer, or a manipulated state."""
     # `Optimizer.load_state_dict` compares only the number of parameters.
     with restoring("optimizer state"):
         saved = state["param_groups"]
         for own, group in zip(optimizer.param_groups, saved, strict=True):
             for name, value in own.items():
                 if _is_number(value) and not _is_number(group.get(name, value)):
-                    raise ValueError(f"{name} is {group[name]!r}, and must be a number")
+                    raise ValueError(f"{name} is {group[name]!r}, but must be a number")
         numbers = [number for group in saved for number in group["params"]]
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
@@ -492,11 +495,11 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 value = entries.get(name)
                 if value is not None and value.shape != parameter.shape:
                     raise ValueError(
-                        f"{name} has the shape {list(value.shape)}, and its parameter "
+                        f"{name} has the shape {list(value.shape)}, but its parameter "
                         f"{list(parameter.shape)}"
                     )
             if not _is_number(entries.get("step", 0)):
-                raise ValueError(f"step is {entries['step']!r}, and must be a number")
+                raise ValueError(f"step is {entries['step']!r}, but must be a number")
 
 
 def _is_number(value: Any) -> bool:

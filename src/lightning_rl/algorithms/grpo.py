@@ -104,8 +104,7 @@ class GRPO(OnPolicyAlgorithm):
         }.items():
             require(
                 truncate_at_first_done or not value,
-                f"{name} is about whole episodes, one per row: it needs "
-                "truncate_at_first_done: true.",
+                f"{name} needs whole episodes, one per env: set truncate_at_first_done: true.",
             )
         self.group_size = group_size
         self.mode = mode
@@ -183,7 +182,7 @@ class GRPO(OnPolicyAlgorithm):
         return mask
 
     def _helped(self, intervened: Tensor, done: Tensor) -> Tensor:
-        """Return a mask [N, T] of steps with an intervention then or later in the episode."""
+        """Return a mask [N, T] of steps with an intervention in the step or a later step."""
         return reversed_scan(intervened.float(), (~done).float()) > 0
 
     def _undecided(self, rollout: TensorDict) -> Tensor:

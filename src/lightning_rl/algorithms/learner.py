@@ -38,7 +38,7 @@ class Learner:
         compilation: whether to compile; records why graphs are unavailable.
         hooks: calls Lightning's hooks of each minibatch; None if nothing listens to them.
         phase: times the phases of an iteration.
-        iterations: Lightning's counter of them.
+        iterations: Lightning's counter of iterations.
         sharding: of the policy, over processes.
 
     Attributes:
@@ -90,7 +90,7 @@ class Learner:
     ) -> UpdateSequence:
         """Return the update that takes a step on several objectives, then runs `follow_up`.
 
-        It is made at the first call with these names.
+        The update is made at the first call with these names.
 
         Args:
             names: of the objectives.

@@ -257,7 +257,7 @@ class OffPolicyAlgorithm(Algorithm):
     def warm_start_from_policy(self) -> None:
         """Copy the loaded policy into the target networks, and print what is not loaded."""
         rank_zero_info(
-            f"{type(self).__name__} starts with the policy of that checkpoint, and with copies of "
+            f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."
         )
         for target, source in self.target_networks():
@@ -323,16 +323,16 @@ class OffPolicyAlgorithm(Algorithm):
         longest = self.data.max_episode_actions
         require(
             longest is None or self.n_steps <= longest,
-            f"model.n_steps={self.n_steps} is longer than an episode: the env ends each after "
-            f"{longest} steps. Lower n_steps.",
+            f"model.n_steps={self.n_steps} is longer than an episode: the env ends each episode "
+            f"after {longest} steps. Lower n_steps.",
         )
         budget = self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
         require(
             self.learning_starts < budget,
-            f"The first update would come after {self.learning_starts} env steps, and the run has "
-            f"{budget} (data.total_env_steps). It comes after {self._first_update}, and not before "
-            f"there is a minibatch (model.batch_size={self.batch_size}), or a sequence of each "
-            "env: lower these, or raise data.total_env_steps.",
+            f"The first update would come after {self.learning_starts} env steps, but the run has "
+            f"{budget} (data.total_env_steps). It needs {self._first_update}, and a minibatch in "
+            f"the replay (model.batch_size={self.batch_size}) or, with a memory, a sequence of "
+            "each env. Lower these settings, or raise data.total_env_steps.",
         )
 
     def on_train_start(self) -> None:
@@ -410,8 +410,8 @@ class QAlgorithm(OffPolicyAlgorithm):
         critic_learning_rate: learning rate of the critics. Default: `learning_rate`.
         policy_delay: updates of the critics per update of the actor.
         normalize_reward: scale rewards by the running standard deviation of the discounted return,
-            and so that the largest return fits between the atoms of categorical critics. A
-            temperature is in the same units.
+            and so that the largest return fits between the atoms of categorical critics. The
+            temperature of SAC is then in the same units.
         kwargs: see `OffPolicyAlgorithm`.
 
     Raises:
@@ -529,7 +529,7 @@ class QAlgorithm(OffPolicyAlgorithm):
         alone = ranks.world_size() == 1 or self.policy.critic.normalization != "batch"
         require(
             alone or stage != "fit",
-            "critic_normalization: batch normalises over the minibatch of one process, and there "
-            f"are {ranks.world_size()}: each would have other critics. Train in one process "
+            "critic_normalization: batch normalises over the minibatch of one process, but there "
+            f"are {ranks.world_size()} processes, whose critics would differ. Train in one process "
             "(trainer.devices: 1), or set critic_normalization: layer with tau: 0.005.",
         )

@@ -68,8 +68,8 @@ class PPO(OnPolicyAlgorithm):
         super().__init__(policy, **kwargs)
         require(
             policy.has_critic,
-            f"PPO needs a policy with a critic, {type(policy).__name__} has none: use ActorCritic, "
-            "or GRPO, or give a model of your own a get_value.",
+            f"PPO needs a policy with a critic, but {type(policy).__name__} has none: use "
+            "ActorCritic, train with GRPO, or define get_value in a policy of your own.",
         )
         check_range("gae_lambda", gae_lambda, least=0, most=1)
         check_range("clip_coef", clip_coef, above=0, below=1)

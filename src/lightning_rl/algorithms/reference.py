@@ -18,8 +18,8 @@ class ReferencePolicy(nn.Module):
     Only trainable parameters are copied; frozen parameters are shared. For a fresh LoRA adapter,
     this is the same network with the adapter off.
 
-    Of a sharded policy, each rank keeps its shards of the copied parameters, and exchanges them
-    with the policy's for an evaluation.
+    If the policy is sharded, each rank copies its own shards, and puts the copies into the policy
+    during an evaluation.
     """
 
     sharding = None
@@ -30,7 +30,7 @@ class ReferencePolicy(nn.Module):
         self.copy()
 
     def copy(self) -> None:
-        """Copy the parameters; again if the policy has been sharded since."""
+        """Copy the parameters; copy them again if the policy has been sharded since."""
         self.kept = nn.ParameterList(
             nn.Parameter(value.detach().clone(), requires_grad=False)
             for value in self._changing().values()

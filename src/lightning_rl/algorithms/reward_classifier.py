@@ -33,8 +33,8 @@ class RewardClassifier(FrameAlgorithm):
 
     An evaluation classifies all frames of the held-out episodes (`data.num_eval_episodes` has no
     effect), and reports false positives and false negatives. A policy would exploit false
-    positives. The return of an episode is its percentage of correct labels; its success means that
-    all are correct.
+    positives. The return of an episode is its percentage of correct labels; the episode is a
+    success if all labels are correct.
 
     Source: Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via Human-in-the-Loop
     Reinforcement Learning", section III-B. Differs from it: the encoder is trained unless it is

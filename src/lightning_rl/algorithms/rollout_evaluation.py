@@ -25,7 +25,10 @@ from lightning_rl.system import ranks
 
 @torch.no_grad()
 def write_values(
-    policy: Policy, rollout: TensorDict, value_of: Callable[[TensorDict], Tensor] | None = None
+    policy: Policy,
+    rollout: TensorDict,
+    value_of: Callable[[TensorDict], Tensor] | None = None,
+    final_value_of: Callable[[TensorDict], Tensor] | None = None,
 ) -> None:
     """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated.
 
@@ -33,6 +36,7 @@ def write_values(
         policy: a policy with a critic.
         rollout: [N, T+1].
         value_of: returns values [B], instead of `policy.get_value`.
+        final_value_of: the same for final observations, whose number varies.
     """
     inputs = ["observation", *(["state"] if policy.is_recurrent else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
@@ -49,8 +53,8 @@ def write_values(
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         ended = _parts(policy, TensorDict(finals, [len(rows)]))
-    # Without `value_of`: the number of final observations varies, and graphs need a fixed number.
-    final_values = _each(policy, policy.get_value, "value", ended, parts[0])
+    # Not by `value_of`: the number of final observations varies, and graphs need a fixed number.
+    final_values = _each(policy, final_value_of or policy.get_value, "value", ended, parts[0])
     if final_values:
         rollout["final_value"][rows, steps] = torch.cat(final_values)
 
@@ -68,7 +72,8 @@ def _each(
 ) -> list[Tensor]:
     """Return a policy's answers for parts [B], or the entry `key` of each answer.
 
-    A sharded policy is asked equally often on all ranks: on a rank with fewer parts, about `spare`.
+    All ranks must call a sharded policy equally often: a rank with fewer parts adds calls with
+    `spare`.
     """
     # Before the first call: it waits for the other ranks.
     missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)

@@ -38,7 +38,7 @@ class SoftActorCritic(QAlgorithm):
     """
 
     fitted_always: tuple[str, ...] = ("critic",)
-    """The objectives of every update; the others take part in every `policy_delay`-th."""
+    """The objectives of every update; every `policy_delay`-th update has all objectives."""
 
     actor_passes: tuple[str, ...] = ("entropy",)
     """Scalars of the actor's loss that the temperature's loss reads, see `objective`."""

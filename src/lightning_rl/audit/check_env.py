@@ -254,14 +254,14 @@ class EnvCheck:
         space = env.single_action_space
         self.add("action", "ok", described(space))
         if env.steps_per_action > 1:
-            text = f"it is a chunk, of which {env.steps_per_action} env steps are executed"
+            text = f"it is a chunk; its first {env.steps_per_action} env steps are executed"
             self.add("action", "ok", text)
         if isinstance(space, gymnasium.spaces.Box):
             bounded = np.isfinite([space.low, space.high]).all(0)
             if not bounded.all():
                 some = "some of it has" if bounded.any() else "it has"
                 self.add(
-                    *("action", "note", f"{some} no bounds: a policy may ask for anything"),
+                    *("action", "note", f"{some} no bounds: a policy may choose any value"),
                     "Announce the limits of the env as low and high of a Box.",
                 )
         if env.reports_interventions:
@@ -269,7 +269,7 @@ class EnvCheck:
             self.add("action", "ok", text)
         if play.interventions:
             taken = f"{play.interventions:,} of {play.env_steps:,} env steps"
-            self.add("action", "ok", f"someone took over in {taken}")
+            self.add("action", "ok", f"a person or a script intervened in {taken}")
 
     def _check_array(self, array: ArraySeen) -> None:
         topic, name = "observation", array.name.removeprefix("observation").removeprefix(".")
@@ -279,7 +279,7 @@ class EnvCheck:
         self.add(topic, "ok", f"{begin}{described(array.space)}; {seen}")
         if array.not_finite is not None:
             self.add(
-                *(topic, "error", f"{array.not_finite} is not finite: an update ends there"),
+                *(topic, "error", f"{array.not_finite} is not finite: an update would fail"),
                 "Look for a division by zero, or a state that was never set, in the env.",
             )
         if array.outside is not None:
@@ -289,7 +289,7 @@ class EnvCheck:
         if is_picture and array.space.dtype != np.uint8:
             self.add(
                 *(topic, "note", f"{array.name} is a picture of {array.space.dtype}"),
-                "Observe uint8: a rollout then takes a quarter of the memory.",
+                "Return uint8 pictures: a rollout then takes a quarter of the memory.",
             )
         if is_box and not is_picture and array.largest > LARGE and not self._scaling.observation:
             self.add(
@@ -299,7 +299,7 @@ class EnvCheck:
         still = array.still
         if still.all():
             text = f"{array.name} never changed: it holds no information for a policy"
-            self.add(topic, "warning", text, "Check that the env writes what it observes.")
+            self.add(topic, "warning", text, "Check that the env updates it in every step.")
         elif still.any() and np.issubdtype(array.space.dtype, np.floating) and not is_picture:
             which = ", ".join(str(list(map(int, at))) for at in np.argwhere(still)[:4])
             more = ", ..." if still.sum() > 4 else ""
@@ -312,7 +312,7 @@ class EnvCheck:
             row, step = np.argwhere(~np.isfinite(reward))[0]
             self.add(
                 *("reward", "error", f"it was {reward[row, step]} at step {step} of env {row}"),
-                "Look for a division by zero in the env: an update ends there.",
+                "Look for a division by zero in the env: an update would fail.",
             )
             return
         each = "action" if env.steps_per_action > 1 else "step"
@@ -325,8 +325,8 @@ class EnvCheck:
             sparse = constant < 0 or (constant == 0 and play.reports_success)
             self.add(
                 *("reward", "note" if sparse else "warning"),
-                f"it was {constant:.6g} at each of {reward.size:,} steps, for all actions: random "
-                "actions have found no other reward",
+                f"it was {constant:.6g} at each of {reward.size:,} steps: random actions found no "
+                "other reward",
                 "For a sparse reward, try longer episodes, a reward for progress, or "
                 "demonstrations. Otherwise check that step returns the reward.",
             )
@@ -354,8 +354,8 @@ class EnvCheck:
             self.add(
                 *("episodes", "warning"),
                 f"none ended within {played:,} env steps, and {known}: an evaluation may never end",
-                "Set one: data.env.env_kwargs: {max_episode_steps: 1000} for a Gymnasium env, or "
-                "truncate in the env itself.",
+                "Set a time limit: data.env.env_kwargs: {max_episode_steps: 1000} for a Gymnasium "
+                "env, or truncate in the env itself.",
             )
         else:
             level: Level = "error" if played > limit * 1.5 else "note"
@@ -368,7 +368,7 @@ class EnvCheck:
             self.add(
                 *("episodes", "error"),
                 "info['final_obs'] is the first observation of the next episode, at each of "
-                f"{ends} ends: values would be of the wrong state",
+                f"{ends} ends: value targets would use the wrong state",
                 "Take the observation before the reset.",
             )
 
@@ -409,9 +409,9 @@ class EnvCheck:
             self.add("seeds", "ok", text)
         else:
             self.add(
-                *("seeds", "warning", f"the same seeds and actions gave another {differs}"),
+                *("seeds", "warning", f"the same seeds and actions gave a different {differs}"),
                 "Draw all random numbers from self.np_random, which reset(seed=...) seeds, and set "
-                "the whole state in reset; else no evaluation and no run can be repeated.",
+                "the whole state in reset; otherwise evaluations and runs cannot be repeated.",
             )
 
     def _check_starts(self, env: VectorEnv) -> None:
@@ -429,14 +429,16 @@ class EnvCheck:
             self.add("seeds", "note", text, cure)
         elif alike:
             text = f"all {env.num_envs} envs begin with the same observation: they share a seed"
-            cure = "Seed each with its own: reset(seed=...) of env i gets seed + i."
+            cure = "Give each env a seed of its own: reset(seed=...) of env i gets seed + i."
             self.add("seeds", "warning", text, cure)
         elif by_seed:
-            text = "other seeds gave the same starts: reset ignores its seed"
+            text = "different seeds gave the same starts: reset ignores its seed"
             cure = "Call super().reset(seed=seed), and draw from self.np_random."
             self.add("seeds", "warning", text, cure)
         else:
-            self.add("seeds", "ok", "other seeds give other starts, and each env has its own")
+            self.add(
+                "seeds", "ok", "different seeds give different starts, and each env has its own"
+            )
 
     def _restore(self, env: VectorEnv) -> None:
         draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
@@ -482,7 +484,7 @@ class EnvCheck:
         continued = [restored, *(self._step(env, action)[0] for action in actions[CONTINUED:])]
         differs = _first_difference(expected, continued)
         if differs is None:
-            text = "saved in an episode, another env continues bit for bit"
+            text = "a state saved in an episode, restored in a second env, continues bit for bit"
             self.add("resume", "ok", text)
         else:
             level: Level = "error" if self.reproducible else "warning"
@@ -490,7 +492,7 @@ class EnvCheck:
                 "Save everything that the env depends on in state_dict, including its random "
                 "generators."
             )
-            self.add("resume", level, f"restored, the env gave another {differs}", cure)
+            self.add("resume", level, f"the restored env gave a different {differs}", cure)
 
     # --- one env ---
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
+from lightning_rl.algorithms import APG, Algorithm, OnPolicyAlgorithm
 from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
+from lightning_rl.audit.gradients import check_gradients
 from lightning_rl.audit.play import Play
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.step_results import bounds_of
@@ -26,7 +27,7 @@ MOST_STEPS = 500
 """Maximum steps of the untrained policy in each env."""
 
 SLOW_STEP = 5e-3
-"""Seconds to choose the actions of all envs, above which a collector thread pays."""
+"""A collector thread pays if choosing the actions of all envs takes longer than these seconds."""
 
 WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
@@ -73,6 +74,9 @@ class RunCheck(Callback):
             self._check_groups(algorithm, env_check)
             self._check_lengths(data, algorithm, play)
         self._check_update(data, algorithm)
+        if isinstance(algorithm, APG):
+            with self._finding("gradient"):
+                self.findings += check_gradients(algorithm, data)
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
                 self._check_evaluation(trainer, data, env_check)
@@ -99,7 +103,7 @@ class RunCheck(Callback):
         collector = data.collector
         assert collector is not None
         if not collector.code_paths:
-            text = f"{type(collector).__name__} plays nothing: its rollouts exist already"
+            text = f"{type(collector).__name__} steps no env: its rollouts exist already"
             self.add("collector", "ok", text)
             return None
         env, seconds = collector.env, (1 - SHARE_OF_THE_ENV) * self._seconds
@@ -188,7 +192,7 @@ class RunCheck(Callback):
         if gamma is None or not longest:
             return
         horizon = 1 / (1 - gamma) if gamma < 1 else float("inf")
-        text = f"gamma {gamma:g} looks some {horizon:,.0f} env steps ahead"
+        text = f"gamma {gamma:g} looks about {horizon:,.0f} env steps ahead"
         short = 20 * horizon < longest
         self.add(
             *("rollout", "note" if short else "ok"),

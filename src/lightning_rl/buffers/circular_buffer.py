@@ -149,8 +149,9 @@ class CircularBuffer:
             if not came:
                 raise TimeoutError(
                     f"No rollout came within {self.timeout_s:g} s: the collector "
-                    f"{'has begun one' if self._writing else 'has begun none'}. Is it stuck, or do "
-                    f"{self.num_steps} steps of {self.num_envs} envs take longer than timeout_s?"
+                    f"{'is writing a rollout' if self._writing else 'has not begun a rollout'}. Is "
+                    f"it stuck, or do {self.num_steps} steps of {self.num_envs} envs take longer "
+                    "than timeout_s?"
                 )
             if self._error is not None:
                 raise WriterError(
@@ -158,7 +159,7 @@ class CircularBuffer:
                 ) from self._error
             self._refuse_stopped()
             if not self._unread:
-                raise ReadInterrupted("The reader was asked not to wait for a rollout.")
+                raise ReadInterrupted("interrupt() ended the wait for a rollout.")
             window = self._unread.popleft()
             self._held = window.segment
             self._counters["read_steps"] += window.num_steps * self.num_envs
@@ -206,8 +207,8 @@ class CircularBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state before the first write and read.
 
-        Drops and counts the windows that do not fit: all of another N, T or space, with a warning,
-        and the oldest ones if the ring has become shorter.
+        Drops and counts the windows that do not fit: all windows of another N, T or space, with a
+        warning, and the oldest ones if the ring has become shorter.
 
         Raises:
             RuntimeError: if the buffer is in use.

@@ -53,7 +53,7 @@ def reserve(
     device: torch.device,
     directory: Path,
 ) -> dict[Column, Tensor]:
-    """Return zeroed columns [rows, ...]; in memory, pages are only used once written.
+    """Return zeroed columns [rows, ...]; in memory, a page is used when it is first written.
 
     On disk the file has no name, so that it disappears with the process, even after a crash.
     `device` is used if `place` is `device`, `directory` if it is `disk`.
@@ -75,7 +75,7 @@ def reserve(
 
 
 def _untouched(length: int) -> mmap.mmap:
-    """Return memory that the system provides page by page; the C library's may need clearing."""
+    """Return memory that the system provides page by page, already cleared."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, length)
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -124,7 +124,7 @@ class ReplayBuffer(Replay):
         require(
             capacity >= num_envs,
             f"data.replay.capacity is {capacity}, and one step of the envs is {num_envs} "
-            "transitions: set it to data.num_envs at least, and far above a minibatch.",
+            "transitions: set it to at least data.num_envs, and much larger than a minibatch.",
         )
         self.capacity = capacity
         self.num_envs = num_envs
@@ -173,8 +173,8 @@ class ReplayBuffer(Replay):
             return reserve(specs, rows, self._place, self._home, self._directory)
         except (OSError, MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigurationError(
-                f"data.replay.capacity of {self.capacity:,} needs {rows * bytes_of(specs):,} "
-                f"bytes in one piece, which could not be had: {error}. Lower data.replay.capacity, "
+                f"data.replay.capacity of {self.capacity:,} needs {rows * bytes_of(specs):,} bytes "
+                f"in one piece, and their allocation failed: {error}. Lower data.replay.capacity, "
                 "or set data.replay.storage to another place."
             ) from error
 
@@ -197,7 +197,7 @@ class ReplayBuffer(Replay):
     # --- what comes in ---
 
     def extend(self, rollout: TensorDict) -> None:
-        """Copy a rollout [N, T+1] into the ring; of a longer one, the last steps that fit."""
+        """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer."""
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
@@ -386,7 +386,7 @@ class ReplayBuffer(Replay):
         choices = choices if beginnings is None else len(beginnings)
         if choices == 0:
             raise RuntimeError(
-                f"The replay holds no {length} steps of one env that follow each other: lower "
+                f"The replay holds no {length} consecutive steps of one env: lower "
                 "model.sequence_length, or keep more of them (data.replay.capacity)."
             )
         size = (count, num_sequences)
@@ -448,8 +448,8 @@ class ReplayBuffer(Replay):
     ) -> tuple[dict[Column, Tensor], Tensor]:
         """Gather the steps [S, C + L, ...] to run a policy through, and their first rows [S].
 
-        At the beginning of the ring or of a stream, fewer burn-in steps are real; copies of the
-        first real step replace the others.
+        At the beginning of the ring or of a stream, copies of the first real step replace missing
+        burn-in steps.
         """
         slots, envs = behind // self.num_envs, behind % self.num_envs
         held = self._end - self._oldest
@@ -678,7 +678,10 @@ class ReplayBuffer(Replay):
         slots = cells // self.num_envs
         in_order = bool((slots[1:] >= slots[:-1]).all())
         within = bool(((slots >= part.first - 1) & (slots < part.last)).all())
-        require(in_order and within, f"{part.name} holds what followed no step of it. {CURE}")
+        require(
+            in_order and within,
+            f"{part.name} holds next observations of steps that it does not hold. {CURE}",
+        )
         kept = slots >= self._begin
         observations: dict[Column, Tensor] = {}
         for name, (shape, dtype) in self._observation.items():
@@ -710,7 +713,7 @@ class ReplayBuffer(Replay):
         require(
             found is not None and found.shape == size and found.dtype == dtype,
             f"The checkpoint's replay does not fit this run: {'.'.join(name)} in {where} is "
-            f"{there}, and by the spaces of data.env it is {dtype} of shape {list(size)}. {CURE}",
+            f"{there}, but the spaces of data.env require {dtype} of shape {list(size)}. {CURE}",
         )
 
 

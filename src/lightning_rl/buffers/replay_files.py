@@ -28,7 +28,7 @@ NAME = re.compile(r"rank(\d{1,6})-(\d{1,18})-(\d{1,18})-([0-9a-f]{16})\.pt")
 """File names: the rank, the first slot, the slot after the last one, the digest."""
 
 CURE = (
-    "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run, or begin "
+    "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "
     "with an empty replay, which is no exact resumption: --restore_replay false."
 )
 """Advice of all errors about an unreadable replay."""
@@ -71,8 +71,8 @@ def parts_of(state: Mapping[str, Any]) -> list[Part]:
         found = NAME.fullmatch(entry)
         if found is None:
             raise ConfigurationError(
-                f"The checkpoint names '{entry}' as a file of its replay, which is the name of "
-                f"none. {CURE}"
+                f"The checkpoint names '{entry}' as a file of its replay, but replay files have "
+                f"other names. {CURE}"
             )
         parts.append(Part(entry, int(found[2]), int(found[3]), 0))
     ends = [part.last for part in parts]
@@ -80,7 +80,7 @@ def parts_of(state: Mapping[str, Any]) -> list[Part]:
         part.first for part in parts[1:]
     ]:
         raise ConfigurationError(
-            f"The files that the checkpoint names do not follow each other: {ends}. {CURE}"
+            f"The files that the checkpoint names are not consecutive: {ends}. {CURE}"
         )
     return parts
 
@@ -94,8 +94,7 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
     path = folder / part.name
     if not path.is_file():
         raise ConfigurationError(
-            f"The checkpoint's replay cannot be read: {path} is missing, which holds a part of it. "
-            f"{CURE}"
+            f"The checkpoint's replay cannot be read: its file {path} is missing. {CURE}"
         )
     try:
         content = torch.load(path, weights_only=True)

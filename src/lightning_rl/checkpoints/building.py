@@ -125,7 +125,7 @@ class SavedRun:
         checked = checked_config(dump_yaml(config), self.path, self._cure)
         if checked.reads:
             reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
-            rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
+            rank_zero_info(f"The checkpoint {self.path} reads these files as data: {reads}.")
 
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
         """Return the class that the checkpoint names, or `cls` if it names none."""
@@ -136,9 +136,9 @@ class SavedRun:
         name = getattr(found, "__name__", found)
         require(
             isinstance(found, type) and issubclass(found, cls),
-            f"The checkpoint {self.path} holds a {name}, which is no {cls.__name__}. "
-            f"Load it by {name}.load_from_checkpoint, or by "
-            "Algorithm.load_from_checkpoint, which takes any.",
+            f"The checkpoint {self.path} holds a {name}, which is no {cls.__name__}. Load it by "
+            f"{name}.load_from_checkpoint, or by Algorithm.load_from_checkpoint, which loads any "
+            "algorithm.",
         )
         require(
             not isabstract(found),
@@ -175,7 +175,8 @@ class SavedRun:
             while cause is not None and not isinstance(cause, ConfigurationError):
                 cause = cause.__cause__ or cause.__context__
             raise ConfigurationError(
-                f"What the checkpoint {self.path} describes cannot be made: {cause or error}"
+                f"The checkpoint {self.path} describes an object that cannot be made: "
+                f"{cause or error}"
             ) from error
 
     def _build(self, value: Any, kind: Any, path: str) -> Any:
@@ -208,8 +209,8 @@ class SavedRun:
         fitting = [one for one in families if isinstance(made, type) and issubclass(made, one.cls)]
         require(
             bool(fitting),
-            f"'{name}' for {path} is no {families[0].cls.__name__}, and no function that says that "
-            "it returns one. It was not called.",
+            f"'{name}' for {path} is neither a {families[0].cls.__name__} nor a function whose "
+            "annotation returns one. It was not called.",
         )
         settings = {**value.get("init_args", {}), **value.get("dict_kwargs", {})}
         arguments = self._arguments_of(found, settings, path)

@@ -25,7 +25,7 @@ STATE_KEY = "lightning_rl"
 """Key of schema, kind, counters and random streams."""
 
 DESCRIPTION_KEY = "policy"
-"""Key in that state: what else the policy's function depends on, see `policies.description`."""
+"""Key in that state: the policy's settings besides its weights, see `policies.description`."""
 
 SPACES_KEY = "spaces"
 """Key in that state: the policy's spaces, see `policies.spaces`."""
@@ -33,13 +33,13 @@ SPACES_KEY = "spaces"
 CONTENTS_KEY = "contents"
 """Key in that state: the keys that the checkpoint was written with."""
 
-ANOTHER = "Give another one, such as best.ckpt or an iteration_*.ckpt of the same run."
+ANOTHER = "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run."
 
 MOST_REPEATED = 2**20
 """Bytes that a tensor may have even if its storage is smaller: one number, expanded."""
 
 FULL, WEIGHTS = "full", "weights"
-"""The kinds: with a full one a run continues bit for bit; one of weights can only act."""
+"""The kinds of checkpoints. A run continues bit for bit from a full one; weights can only act."""
 
 KEPT_WITH_WEIGHTS = (
     "epoch",
@@ -53,7 +53,7 @@ KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 
 @cache
 def own_version() -> str:
-    """Return the version of this package, which a checkout that is not installed lacks."""
+    """Return the version of this package; a checkout that is not installed has none."""
     try:
         return version("lightning-rl")
     except PackageNotFoundError:
@@ -92,7 +92,7 @@ def read_checkpoint(
     except Exception as error:  # a damaged file raises many types
         raise ConfigurationError(_unreadable(Path(path), error)) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"The checkpoint {path} holds no checkpoint of rl-cli.")
+        raise ConfigurationError(f"The file {path} is not a checkpoint of rl-cli.")
     check_schema(content, f"The checkpoint {path}")
     check_tensors(content, f"The checkpoint {path}")
     return content
@@ -113,8 +113,8 @@ def check_tensors(content: Any, name: str) -> None:
             dense = one.layout == torch.strided and not one.is_quantized
             if not dense or one.nbytes > max(one.untyped_storage().nbytes(), MOST_REPEATED):
                 raise ConfigurationError(
-                    f"{name} cannot be read: a tensor of the shape {list(one.shape)} is not whole "
-                    f"in it. {ANOTHER}"
+                    f"{name} cannot be read: it does not hold all numbers of a tensor of shape "
+                    f"{list(one.shape)}. {ANOTHER}"
                 )
         elif isinstance(one, dict):
             waiting += one.values()
@@ -141,8 +141,8 @@ def restoring(part: str) -> Iterator[None]:
     ) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
-            f"The checkpoint's {part} cannot be restored ({type(error).__name__}: {reason}): it is "
-            f"not what this run would have saved. {ANOTHER}"
+            f"The checkpoint's {part} cannot be restored ({type(error).__name__}: {reason}): its "
+            f"content does not fit this run. {ANOTHER}"
         ) from error
 
 
@@ -193,8 +193,8 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
         lost = [] if children is None else [f"{key}.{one}" for one in children if one not in within]
         if key not in checkpoint or lost:
             raise ConfigurationError(
-                f"{name} lacks '{lost[0] if key in checkpoint else key}', which it was written "
-                f"with: it was changed since. {ANOTHER}"
+                f"{name} lacks '{lost[0] if key in checkpoint else key}', which it had when it was "
+                f"written: the file was changed. {ANOTHER}"
             )
 
 
@@ -211,7 +211,7 @@ def _check_sums(path: str | Path, whole: bool) -> None:
 def _unreadable(path: Path, error: Exception) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "Weights only load failed" in reason:
-        reason = "it holds more than numbers, texts and tensors, and would run code if it were read"
+        reason = "it holds more than numbers, texts and tensors, and could run code"
     elif isinstance(error, zipfile.BadZipFile):
         empty = path.stat().st_size == 0
         reason = "it is empty" if empty else "it is damaged, or not a checkpoint at all"

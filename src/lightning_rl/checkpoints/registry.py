@@ -109,9 +109,9 @@ No class here writes files to a path from its arguments: a test forges each argu
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 
 REFUSED = {
-    "RecordVideo": "writes files where its settings say",
+    "RecordVideo": "writes files to paths from its settings",
     "HumanRendering": "opens a window",
-    "ArrayConversion": "imports the modules that its settings name",
+    "ArrayConversion": "imports modules that its settings name",
 }
 """Gymnasium wrappers that are not allowed, and why."""
 

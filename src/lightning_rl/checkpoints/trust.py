@@ -95,7 +95,7 @@ class CheckedConfig(NamedTuple):
             )
         if self.reads:
             names = ", ".join(f"{path} ({key})" for key, path in self.reads.items())
-            lines.append(f"The checkpoint's configuration reads, as data: {names}.")
+            lines.append(f"The checkpoint's configuration reads these files as data: {names}.")
         # Without control characters of a terminal.
         return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
 

@@ -255,7 +255,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             print(f"Film: {film}", flush=True)
 
     def before_fit(self) -> None:
-        """Check that the run directory is writable; loggers report that badly."""
+        """Check that the run directory is writable; the errors of loggers are unclear."""
         if self.trainer.is_global_zero:
             check_writable(cast(RLTrainer, self.trainer).run_dir)
 
@@ -322,7 +322,7 @@ class _Options(RLCLI):
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Check options of `fit`, alone and with each of `others`; return the config as YAML."""
+    """Check options of `fit`, alone and with each list in `others`; return the config as YAML."""
     arguments = complete(["fit", *options]).arguments
     for other in others:
         check_run([*arguments, *other])
@@ -389,7 +389,7 @@ def run(arguments: Sequence[str]) -> None:
         sys.exit(2 if isinstance(cause, UsageError) else 1)
 
 
-CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."
+CHECK = "rl-cli check, with the same options, plays the env for some seconds and reports more."
 """Advice after an error of the env."""
 
 CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, ranks.LostRankError)
@@ -409,13 +409,13 @@ def _curable(error: BaseException) -> BaseException | None:
 
 
 NAMES_THE_RUN = (
-    "It decides whether the run resumes in its directory. Repair the file, or copy the checkpoint "
+    "The file decides whether the run resumes in its directory. Repair it, or copy the checkpoint "
     "to another directory to start a new run."
 )
 
 
 def _continued_run(config: Namespace) -> Path | None:
-    """Return the run directory of the checkpoint; None if `exp_name` is another one."""
+    """Return the run directory of the checkpoint; None if `exp_name` names another run."""
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None

@@ -118,8 +118,8 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     content = read_checkpoint(path, whole=False)
     require(
         CONFIG_KEY in content,
-        f"The checkpoint {path} holds no configuration of rl-cli; give the one it was trained with "
-        "as --config.",
+        f"The checkpoint {path} holds no configuration of rl-cli; give the config that it was "
+        "trained with as --config.",
     )
     text = str(content[CONFIG_KEY])
     settings = settings_of(text, path)

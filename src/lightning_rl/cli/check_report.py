@@ -21,7 +21,7 @@ def processes_not_checked(trainer: Any) -> list[Finding]:
         return []
     text = ", ".join(f"trainer.{name}: {value}" for name, value in several.items())
     what = f"{text}, but this check had one process: each process plays data.num_envs envs"
-    return [Finding("update", "note", f"{what}, and the iterations become so many times fewer")]
+    return [Finding("update", "note", f"{what}, so that a run has fewer iterations")]
 
 
 def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:

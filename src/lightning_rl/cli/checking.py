@@ -121,7 +121,7 @@ OF_THE_CLASS = ("class_path", "dict_kwargs", BEFORE)
 EMPTY = inspect.Parameter.empty
 
 MOST_NAMES = 20
-"""Most classes that a message lists; for larger families it names close matches only."""
+"""Most classes that a message lists; for larger families a message names close matches only."""
 
 
 class Section(NamedTuple):
@@ -208,14 +208,14 @@ class _Walk:
         if self.helps:
             topics = ", ".join(TOPICS)
             return UsageError(
-                f"There is no help on '{whole}'{closest(whole, TOPICS)}; there is on {topics}."
+                f"There is no help on '{whole}'{closest(whole, TOPICS)}; there is help on {topics}."
             )
         if path == "trainer" and name in ELSEWHERE:
             return UsageError(f"{whole} would be ignored: {ELSEWHERE[name]}.")
         here = f"; here it is {OF_OTHERS[name]}" if name in OF_OTHERS else ""
         if owner is None:
             here = here or closest(name, settable) or _matches(name, _configurable())
-            listed = "; rl-cli fit --help lists what there is"
+            listed = "; rl-cli fit --help lists the settings"
             return UsageError(f"Unknown setting '{whole}'{here or listed}.")
         matches = here or _matches(name, [owner]) or _matches(name, _configurable())
         return UsageError(
@@ -373,7 +373,7 @@ def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
     if value is None and default is not EMPTY:
         cure = f"; leave it out for {default}"
     elif isinstance(value, bool | None) and ("one of" in allowed or "a text" in allowed):
-        cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
+        cure = " (YAML converts off, no, on, yes and null: put the text in quotes)"
     elif "a list" in allowed and not isinstance(value, list | dict):
         cure = f": write [{value}]"
     elif "a list" in allowed and isinstance(value, list):
@@ -394,7 +394,7 @@ def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageEr
     if before is not None and families:
         given = before.get("class_path") if isinstance(before, dict) else before
         return UsageError(
-            f"Missing setting: {whole}. {given} was given, which {cls.__name__} does not take; it "
+            f"Missing setting: {whole}. {given} was given, but {cls.__name__} does not take it; it "
             f"takes {', '.join(_names(families[0].cls))}."
         )
     example = f"{name}: {EXAMPLES.get(name, '...')}"
@@ -428,7 +428,7 @@ def _imported(name: str, family: type, path: str) -> Any:
         members = vars(sys.modules.get(module, inspect)).values()
         here = [one for one in members if isinstance(one, type) and one.__module__ == module]
         names = sorted(one.__name__ for one in here if issubclass(one, family))
-        others = f"; it has {', '.join(names)}" if names else f", and no other {family.__name__}"
+        others = f"; it has {', '.join(names)}" if names else f", and it has no {family.__name__}"
         raise UsageError(
             f"{what} cannot be found: module '{module}' has no '{wanted}'{others}"
             f"{closest(wanted, names)}{_known(family)}."
@@ -440,7 +440,7 @@ def _imported(name: str, family: type, path: str) -> Any:
 def _unknown_class(name: str, family: type, path: str) -> str:
     what = f"'{name}' for {path}"
     if name in POLICIES_OF_OTHERS and issubclass(family, Policy):
-        return f"{what} is of Stable-Baselines3; here it is {POLICIES_OF_OTHERS[name]}."
+        return f"{what} is a class of Stable-Baselines3; here it is {POLICIES_OF_OTHERS[name]}."
     if family is VectorEnv and name in gymnasium.registry:
         return (
             f"{what} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."

@@ -20,9 +20,11 @@ from lightning_rl.collectors.ray_cluster import (
 from lightning_rl.system.errors import ConfigurationError
 
 OPTIONS = {
-    "address": Option(str, NEEDED, "host:port of the cluster's head, as `ray start --head` says"),
+    "address": Option(
+        str, NEEDED, "host:port of the cluster's head, as `ray start --head` prints it"
+    ),
     "run": Option(str, NEEDED, "name by which a learner asks for this machine: data.collector.run"),
-    "num_gpus": Option(float, 0.0, "GPUs that its collector may use"),
+    "num_gpus": Option(float, 0.0, "number of GPUs that the collector may use"),
 }
 DESCRIPTION = "Join this machine to a Ray cluster, and collect for the runs with a given name."
 
@@ -80,5 +82,5 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
         raise ConfigurationError(why_not_joined(address, RuntimeError(output)))
     raise ConfigurationError(
         f"The cluster at {address} has ended, or this machine was cut off from it. Start its head "
-        "again, then this."
+        "again, then this command."
     )

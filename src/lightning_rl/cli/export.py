@@ -23,9 +23,11 @@ from lightning_rl.system.files import expanded, shown
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
     "format": Option(
-        Format, "onnx", "for onnxruntime; for torch; weights for load_policy; or for LeRobot"
+        Format,
+        "onnx",
+        "onnx for onnxruntime, torch for torch.export, safetensors for load_policy, or lerobot",
     ),
-    "path": Option(str, None, "of the file. Default: in export/ of the run's directory"),
+    "path": Option(str, None, "path of the file. Default: in export/ of the run's directory"),
     **FOR_CHECKPOINTS,
 }
 DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
@@ -63,7 +65,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         if env is not None:
             env.close()
     if kind in ("onnx", "torch") and trained.policy.autocast_dtype is not None:
-        print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
+        print("The run acted in bfloat16; the graph and its parity report compute in float32.")
     if why_none is not None:
         print(
             "Without the env's metadata (control period, joints), because the env is not "

@@ -50,17 +50,17 @@ DOES = {
 }
 
 SETTINGS = (
-    "A config file takes all of these, too. Settings of a class: "
-    "--model.help PPO, --model.policy.help ActorCritic, --model.optimizer.help Adam, "
-    "--data.env.help PushCube, --data.collector.help AsyncCollector, --data.replay.help "
-    "ReplayBuffer. Of one section: --data.help, --trainer.help."
+    "A config file takes all of these options, too. Settings of a class: --model.help PPO, "
+    "--model.policy.help ActorCritic, --model.optimizer.help Adam, --data.env.help PushCube, "
+    "--data.collector.help AsyncCollector, --data.replay.help ReplayBuffer. Options of one "
+    "section: --data.help, --trainer.help."
 )
 
 SUPPORTED = {
     "trainer.accelerator": "cpu, gpu or mps; auto uses a GPU if there is one (default: auto)",
     "trainer.strategy": "auto: one device; ddp, fsdp: a process for each device (default: auto)",
     "trainer.precision": "32-true, or bf16-mixed: networks in bfloat16 (default: 32-true)",
-    "trainer.plugins": "of Lightning: a class, or a list of them (default: null)",
+    "trainer.plugins": "a class of Lightning, or a list of classes (default: null)",
 }
 """Help on options whose own documentation lists more than is supported."""
 
@@ -68,7 +68,7 @@ DESCRIBED = {
     "config": "a YAML file, or the name of a shipped one; may be given several times",
     "ckpt_path": "a checkpoint, a run directory, or last or best of the newest run",
     "seconds": "approximate play time, without the time to create envs (default: 5.0)",
-    "json_file": "write the findings there too, as JSON",
+    "json_file": "also write the findings to this file, as JSON",
     "seed_everything": "seed of the run; true draws one",
     "model": "the algorithm; its settings are --model.NAME VALUE",
     "print_config": "print the whole configuration, and exit",
@@ -79,7 +79,7 @@ FILLED_IN = ("observation_space", "action_space", "params")
 """Arguments of classes that the package fills in."""
 
 FILLED_IN_OF_A_REPLAY = ("num_envs", "device", "seed", "directory")
-"""The same for a replay; jsonargparse hides them itself unless null is allowed."""
+"""The same for replays; jsonargparse hides these arguments itself unless null is allowed."""
 
 BUILDING_BLOCKS = (
     *("Algorithm", "Policy", "Optimizer", "Callback", "Env", "Wrapper", "DummyLogger"),

@@ -51,7 +51,7 @@ def asks_for_help(options: Sequence[str]) -> bool:
 
 
 def merge_options(options: Sequence[str]) -> dict[str, Any]:
-    """Merge options, and the files of `--config`, into one tree; later settings count.
+    """Merge options, and the files of `--config`, into one tree; later settings win.
 
     The settings of a class stand next to its `class_path`. If another class replaces it, the old
     settings move to `BEFORE`; those that the new class also has still count.
@@ -116,7 +116,7 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
     for key in content:
         if key == "" or not isinstance(key, str):
             raise UsageError(
-                f"{path}{within} has the key {key!r}: keys are names of settings, and texts."
+                f"{path}{within} has the key {key!r}: keys must be texts, the names of settings."
             )
     return {
         key: value if key in FREE else settings_in(value, f"{path}.{key}".lstrip("."), name, folder)
@@ -231,8 +231,8 @@ def check_class(name: str, path: str) -> None:
     returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
     if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
         raise ConfigurationError(
-            f"{path}.class_path is {name}, which is no class, and as a function does not say which "
-            "class it returns. It was not called. Name a class, or annotate the function: "
+            f"{path}.class_path is {name}, which is neither a class nor a function whose "
+            "annotation names a class. It was not called. Name a class, or annotate the function: "
             "def make(...) -> MyEnv."
         )
 

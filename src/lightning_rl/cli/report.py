@@ -18,14 +18,14 @@ OPTIONS = {
     "<runs>": Option(str, NEEDED, "run directories, or directories with runs in them", True),
     "output": Option(str, None, "file to write. Default: print md and json"),
     "format": Option(Format, None, "html, md or json. Default: by the file's name"),
-    "metric": Option(str, METRIC, "of the evaluation, by which runs are compared"),
+    "metric": Option(str, METRIC, "metric of the evaluation, by which runs are compared"),
     "group_by": Option(
         str,
         [],
-        "settings in which the runs of a group agree. Default: all but the seed",
+        "settings that are equal in the runs of a group. Default: all but the seed",
         True,
     ),
-    "films_mib": Option(float, 10.0, "MiB of films that lie in the page; the others are linked"),
+    "films_mib": Option(float, 10.0, "MiB of films in the page; further films are linked"),
 }
 DESCRIPTION = "Compare runs: learning curves with intervals, scores, settings, costs, films."
 

@@ -163,6 +163,11 @@ class SyncCollector(Collector):
         self._loop = RolloutLoop(context, [self._segment])
         self.code_paths = self._loop.code_paths
 
+    @property
+    def start(self) -> dict[str, Any]:
+        """State of the env at the start of the last rollout, with `keep_start`."""
+        return self._loop.start
+
     def collect(self) -> TensorDict:
         sharding = self.policy.sharding
         with nullcontext() if sharding is None else sharding.acting_context():
@@ -179,7 +184,7 @@ class SyncCollector(Collector):
         if unread := state.get("buffer", {}).get("windows"):
             warnings.warn(
                 f"{len(unread)} rollouts of the checkpoint, which an AsyncCollector had collected "
-                "ahead, are dropped: they are of older weights.",
+                "ahead, are dropped: they were collected with older weights.",
                 stacklevel=2,
             )
             self.skip_rollout()

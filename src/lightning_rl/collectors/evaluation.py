@@ -37,7 +37,7 @@ Watcher = Callable[[int, Tensor, Tensor], None]
 """Observer of the episodes, called after the reset and after each step.
 
 Arguments: the step, the returns so far [N] float64, and the mask of running episodes [N] bool;
-other rows play episodes that do not count. It must not change the env or its arguments.
+other rows play episodes that do not count. The observer must not change the env or its arguments.
 """
 
 
@@ -253,7 +253,7 @@ def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[f
 def wilson_interval(successes: int, trials: int) -> list[float]:
     """Return [low, high], the 95 % score interval of a success rate (Wilson 1927).
 
-    Unlike the bootstrap interval, it has a width if all trials or none succeed.
+    Unlike the bootstrap interval, it is wider than 0 if all trials or none succeed.
     """
     z = 1.959964  # the 97.5 % point of the normal distribution
     rate, share = successes / trials, z * z / trials

@@ -157,6 +157,7 @@ class EpisodeSettings:
         random_env_steps: env steps, over all processes, with uniformly random actions before the
             policy acts; rounded up to whole rollouts.
         teacher: acts in a share of the steps, which is constant within a rollout.
+        keep_start: keep the env's state at the start of each rollout.
     """
 
     group_size: int = 1
@@ -164,6 +165,7 @@ class EpisodeSettings:
     first_episode_only: bool = False
     random_env_steps: int = 0
     teacher: Teacher | None = None
+    keep_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ class RolloutLoop:
 
     Attributes:
         reports_success: whether the env has reported the success of an episode.
+        start: state of the env at the start of the last rollout, with `keep_start`.
         rollouts: number of rollouts begun, including those before a resume.
         env_steps: env steps of the run before the current rollout, over all loops and including
             those before a resume.
@@ -260,9 +263,9 @@ class RolloutLoop:
         )
         require(
             not env.keeps or not context.episode_settings.reset_every_rollout,
-            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), and every rollout "
-            "would begin it again, because the algorithm resets the envs with seeds: set "
-            "reset_every_rollout: false, or leave out the curriculum.",
+            f"{type(env).__name__} has a curriculum ({', '.join(env.keeps)}), but every rollout "
+            "would restart it, because the algorithm resets the envs with seeds: set "
+            "reset_every_rollout: false, or remove the curriculum.",
         )
         self._env = env
         self._policy = policy
@@ -295,6 +298,7 @@ class RolloutLoop:
             ]
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
+        self.start: dict[str, Any] = {}
         self.rollouts = 0
         self.env_steps = context.env_steps_before
         self._next: dict[str, Any] = {}  # first slot of the next rollout, if it continues
@@ -314,6 +318,8 @@ class RolloutLoop:
             for `Collector.count_rollout`.
         """
         envs_were_reset = self._begin(segment)
+        if self._plan.keep_start:
+            self.start = self._env.state_dict() or {}
         storage, success, actor, stepper = writer = self._writer_of(segment)
         since = steps = 0
         masks = self._masks_of(storage)

@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import re
 import threading
 import time
 import warnings
@@ -89,7 +90,7 @@ class RayCollector(Collector):
             runs one collector, and `num_cpus` does not apply.
         num_cpus: CPU cores that Ray reserves per collector.
         num_gpus: GPUs that Ray reserves per collector, possibly a fraction; the acting policy uses
-            it.
+            them.
         resources: other Ray resources that each collector takes on its node, by name.
         min_healthy: end the run if fewer collectors are healthy, i.e. have not failed since their
             last rollout; 0 continues until no rollout has arrived for `timeout_s`.
@@ -406,7 +407,9 @@ class RayCluster:
             cause.add_note(f"In the collector's process:\n{error}")
             return Answer(None, cause)
         except self._ray.exceptions.RayError as error:
-            why = str(error).partition("\n")[0]
+            why, *_, last = COLOUR.sub("", str(error)).strip().splitlines() * 2
+            if "creation task" in why:  # a traceback follows; its last line is the cause
+                why = f"{why}: {last}"
             return Answer(None, LostCollectorError(f"its process is gone. Ray says: {why}"))
         if len(request) == 1:
             return Answer(value)
@@ -439,6 +442,10 @@ class RayCluster:
         self.connected = False
         self._weights = self._setup = None
         self._connection.leave()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Ray's codes for a terminal."""
 
 
 class LostCollectorError(RuntimeError):
@@ -547,7 +554,7 @@ class RayActor:
 
 
 def _trigger_read_only_warning() -> None:
-    """Trigger torch's once-per-process warning about read-only memory like Ray's, unseen."""
+    """Trigger and hide torch's once-per-process warning about read-only memory, such as Ray's."""
     array = np.zeros(1)
     array.flags.writeable = False
     with warnings.catch_warnings():
@@ -558,13 +565,13 @@ def _trigger_read_only_warning() -> None:
 def _refuse_misplaced(address: str | None, run: str | None) -> None:
     require(
         ranks.world_size() == 1,
-        f"RayCollector feeds one learner, and this run has {ranks.world_size()} processes: "
-        "set trainer.devices to 1 and raise num_collectors, or use AsyncCollector.",
+        f"RayCollector feeds one learner, but this run has {ranks.world_size()} processes: set "
+        "trainer.devices to 1 and raise num_collectors, or use AsyncCollector.",
     )
     require(
         run is None or address is not None,
-        f"run is '{run}', the name of machines that have joined a cluster, and no address says "
-        "which: set data.collector.address, as in node0:6379.",
+        f"run is '{run}', the name of machines in a Ray cluster, but the cluster's address is "
+        "missing: set data.collector.address, as in node0:6379.",
     )
 
 

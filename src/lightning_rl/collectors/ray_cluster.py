@@ -34,9 +34,9 @@ ENDED = (
 """Message that a `KillReporter` prints."""
 
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable that is 0 where Ray serves one machine only: all its ports are on loopback.
+"""Ray's environment variable; 0 if Ray serves one machine only, with all ports on loopback.
 
-Ray reads it at its import, and has no other setting for this (2.60).
+Ray reads the variable at its import, and has no other setting for this (2.60).
 """
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
@@ -82,8 +82,8 @@ class Connection:
             check_answers(self._address)
             require(
                 os.environ.get(CLUSTERS) != "0",
-                f"This process cannot join the Ray cluster at {self._address}: {CLUSTERS} is 0, "
-                "by the environment or because this process has started Ray for itself alone. "
+                f"This process cannot join the Ray cluster at {self._address}: {CLUSTERS} is 0, by "
+                "the environment, or because this process has started Ray for one machine only. "
                 f"Start a new process, with {CLUSTERS} unset or 1.",
             )
             room = {}
@@ -171,7 +171,7 @@ class KillReporter:
         )
 
     def close(self) -> None:
-        """End the witness: this process exits normally."""
+        """End the reporter's process, because this process exits normally."""
         self._process.communicate(b"closed")
 
 
@@ -190,8 +190,8 @@ def refuse_without_ray(what: str) -> None:
 def prepare_environment(alone: bool) -> None:
     """Set Ray's environment variables, unless the user has set them.
 
-    Call this before Ray is imported; processes that Ray starts inherit the variables. `alone` is
-    True if Ray is to serve this machine only: it then listens on loopback.
+    Call this before Ray is imported; processes that Ray starts inherit the variables. With `alone`,
+    Ray serves this machine only, and listens on loopback.
     """
     # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
     # with Ray's period of a second, every publication of weights would take new memory. The last
@@ -269,16 +269,16 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
         reason = _brief(RuntimeError(mismatch[0]))
         return f"{where}: {reason.rstrip('.')}. Install the same versions on all machines."
     cure = (
-        "copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
-        "RAY_AUTH_TOKEN to what stands there."
+        "copy ~/.ray/auth_token from the machine of the cluster's head to this machine, or set "
+        "RAY_AUTH_TOKEN to the content of that file."
     )
     if "no authentication token was found" in whole:
         return f"{where}: this machine has no token: {cure}"
     # Ray tries a wrong token for a while, and then says only that it cannot connect.
     known = "InvalidAuthToken" in whole
     return (
-        f"{where}: it answers, and does not let this process in. Its token is another one: {cure}"
-        f"{'' if known else f' Ray says: {reason}'}"
+        f"{where}: it refuses this process, because the tokens differ: "
+        f"{cure}{'' if known else f' Ray says: {reason}'}"
     )
 
 

@@ -128,10 +128,10 @@ class RemoteCollectors:
 
     A rollout that begins with version v may be trained on while the learner's version is at most v
     + `max_staleness`. With `overflow: block`, a rollout begins only if it and all current rollouts
-    can be trained on in time, in any order of arrival, one per update. The next rollout is the
-    oldest one that leaves the others in time (earliest deadline first, Liu and Layland 1973, which
-    finds an order if there is one). So no rollout gets too old. With `overwrite` all collectors
-    collect continuously, and the caller drops rollouts that are too old.
+    can be trained on in time, in any order of arrival, one per update. The learner takes the oldest
+    rollout that leaves enough time for all others (earliest deadline first, Liu and Layland 1973,
+    which finds an order if there is one). So no rollout gets too old. With `overwrite` all
+    collectors collect continuously, and the caller drops rollouts that are too old.
 
     A collector that dies, raises or is too slow is killed and replaced with other seeds: after
     `back_off_s`, doubled for each further failure. A `ConfigurationError` before the first rollout
@@ -184,7 +184,7 @@ class RemoteCollectors:
             if self.closed:
                 raise BufferClosed("The collector is closed.")
             if self.interrupted:
-                raise ReadInterrupted("The learner was asked not to wait for a rollout.")
+                raise ReadInterrupted("The learner was told not to wait for a rollout.")
             if self.clock() - began > self.settings.timeout_s:
                 raise TimeoutError(self._no_rollout_message()) from self._last_error()
             self.poll(LOOK_SECONDS)
@@ -250,7 +250,7 @@ class RemoteCollectors:
         return [{"generation": one.generation, "loop": fetch(one.state)} for one in self.remotes]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Restore a saved state before the start; other collectors begin without a state."""
+        """Restore a saved state before the start; collectors without a saved state begin fresh."""
         for one, saved in zip(self.remotes, state, strict=False):
             one.generation, one.state = saved["generation"], saved["loop"]
 
@@ -327,7 +327,7 @@ class RemoteCollectors:
         healthy = sum(other.healthy for other in self.remotes)
         if healthy < self.settings.min_healthy:
             raise WriterError(
-                f"{healthy} of {self.count} collectors are healthy, and min_healthy is "
+                f"{healthy} of {self.count} collectors are healthy, but min_healthy is "
                 f"{self.settings.min_healthy}. Collector {one.index} failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
@@ -341,7 +341,7 @@ class RemoteCollectors:
         error = self._last_error()
         cause = "" if error is None else f" The last error was {type(error).__name__}: {error}"
         return (
-            f"No rollout came within {self.settings.timeout_s:g} s. Of {self.count} collectors "
-            f"are {seen}. A starting collector waits for a free node or for its env. Raise "
+            f"No rollout came within {self.settings.timeout_s:g} s. States of the {self.count} "
+            f"collectors: {seen}. A starting collector waits for a free node or for its env. Raise "
             f"timeout_s if a rollout takes longer.{cause}"
         )

@@ -55,11 +55,11 @@ class EpisodeStatistics:
     ) -> Episodes:
         """Process the next T actions of all envs; return the episodes that ended.
 
-        They count among the last 100 only after `add`.
+        The episodes count among the last 100 only after `add`.
 
         Args:
             reward: [N, T].
-            done: [N, T] bool, every end of an episode; a missing one would join two episodes.
+            done: [N, T] bool, every end of an episode; a missing end would join two episodes.
             success: [N, T] bool or None, read where `done`.
             env_steps: [N, T], env steps of each action; None for one each.
             counted: [N, T] bool, which ends to return. Default: all.

@@ -107,8 +107,8 @@ class Graphs:
                 why = f"{place_of(error)}: {why}"
             self._choice.give_up(
                 why,
-                f"compile: true has no effect, {self._choice.subject} uncompiled: {why}. On a CPU "
-                f"it needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and "
+                f"compile: true has no effect, {self._choice.subject} uncompiled: {why}. Compiling "
+                "needs a C++ compiler on a CPU (g++, or the variable CXX), Triton on a GPU, and "
                 f"{self._choice.traced} in which no Python decision depends on the values of "
                 "tensors.",
             )
@@ -119,7 +119,7 @@ class Graphs:
         """Stop using graphs, and report the reason once."""
         if self.available:
             self._choice.give_up(
-                why, f"From now on {self._choice.subject} uncompiled, since {why}."
+                why, f"From now on {self._choice.subject} uncompiled, because {why}."
             )
         self.available = False
 
@@ -155,9 +155,9 @@ class Graphs:
         if len(known) >= MOST_GRAPHS:
             names = sorted({one.label for path, one in found.items() if path in changed})
             raise NoGraphError(
-                f"what it reads of {', '.join(names) or 'a tensor, as a number,'} is another value "
-                f"at each call, and the graph depends on it ({MOST_GRAPHS} graphs were made). Make "
-                "it a tensor or a plain number that the loss only calculates with"
+                f"the value of {', '.join(names) or 'a tensor, read as a number,'} changes at each "
+                f"call, and the graph depends on it ({MOST_GRAPHS} graphs were made). Make it a "
+                "tensor, or a plain number that the loss uses in calculations only"
             )
         self._varying |= loose & trace.numbers.keys()
         graph = compile_graph(trace.traced, trace.held, inputs, moving)
@@ -253,8 +253,8 @@ class _Hidden:
     def _refuse(self, *args: Any) -> NoReturn:
         call = ".".join([self.name.lstrip("_"), *(arg for arg in args if isinstance(arg, str))])
         raise NoGraphError(
-            f"it reads {call}, whose value would be compiled in: set an attribute from it in "
-            "training_step, and read that"
+            f"it reads {call}, whose value would become a constant: copy it to an attribute in "
+            "training_step, and read the attribute"
         )
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __call__ = _refuse

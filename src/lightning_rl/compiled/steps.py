@@ -67,8 +67,8 @@ TOTAL, COUNT = SUMS = ("total",), ("count",)
 """The paths of the sums of the env's reported numbers, and of their counts."""
 
 CURE_OF_DRAWS = (
-    "an env draws by self.uniform(count), a term by env.uniform(count), a policy acts by the noise "
-    "of its draw_noise"
+    "draw by self.uniform(count) in an env, by env.uniform(count) in a term, and by draw_noise in "
+    "a policy"
 )
 """Advice for env or policy code that draws random numbers in a graph."""
 
@@ -94,6 +94,7 @@ class CompiledSteps:
         storage = time_major(rollout)
         self._slots, self._num_envs = len(storage) - 1, env.num_envs
         self._device = policy.version.device
+        self._staging: list[Tensor] | None = None
         self.noise = policy.draw_noise((env.num_envs,), torch.Generator(self._device))
         self._precision = autocast(self._device, policy.autocast_dtype)
         self._fields = tuple(
@@ -123,7 +124,7 @@ class CompiledSteps:
         """
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
-                raise NoGraphError(f"{type(env).__name__} has a {name} of its own")
+                raise NoGraphError(f"{type(env).__name__} overrides {name}")
         if env.extra_fields:
             raise NoGraphError(
                 f"{type(env).__name__} stores for each step {', '.join(env.extra_fields)}"
@@ -174,14 +175,14 @@ class CompiledSteps:
         with self._precision:
             result = root.policy(td)
         if not isinstance(result, TensorDictBase):
-            raise NoGraphError("what the policy returns is no TensorDict")
+            raise NoGraphError("the policy does not return a TensorDict")
         wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
         for key in wanted:
             value, like = result.get(key, None), self._step_of["state" if "next" in key else key]
             if value is None or (value.shape, value.dtype) != (like.shape, like.dtype):
-                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy does not return '{key}' as announced")
             if key in fields and value is fields[key] and version_of(value) == versions[key]:
-                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy does not return '{key}' as announced")
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
@@ -270,6 +271,15 @@ class CompiledSteps:
         for path, leaf in self.finals.items():
             columns[FINAL, *path] = leaf.unbind(0) * (self._slots // self.ahead)
         return [[columns[name][t] for name in names] for t in range(self._slots)]
+
+    def staging(self, slots: list[Tensor]) -> list[Tensor] | None:
+        """Return the tensors that a CUDA graph writes, like `slots`; None on a CPU.
+
+        All rollout buffers share them: a CUDA graph always writes to the same addresses.
+        """
+        if self._staging is None and self._device.type != "cpu":
+            self._staging = [torch.empty_like(slot) for slot in slots]
+        return self._staging
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
         """Return the graph for the current env and policy, and slots of this layout, or None."""
@@ -364,10 +374,7 @@ class StepWriter:
         self._writer = FinalObservationWriter(rollout)
         # NumPy acting draws the noise of a whole rollout in one call: use the same numbers.
         self._at_once = isinstance(actor, NumpyActor)
-        self._staged: list[Tensor] | None = None
-        if self._first.device is not None and self._first.device.type != "cpu":
-            # A CUDA graph always writes to the same address.
-            self._staged = [torch.empty_like(slot) for slot in self._slots[0]]
+        self._staged = steps.staging(self._slots[0])
         self.places = self._staged or self._slots[0]
         self.graph: Callable[..., Any] | None = None
 
@@ -573,10 +580,10 @@ class _StepAttributes:
             what = f"a step changes {one.label}, which is no part of its state: "
             if path.startswith(".env"):
                 return (
-                    f"{what}what changes from step to step belongs into the TensorDict that "
+                    f"{what}put values that change from step to step into the TensorDict that "
                     "`transition` returns"
                 )
-            return f"{what}what a policy remembers is data, see `extra_fields`"
+            return f"{what}store a policy's memory in the rollout, see `extra_fields`"
         return None
 
     def restore(self) -> None:

@@ -90,7 +90,7 @@ class Demonstrations(Collector):
             for name, given in (("condition", condition), ("tokenizer", tokenizer)):
                 require(
                     given is None,
-                    f"{name} is {given!r}, and the env's own expert has no labels and no tasks in "
+                    f"{name} is {given!r}, but the env's own expert has no labels and no tasks in "
                     "words: give the path of a dataset that has them (rl-cli label).",
                 )
             inner = env.env if isinstance(env, ActionChunk) else env
@@ -111,7 +111,7 @@ class Demonstrations(Collector):
         self._count = episodes or len(self._dataset)
         if self._count > len(self._dataset):
             raise ConfigurationError(
-                f"{path} holds {len(self._dataset)} demonstrations, {episodes} are asked for: "
+                f"{path} holds {len(self._dataset)} demonstrations, but {episodes} are requested: "
                 "record more, or lower episodes."
             )
         self._rows = min(self._count, episodes_per_rollout or self._count)
@@ -221,8 +221,8 @@ def _tokenizer_for(
     known = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
     require(
         "language" in known,
-        f"tokenizer gives tokens, and the observation has no language: {space}. Wrap the env in "
-        "VLAObservation, or leave tokenizer out.",
+        f"tokenizer is set, but the observation has no language: {space}. Wrap the env in "
+        "VLAObservation, or remove tokenizer.",
     )
     others = {key: one for key, one in known.items() if key != "language"}
     length = int(known["language"].shape[0])  # type: ignore[index]  # a Box

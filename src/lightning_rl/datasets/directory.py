@@ -43,8 +43,8 @@ def lock_dataset(path: Path) -> Callable[[], None]:
             _refuse_link(file)
     descriptor = lock_file(
         path / LOCK,
-        f"{{owner}} records into {path}, or labels it: two would write over each other. Wait for "
-        "it, or give another directory.",
+        f"{{owner}} records into {path}, or labels it: two processes would overwrite each other's "
+        "files. Wait for it, or give another directory.",
     )
     return (lambda: None) if descriptor is None else partial(os.close, descriptor)
 

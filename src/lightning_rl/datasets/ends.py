@@ -48,20 +48,22 @@ class EndRule:
         recorded = [columns[name] for name in ("terminated", "truncated") if name in columns]
         require(
             ends is None or not recorded,
-            f"ends is {ends!r}, and the dataset at {path} says itself how episodes ended, by "
-            f"{' and '.join(recorded)}: leave ends out.",
+            f"ends is {ends!r}, but the dataset at {path} records how episodes ended, in "
+            f"{' and '.join(recorded)}: remove ends.",
         )
         self._ends, self.assumed = ends or "success", not recorded and ends is None
         if "terminated" in columns:
-            self.words = f"an end is terminal where {columns['terminated']} says so, else by time"
+            self.words = (
+                f"an episode is terminated if {columns['terminated']} is true, else truncated"
+            )
         elif recorded:
-            self.words = f"an end is terminal unless {columns['truncated']} says by time"
+            self.words = f"an episode is terminated unless {columns['truncated']} is true"
         elif self._ends != "success":
-            self.words = f"every end is {self._ends} (ends)"
+            self.words = f"every episode is {self._ends} (ends)"
         elif "success" in columns:
-            self.words = "an end is terminal where the episode succeeded, else by time"
+            self.words = "an episode is terminated if it succeeded, else truncated"
         else:
-            self.words = "every end is by time, as nothing says that one is terminal"
+            self.words = "every episode is truncated, because no column records a terminal end"
         self.decided = "; ".join(before) if recorded else self.words
         if recorded and self.decided:
             self.words += f" (before it was copied: {self.decided})"
@@ -120,7 +122,7 @@ def as_flags(values: np.ndarray, name: str) -> np.ndarray:
         ConfigurationError: for a value that is neither 0 nor 1.
     """
     wrong = values[~np.isin(values, (0, 1))]
-    require(len(wrong) == 0, f"{name} holds {wrong[:1]}, and a flag is 0 or 1. Correct it.")
+    require(len(wrong) == 0, f"{name} holds {wrong[:1]}, but a flag is 0 or 1. Correct it.")
     return values.astype(bool)
 
 
@@ -140,7 +142,7 @@ def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name
     if len(gaps):
         before, after = frames[gaps[0] : gaps[0] + 2]
         raise ConfigurationError(
-            f"{name} has frame_index {after} behind {before}: frames are missing or out of order. "
+            f"{name} has frame_index {after} after {before}: frames are missing or out of order. "
             "Restore them, or leave the episode out."
         )
     if seconds is None:
@@ -151,6 +153,6 @@ def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name
         row = int(wrong.argmax())
         raise ConfigurationError(
             f"{name} contradicts itself: its timestamp is {seconds[row]:g} s at row {row} and "
-            f"{seconds[0]:g} s at row 0, and info.json says {fps:g} frames per second. Correct "
-            "fps or the timestamps, or restore the frames that are missing."
+            f"{seconds[0]:g} s at row 0, but info.json says {fps:g} frames per second. Correct fps "
+            "or the timestamps, or restore the frames that are missing."
         )

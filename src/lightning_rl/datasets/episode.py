@@ -171,7 +171,7 @@ class Episode:
         for part, values, expected in parts:
             require(
                 len(values) == expected,
-                f"{name} has {length} rewards, and {len(values)} of its {part} instead of "
+                f"{name} has {length} rewards, but {len(values)} entries in its {part} instead of "
                 f"{expected}. Correct it, or leave the episode out.",
             )
 
@@ -220,9 +220,8 @@ class Episode:
             step = int(wrong.int().argmax())
             shown = as_env_counts(action[step].numpy(), first).tolist()
             raise ConfigurationError(
-                f"{name} has the action {shown} at step {step}, and {space} does not have it. "
-                "Correct it, leave the episode out, or take the action space that it was recorded "
-                "in."
+                f"{name} has the action {shown} at step {step}, which is not in {space}. Correct "
+                "it, leave the episode out, or use the action space of the recording."
             )
         if outside.any():
             self.action = flat.clamp(low, high).reshape(action.shape)
@@ -269,7 +268,7 @@ class Episodes(Sequence[Episode]):
         if isinstance(index, slice):
             return list(self.each(range(*index.indices(len(self)))))
         if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.path} has {len(self)} episodes, there is none {index}.")
+            raise IndexError(f"{self.path} has {len(self)} episodes, but no episode {index}.")
         (episode,) = self.each([index % len(self)])
         return episode
 
@@ -295,8 +294,8 @@ class Episodes(Sequence[Episode]):
             if clipped:
                 rank_zero_warn(
                     f"{clipped:,} of {steps:,} actions of the dataset at {self.path} lie outside "
-                    f"of {self.action_space}, and are clipped to it (actions_outside: refuse "
-                    "refuses them)."
+                    f"of {self.action_space}, and are clipped to it (set actions_outside: refuse "
+                    "to refuse them)."
                 )
 
     @abstractmethod
@@ -319,6 +318,6 @@ class Episodes(Sequence[Episode]):
             empty = ", ".join(str(i) for i, length in enumerate(lengths) if length <= 0)
             rank_zero_warn(
                 f"The dataset at {self.path} has episodes without steps ({empty}): they are left "
-                "out, and those behind them have lower numbers here."
+                "out, and the episodes after them have lower numbers here."
             )
         return kept

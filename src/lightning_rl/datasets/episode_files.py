@@ -147,10 +147,10 @@ class EpisodeFiles:
             self._writer.close()
         return finals
 
-    def statistics(self) -> dict[str, list[Any]]:
-        """Return the statistics columns of the episode, with one row."""
+    def statistics(self) -> dict[str, Any]:
+        """Return the statistics of the episode, by the names of their columns."""
         return {
-            f"stats/{key}/{name}": [value.tolist()]
+            f"stats/{key}/{name}": value.tolist()
             for key, statistics in self._statistics.items()
             for name, value in statistics.result().items()
         }
@@ -191,13 +191,13 @@ def _value(leaf: Leaf, tree: Any) -> np.ndarray:
         except (KeyError, IndexError, TypeError) as error:
             raise ConfigurationError(
                 f"The observation has no '{'.'.join(leaf.path)}', which its space has: return all "
-                "parts of it from reset and step."
+                "parts of the observation from reset and step."
             ) from error
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     array = np.array(value, leaf.dtype)
     require(
         array.shape == leaf.shape,
-        f"'{leaf.key}' has shape {list(array.shape)}, and by its space it is {list(leaf.shape)}.",
+        f"'{leaf.key}' has shape {list(array.shape)}, but its space has shape {list(leaf.shape)}.",
     )
     return array.transpose(1, 2, 0) if leaf.channels_first else array

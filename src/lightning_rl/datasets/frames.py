@@ -161,9 +161,9 @@ class LabelledFrames(RecordedFrames):
             require(
                 len(numbers) >= 2,
                 f"The dataset at {path} has {len(numbers)} {kind} episodes, {len(successes)} in "
-                f"all, of which {unknown} do not say whether they succeeded: a reward classifier "
-                "needs two at least, one of them to be held out. Record more; where a column says "
-                "it, name that: keys: {<column>: success}"
+                f"all, of which {unknown} have no success label: a reward classifier needs at "
+                "least two, because it holds one out. Record more; if a column has the label, name "
+                f"it: keys: {{<column>: success}}"
                 + ("." if kind == "successful" else "; or learn from all frames: negatives: all."),
             )
             order = [numbers[i] for i in torch.randperm(len(numbers), generator=drawn)]
@@ -177,9 +177,9 @@ class LabelledFrames(RecordedFrames):
         shortest = min(self._episodes.lengths[number] for number in successes)
         require(
             shortest > self._positive_frames,
-            f"The dataset at {self._episodes.path} has no failed episode, and its shortest has "
-            f"{shortest} frames, all of which would show success with positive_frames: "
-            f"{self._positive_frames}. Lower that, or record failures.",
+            f"The dataset at {self._episodes.path} has no failed episode, and all {shortest} "
+            "frames of its shortest episode would show success with positive_frames: "
+            f"{self._positive_frames}. Lower positive_frames, or record failures.",
         )
 
 

@@ -179,8 +179,8 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
     leaf, *more = leaves_of(space, "action")
     if more or leaf.path:
         raise ConfigurationError(
-            f"Action space {space} cannot be written into a dataset, which has one array for it: "
-            "use Box, Discrete, MultiDiscrete or MultiBinary."
+            f"Action space {space} cannot be written into a dataset, which stores an action as one "
+            "array: use Box, Discrete, MultiDiscrete or MultiBinary."
         )
     return Leaf((), "action", leaf.shape, leaf.dtype, False)
 
@@ -311,8 +311,8 @@ def read_info(path: Path) -> dict[str, Any]:
     version = str(info.get("codebase_version"))
     require(
         version.startswith("v3."),
-        f"The dataset at {path.parents[1]} is of format {version}, and {VERSION} is read: convert "
-        "it with lerobot (lerobot.datasets.v30.convert_dataset_v21_to_v30).",
+        f"The dataset at {path.parents[1]} has the format {version}, but the reader needs "
+        f"{VERSION}: convert it with lerobot (lerobot.datasets.v30.convert_dataset_v21_to_v30).",
     )
     kinds: dict[str, Any] = {"fps": int | float, "features": dict, "data_path": str}
     features = info.get("features")
@@ -337,8 +337,7 @@ def read_info(path: Path) -> dict[str, Any]:
     ]
     require(
         not wrong,
-        f"{path} does not say {', '.join(wrong)}, or not as a LeRobotDataset does: restore it, or "
-        "give another dataset.",
+        f"{path} has no valid {', '.join(wrong)}: restore it, or give another dataset.",
     )
     return info
 
@@ -355,9 +354,9 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("action_start is not a number for each part of an action")
         extras = dict(content.get("extras", {}))
         if not all(isinstance(one, str) and one for one in [*extras, *extras.values()]):
-            raise ValueError("extras map columns to names")
+            raise ValueError("extras does not map columns to names")
         if len(set(extras.values())) < len(extras):
-            raise ValueError("two extras have one name")
+            raise ValueError("two extras have the same name")
         rules = content.get("end_rules", [])
         if not (isinstance(rules, list) and all(isinstance(one, str) for one in rules)):
             raise ValueError("end_rules are texts")
@@ -399,8 +398,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return files.read_json(path, None)  # the Hugging Face cache consists of links
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{path} cannot be read: it is missing, and a dataset has one: restore it, or "
-            "give another dataset."
+            f"{path} cannot be read: the file is missing. Restore it, or give another dataset."
         ) from error
 
 
@@ -429,6 +427,22 @@ def as_column(values: np.ndarray) -> Any:
     return column
 
 
+def as_row(value: Any) -> Any:
+    """Return the arrow array with one value: a number or a text, or nested lists of them.
+
+    With an explicit type: at each list whose type pyarrow infers, it tries to import dateutil.
+    """
+    arrow = import_extra("pyarrow")
+    leaf, depth = value, 0
+    while isinstance(leaf, list):
+        leaf, depth = leaf[0] if leaf else None, depth + 1
+    kinds = {bool: arrow.bool_, int: arrow.int64, float: arrow.float64, str: arrow.string}
+    kind = kinds.get(type(leaf), arrow.null)()
+    for _ in range(depth):
+        kind = arrow.list_(kind)
+    return arrow.array([value], kind)
+
+
 def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the values [L, *shape] of an arrow array or chunked array.
 
@@ -454,7 +468,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     if not any(kind(array.type) for kind in kinds):
         raise ValueError(f"it holds {array.type}, no numbers")
     if count and size != prod(shape):
-        raise ValueError(f"it has {size} values a row, and its shape is {list(shape)}")
+        raise ValueError(f"it has {size} values per row, but its shape is {list(shape)}")
     values: np.ndarray = array.to_numpy(zero_copy_only=False)
     return values.reshape(count, *shape)
 
@@ -497,7 +511,7 @@ def tasks_of(table: Any) -> dict[int, str]:
     if {type(number) for number in pairs[0]} - {int} or {type(text) for text in pairs[1]} - {str}:
         raise ValueError("a task is a whole number and a text")
     if len(set(pairs[0])) < len(pairs[0]):
-        raise ValueError("two tasks have one number")
+        raise ValueError("two tasks have the same number")
     return dict(zip(*pairs, strict=True))
 
 

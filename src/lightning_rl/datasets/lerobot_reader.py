@@ -110,8 +110,8 @@ class LeRobotEpisodes(Episodes):
         total = self._info.get("total_episodes")
         require(
             not rows or total is None or len(rows) >= total,
-            f"The dataset at {self.path} has {total} episodes by info.json, and its table lists "
-            f"{len(rows)}: restore the files of {lerobot.EPISODES}.",
+            f"The dataset at {self.path} has {total} episodes in info.json, but {len(rows)} in its "
+            f"table: restore the files of {lerobot.EPISODES}.",
         )
         for number, row in enumerate(rows):
             self._check_row(number, row)
@@ -156,13 +156,13 @@ class LeRobotEpisodes(Episodes):
         )
         require(
             behind is None or behind - row["dataset_from_index"] == row["length"],
-            f"{self.name_of(number)} contradicts itself: its length is {row['length']}, and its "
-            f"rows are those from {row['dataset_from_index']} to {behind}. Restore the table.",
+            f"{self.name_of(number)} contradicts itself: its length is {row['length']}, but its "
+            f"rows are {row['dataset_from_index']} to {behind}. Restore the table.",
         )
         require(
             row.get("success") in (None, True, False),
             f"{self.name_of(number)} has success {row.get('success')!r} in the table of episodes, "
-            "which is true, false or null.",
+            "instead of true, false or null.",
         )
 
     def _check_films(self, prefix: str) -> None:
@@ -176,7 +176,7 @@ class LeRobotEpisodes(Episodes):
             require(
                 one[:2] != other[:2] or last <= other[2] - 0.25 / self.fps,
                 f"{self.name_of(i)} contradicts itself: its last row is at {last:g} s of {prefix}, "
-                f"and episode {following} begins at {other[2]:g} s there. {CURE}",
+                f"but episode {following} begins at {other[2]:g} s there. {CURE}",
             )
 
     def places(self) -> list[tuple[Path, int, Path, int]]:
@@ -236,8 +236,8 @@ class LeRobotEpisodes(Episodes):
         for name, key in given.items():
             require(
                 name in parts,
-                f"keys names '{key}' {name}, and the observation of this env has no such part"
-                f"{closest(name, parts)}; it has {', '.join(parts)}.",
+                f"keys names '{key}' {name}, but the observation of this env has no such "
+                f"part{closest(name, parts)}; it has {', '.join(parts)}.",
             )
         found = []
         for name, leaf in zip(parts, wanted, strict=True):
@@ -262,7 +262,7 @@ class LeRobotEpisodes(Episodes):
         require(
             key in self._features,
             f"The dataset at {self.path} has no column '{key}' for {name}; it has "
-            f"{', '.join(there)}. Say which one it is: keys: {{<column>: {name}}}, or record it "
+            f"{', '.join(there)}. Name the right column: keys: {{<column>: {name}}}, or record it "
             "with this env.",
         )
         found = lerobot.leaf_of(key, self._features[key], ())
@@ -276,10 +276,10 @@ class LeRobotEpisodes(Episodes):
         kept = "pictures" if found.picture else found.dtype
         require(
             found.shape == leaf.kept_shape and len(kinds) == 1,
-            f"The dataset at {self.path} is of another env: its {key} is {kept} of shape "
-            f"{list(found.shape)}, and {name} of this env is {leaf.dtype} of shape "
-            f"{list(leaf.shape)}. Record it with this env, or say which column it is: "
-            f"keys: {{<column>: {name}}}.",
+            f"The dataset at {self.path} belongs to another env: its {key} is {kept} of shape "
+            f"{list(found.shape)}, but {name} of this env is {leaf.dtype} of shape "
+            f"{list(leaf.shape)}. Record it with this env, or name the right column: keys: "
+            f"{{<column>: {name}}}.",
         )
         return leaf
 
@@ -345,7 +345,7 @@ class LeRobotEpisodes(Episodes):
         unknown = sorted(set(numbers) - self.tasks.keys())
         require(
             not unknown,
-            f"{name} is of task {unknown[:1]}, and {lerobot.TASKS} has {sorted(self.tasks)}: "
+            f"{name} has the task {unknown[:1]}, but {lerobot.TASKS} has {sorted(self.tasks)}: "
             "restore that table.",
         )
         return tuple(self.tasks[number] for number in numbers)
@@ -368,7 +368,7 @@ class LeRobotEpisodes(Episodes):
         succeeded = bool(self._flags(table, "success", name).any())
         require(
             "success" not in row or bool(recorded) == succeeded,
-            f"{name} contradicts itself: its success is {recorded} in the table of episodes, and "
+            f"{name} contradicts itself: its success is {recorded} in the table of episodes, but "
             f"its column '{self._columns['success']}' says {succeeded}. Label it: rl-cli label.",
         )
         return recorded if "success" in row else succeeded
@@ -415,8 +415,8 @@ class LeRobotEpisodes(Episodes):
         last = seconds[row["length"] - 1]  # the final observation's frame follows
         require(
             last <= lasts - 0.25 / self.fps,
-            f"{name} contradicts itself: its last row is {last:g} s behind its begin, and its film "
-            f"'{leaf.key}' takes {lasts:g} s. {CURE}",
+            f"{name} contradicts itself: its last row is {last:g} s after its first, but its video "
+            f"'{leaf.key}' lasts {lasts:g} s. {CURE}",
         )
         place = {one: row[f"{prefix}/{one}"] for one in ("chunk_index", "file_index")}
         path = self._file_at("video_path", video_key=leaf.key, **place)
@@ -430,7 +430,7 @@ class LeRobotEpisodes(Episodes):
         require(
             room is None or size <= room,
             f"The dataset at {self.path} has an episode with {count:,} pictures in '{leaf.key}', "
-            f"which take {size / 2**30:.1f} GiB, and {(room or 0) / 2**30:.1f} GiB of memory are "
+            f"which take {size / 2**30:.1f} GiB, but {(room or 0) / 2**30:.1f} GiB of memory are "
             "free: leave the camera out (keys), or give shorter episodes.",
         )
 
@@ -453,7 +453,7 @@ class LeRobotEpisodes(Episodes):
         cast = values.astype(leaf.dtype)
         require(
             cast.dtype.kind not in "iu" or np.array_equal(cast, values),
-            f"{name}: its column '{leaf.key}' holds numbers that {leaf.dtype} does not, such as "
+            f"{name}: its column '{leaf.key}' holds numbers that {leaf.dtype} cannot hold, such as "
             f"{values[cast != values][:1]}. Record it with this env, or correct the column.",
         )
         return cast
@@ -506,24 +506,24 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
     """Return the column of each name, from `keys` or by the names in `NAMES`."""
     require(
         len(set(keys.values())) == len(keys),
-        f"keys names two columns the same: {dict(keys)}. Name one of them.",
+        f"keys gives two columns the same name: {dict(keys)}. Name one column only.",
     )
     for key, name in keys.items():
         require(
             key in features,
-            f"keys names '{key}', and the dataset at {path} has no such column"
-            f"{closest(key, features)}. It has {', '.join(sorted(features))}.",
+            f"keys names '{key}', but the dataset at {path} has no such "
+            f"column{closest(key, features)}. It has {', '.join(sorted(features))}.",
         )
         require(
             name in NAMES or name.split(".")[0] == "observation",
-            f"keys: {{{key}: {name}}} is not understood: a column is observation, "
-            f"observation.<key>, {', '.join(NAMES)}.",
+            f"keys: {{{key}: {name}}} is not a valid name: use observation, observation.<key>, "
+            f"{', '.join(NAMES)}.",
         )
         kind = features[key]["dtype"]
         require(
             kind not in lerobot.TEXTS and (name not in NAMES or kind not in ("image", "video")),
-            f"keys names '{key}' {name}, and it is a column of {kind}, which is not read as that: "
-            "name another one.",
+            f"keys names '{key}' {name}, but it is a column of {kind}, which does not fit: name "
+            "another column.",
         )
     pairs = [(name, one) for name, key in NAMES.items() for one in (name, key) if one in features]
     return dict(pairs) | {name: key for key, name in keys.items()}
@@ -537,7 +537,7 @@ def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | No
     first = first_choice(space)
     require(
         recorded is None or np.array_equal(recorded, first),
-        f"The dataset counts its actions from {recorded}, and this env counts from "
+        f"The dataset counts its actions from {recorded}, but this env counts from "
         f"{first.tolist()}: record it with this env.",
     )
     return first

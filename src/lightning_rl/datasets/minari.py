@@ -86,7 +86,7 @@ class MinariEpisodes(Episodes):
         for name in keys.values():
             require(
                 name in ("success", "intervened"),
-                f"keys cannot say which entry of a Minari dataset's infos is {name}: success or "
+                f"keys cannot name an entry of a Minari dataset's infos {name}, only success or "
                 "intervened.",
             )
         try:
@@ -104,13 +104,13 @@ class MinariEpisodes(Episodes):
         metadata = read_json(self._folder / METADATA)
         require(  # without spaces, Minari would make the dataset's env
             {"observation_space", "action_space"} <= set(metadata),
-            f"The dataset at {self.path} does not say its spaces: record it again with Minari 0.4 "
-            "or newer.",
+            f"The dataset at {self.path} does not contain its spaces: record it again with Minari "
+            "0.4 or newer.",
         )
         count = metadata.get("total_episodes", -1)
         require(
             type(count) is int and 0 <= count <= MOST_EPISODES,
-            f"The dataset at {self.path} has {count!r} episodes, which is a number up to "
+            f"The dataset at {self.path} has {count!r} episodes, not a number up to "
             f"{MOST_EPISODES:,}: restore {METADATA}.",
         )
         self._hdf5 = (self._folder / HDF5).exists()
@@ -150,8 +150,8 @@ class MinariEpisodes(Episodes):
             require(
                 sorted(mine) == sorted(theirs)
                 and (name == "observation" or _same_choices(given, there)),
-                f"The dataset at {self.path} is of another env: its {name} space is {there}, but "
-                f"this env's is {given}. Record it with this env.",
+                f"The dataset at {self.path} belongs to another env: its {name} space is {there}, "
+                f"but this env's is {given}. Record it with this env.",
             )
 
     def _check_size(self, number: int) -> None:
@@ -166,7 +166,7 @@ class MinariEpisodes(Episodes):
             )
         room = available_bytes("cpu", torch.device("cpu"), self.path)
         if room is not None and size > room:
-            raise ValueError(f"episode {number} takes {size:,} bytes, and {room:,} are free")
+            raise ValueError(f"episode {number} takes {size:,} bytes, but {room:,} are free")
 
     def read(self, index: int) -> Episode:
         assert self.rule is not None
@@ -250,8 +250,8 @@ class MinariEpisodes(Episodes):
                 left_out.add(name)
         if new := left_out - self._left_out:
             rank_zero_warn(
-                f"The dataset at {self.path} has infos that are not read, having no number "
-                f"for each step: {', '.join(sorted(new))}."
+                f"The dataset at {self.path} has infos that are not read, because they do not have "
+                f"one number per step: {', '.join(sorted(new))}."
             )
         self._left_out |= left_out
         return found
@@ -289,7 +289,7 @@ def _linked(group: Any, name: str) -> Any:
     """Return an entry of an HDF5 group; refuse a link to another file, host or entry."""
     h5py = import_extra("h5py")
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"its entry {group.name}/{name} is missing, or a link to another one")
+        raise ValueError(f"its entry {group.name}/{name} is missing, or a link to another entry")
     return group[name]
 
 
@@ -360,7 +360,9 @@ def _refuse_compressed(content: Any) -> None:
             rows = below(field(message, 2))
             rows = below(field(rows, 1)) if kind == 2 else rows
             if field(rows, 3):
-                raise ValueError("its columns are compressed: write it again without, or as HDF5")
+                raise ValueError(
+                    "its columns are compressed: write it without compression, or as HDF5"
+                )
 
 
 def write_minari(
@@ -393,7 +395,7 @@ def write_minari(
     path = expanded(path)
     require(
         not path.exists() or not any(path.iterdir()),
-        f"{path} is not empty: give a directory that is not there yet.",
+        f"{path} is not empty: give a new directory.",
     )
     # Absolute: Minari looks for the files of a relative path in another place.
     unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"

@@ -113,9 +113,9 @@ class MixedReplay(Replay):
         room = getattr(self.offline, "capacity", None)
         require(
             room is None or room >= count,
-            f"data.replay.offline.capacity={room} is less than the {count} transitions of "
-            f"{path}: the first of them would make room for the last. Raise it, also above the "
-            "interventions that are to come.",
+            f"data.replay.offline.capacity={room} is less than the {count} transitions of {path}: "
+            "the last transitions would replace the first. Raise it, and leave room for "
+            "interventions.",
         )
         return source
 
@@ -133,8 +133,8 @@ class MixedReplay(Replay):
     def extend(self, rollout: TensorDict) -> None:
         require(
             "executed" not in rollout.keys(),
-            "MixedReplay keeps single actions, as demonstrations and interventions are, and the "
-            "env takes chunks of them: leave ActionChunk out, or use a ReplayBuffer.",
+            "MixedReplay stores single actions, but the env takes chunks of actions: remove "
+            "ActionChunk, or use a ReplayBuffer.",
         )
         self._read_demonstrations()
         if not self._begun:
@@ -159,9 +159,9 @@ class MixedReplay(Replay):
         """
         require(
             isinstance(self.offline, ReplayBuffer) or len(self.offline) == 0,
-            f"normalize_reward scales demonstrations' rewards too, and "
-            f"data.replay.offline, a {type(self.offline).__name__}, does not tell them: use a "
-            "ReplayBuffer there, or set model.normalize_reward: false.",
+            "normalize_reward also scales the rewards of demonstrations, but data.replay.offline, "
+            f"a {type(self.offline).__name__}, cannot list them: use a ReplayBuffer there, or set "
+            "model.normalize_reward: false.",
         )
         given, self._given = self._given, None
         return given
@@ -238,7 +238,7 @@ class MixedReplay(Replay):
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         require(
             "online" in state and "offline" in state,
-            f"The checkpoint's replay is not a MixedReplay, which data.replay is. {CURE}",
+            f"The checkpoint's replay is not a MixedReplay, but data.replay is. {CURE}",
         )
         for name in ("online", "offline"):
             getattr(self, name).load_state_dict(state[name], folder)
@@ -312,8 +312,8 @@ def _of_replay(
     states = [state.get("online", state) for state in states]
     require(
         bool(states) and all("begin" in state for state in states),
-        f"{checkpoint} holds no replay to begin with: give a checkpoint of an off-policy run "
-        "(last.ckpt) that was saved with trainer.save_replay, or a dataset.",
+        f"{checkpoint} holds no replay: give a checkpoint of an off-policy run (last.ckpt) that "
+        "was saved with trainer.save_replay, or a dataset.",
     )
 
     def episodes() -> Iterator[Episode]:

@@ -31,7 +31,7 @@ PICTURES = ("PNG", "JPEG", "WEBP", "BMP")
 MOST_PIXELS = 2**26
 """Maximum pixels of a video frame."""
 
-CURE = "Restore the file, or leave the camera out: name the observations to be read by keys."
+CURE = "Restore the file, or leave the camera out: name only the other observations in keys."
 
 
 class VideoWriter:
@@ -139,7 +139,7 @@ def _opened(path: Path) -> Any:
 def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
     """Refuse a picture of another size than in info.json, or with an unknown number of channels."""
     if (height, width) != size[:2] or _channels(size) not in FORMATS:
-        raise ValueError(f"a picture of {height} x {width} pixels, and info.json says {list(size)}")
+        raise ValueError(f"a picture of {height} x {width} pixels, but info.json says {list(size)}")
 
 
 def _channels(size: tuple[int, ...]) -> int:
@@ -149,7 +149,9 @@ def _channels(size: tuple[int, ...]) -> int:
 def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
     """Return a video frame as uint8 [H, W, C], or [H, W] for grey."""
     if frame.format.name.startswith(("gray1", "ya16")):  # depth pictures need more than 8 bits
-        raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
+        raise ValueError(
+            f"a picture of format {frame.format.name}, but only 8 bits per channel are supported"
+        )
     _check_size(frame.height, frame.width, size)
     pixels: np.ndarray = frame.to_ndarray(format=FORMATS[_channels(size)][0])
     return pixels.reshape(size)

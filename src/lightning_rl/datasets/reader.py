@@ -60,16 +60,16 @@ def read_episodes(
     there = episodes.fps
     require(
         fps is None or there is None or abs(fps - there) <= 1e-3 * fps,
-        f"The dataset at {directory} has {there or 0:g} frames per second, and the env takes "
-        f"{fps or 0:g} steps per second: what was done in one step there takes another time here. "
-        "Record it with this env, or set the env to that rate.",
+        f"The dataset at {directory} has {there or 0:g} frames per second, but the env takes "
+        f"{fps or 0:g} steps per second, so an action would last for another time. Record it with "
+        "this env, or set the env to the dataset's rate.",
     )
     rule = episodes.rule
     if rule is not None and rule.assumed:
         rank_zero_warn(
-            f"The dataset at {directory} does not say which episodes time cut: {rule.words}. If "
-            "this is wrong, set ends to terminated or truncated, or name the column: "
-            "keys: {<column>: terminated}."
+            f"The dataset at {directory} does not record which episodes were truncated: "
+            f"{rule.words}. If this is wrong, set ends to terminated or truncated, or name the "
+            f"column: keys: {{<column>: terminated}}."
         )
     elif rule is not None:
         rank_zero_info(f"Dataset {directory}: {rule.words}.")

@@ -80,11 +80,11 @@ class Recorder:
     ) -> None:
         if not isinstance(env, GymnasiumEnv) or env.num_envs != 1 or env.vectorization != "sync":
             raise ConfigurationError(
-                "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, and this "
+                "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, but this "
                 f"is {getattr(env, 'num_envs', 1)} {type(env).__name__} "
-                f"({getattr(env, 'vectorization', 'no Gymnasium env')}). Name that: "
-                "{class_path: GymnasiumEnv, init_args: {id: ...}}; the tasks of this package have "
-                "ids too, such as lightning_rl/PushCube-v0."
+                f"({getattr(env, 'vectorization', 'no Gymnasium env')}). Set "
+                f"{{class_path: GymnasiumEnv, init_args: {{id: ...}}}}; the tasks of this package "
+                "have ids too, such as lightning_rl/PushCube-v0."
             )
         if source is not None and in_charge:
             source.take_charge()
@@ -236,8 +236,8 @@ def _number(info: dict[str, Any], name: str) -> float:
     number = one_number(value)
     if number is None:
         raise ConfigurationError(
-            f"info['{name}'] is {value!r}, and a frame holds one number of that name: leave it out "
-            "of extra."
+            f"info['{name}'] is {value!r}, but a frame holds one number of that name: remove the "
+            "name from extra."
         )
     return number
 

@@ -62,7 +62,7 @@ def read_replay(
     require(
         np.array_equal(first_choice(action_space), episodes.first_action),
         f"The dataset at {episodes.path} counts its actions from {episodes.first_action.tolist()}, "
-        f"as far as it was opened, and the action space is {action_space}: open it with that, "
+        f"because it was opened without the action space {action_space}: open it with that space, "
         "read_episodes(path, action_space=...).",
     )
     settings = {"capacity": max(1, sum(episodes.lengths))} | settings

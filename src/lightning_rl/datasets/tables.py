@@ -40,7 +40,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
     count = sum(file.counts)
     require(
         count <= MOST_ROWS,
-        f"{path} has {count:,} rows, and at most {MOST_ROWS:,} are read: give another dataset.",
+        f"{path} has {count:,} rows, but at most {MOST_ROWS:,} are read: give another dataset.",
     )
     return file.rows(0, count)
 
@@ -85,7 +85,9 @@ class TableFile:
             self.names: list[str] = self._file.schema_arrow.names
         self._columns = list(self.names if columns is None else columns)
         twice = [name for name, count in Counter(self.names).items() if count > 1]
-        require(not twice, f"{path} has two columns of one name: {twice[:1]}. Rename one of them.")
+        require(
+            not twice, f"{path} has two columns of the same name: {twice[:1]}. Rename one of them."
+        )
         missing = set(self._columns) - set(self.names)
         require(
             not missing,
@@ -131,7 +133,7 @@ class TableFile:
 
     def _read(self, number: int) -> Any:
         arrow = import_extra("pyarrow")
-        group, name = self._file.metadata.row_group(number), f"its group {number} of rows"
+        group, name = self._file.metadata.row_group(number), f"its row group {number}"
         columns = [group.column(i) for i in self._wanted]
         sizes = [max(8 * one.num_values, one.total_uncompressed_size) for one in columns]
         self._check_size(sum(sizes), MOST_BYTES, name)
@@ -155,8 +157,8 @@ class TableFile:
     def _check_size(self, size: int, most: int, name: str) -> None:
         require(
             size <= most,
-            f"{self.path}: {name} would take {size / 2**30:.1f} GiB of memory, and at most "
-            f"{most / 2**30:g} are read. Write the file with smaller groups of rows (pyarrow: "
+            f"{self.path}: {name} would take {size / 2**30:.1f} GiB of memory, but at most "
+            f"{most / 2**30:g} are read. Write the file with smaller row groups (pyarrow: "
             "row_group_size), or give another dataset.",
         )
 

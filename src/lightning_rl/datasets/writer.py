@@ -99,8 +99,8 @@ class EpisodeWriter:
         if not part_of(self.path, lerobot.INFO).is_file() and not has_no_episodes(self.path):
             there = sorted(file.name for file in self.path.iterdir())
             raise ConfigurationError(
-                f"{self.path} holds {', '.join(there)}, and no dataset: give a directory that is "
-                "empty, or not there yet."
+                f"{self.path} holds {', '.join(there)}, but no dataset: give an empty or a new "
+                "directory."
             )
         self._take_lock()
         complete_join(self.path)
@@ -129,8 +129,8 @@ class EpisodeWriter:
             and info.get("video_path", lerobot.VIDEOS) == lerobot.VIDEOS
             and there.leaves == self._leaves
             and np.array_equal(there.first_action, first_choice(self._action_space)),
-            f"{self.path} holds a dataset of another kind ({info['fps']:g} frames per second, "
-            f"columns {', '.join(theirs)}); this one would differ in "
+            f"{self.path} holds a different dataset ({info['fps']:g} frames per second, columns "
+            f"{', '.join(theirs)}); the new dataset would differ in "
             f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
             "directory.",
         )
@@ -183,8 +183,8 @@ class EpisodeWriter:
             require(
                 given.shape == self._action.shape
                 and self._action_space.contains(given.astype(self._action.dtype)[()]),
-                f"{self._action_space} does not have the action {given.tolist()}: give it as the "
-                "env counts.",
+                f"{self._action_space} does not have the action {given.tolist()}: number the "
+                "choices as the env does.",
             )
         if self._recording is None:
             self._recording = self._new_files()
@@ -207,12 +207,12 @@ class EpisodeWriter:
             self._extras = tuple(sorted(extra))
             require(
                 len({_extra_column(name) for name in extra}) == len(extra),
-                f"Two of the extras {sorted(extra)} would have one column: rename one of them.",
+                f"Two of the extras {sorted(extra)} would have the same column: rename one.",
             )
         extras = {name: nan for name in self._extras if name in lerobot.LABELS} | dict(extra)
         require(
             extras.keys() == set(self._extras),
-            f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
+            f"The steps of {self.path} have the extras {list(self._extras)}, but this step has "
             f"{sorted(extras)}: give all of them at each step, 0 for a missing value.",
         )
         return {name: extras[name] for name in self._extras}
@@ -321,21 +321,25 @@ class EpisodeWriter:
     ) -> None:
         arrow = lerobot.import_extra("pyarrow")
         length = recording.length
-        columns: dict[str, Any] = {
-            "episode_index": [self._episodes],
-            "tasks": [recording.tasks],
-            "length": [length],
+        place = {
+            "episode_index": self._episodes,
+            "tasks": recording.tasks,
+            "length": length,
             **_placed("data", self._next["data"]),
-            "dataset_from_index": [self._frames],
-            "dataset_to_index": [self._frames + length],
+            "dataset_from_index": self._frames,
+            "dataset_to_index": self._frames + length,
         }
         for key in videos:
-            columns |= _placed(f"videos/{key}", self._next["videos"])
-            columns[f"videos/{key}/from_timestamp"] = [0.0]
-            columns[f"videos/{key}/to_timestamp"] = [length / self._fps]
-        columns["success"] = arrow.array([success], arrow.bool_())
-        columns |= {**finals, **recording.statistics()}
-        columns |= _placed("meta/episodes", self._next["meta"])
+            place |= _placed(f"videos/{key}", self._next["videos"])
+            place[f"videos/{key}/from_timestamp"] = 0.0
+            place[f"videos/{key}/to_timestamp"] = length / self._fps
+        measured = recording.statistics() | _placed("meta/episodes", self._next["meta"])
+        columns = {
+            **{name: lerobot.as_row(value) for name, value in place.items()},
+            "success": arrow.array([success], arrow.bool_()),
+            **finals,
+            **{name: lerobot.as_row(value) for name, value in measured.items()},
+        }
         name = lerobot.file_name(self._next["meta"], ".parquet")
         lerobot.write_table(self.path / lerobot.EPISODES / name, arrow.table(columns))
 
@@ -383,5 +387,5 @@ def _extra_column(name: str) -> str:
     return f"{lerobot.EXTRA}{name}".replace("/", "_")
 
 
-def _placed(prefix: str, number: int) -> dict[str, list[int]]:
-    return {f"{prefix}/{name}": [value] for name, value in lerobot.place_of(number).items()}
+def _placed(prefix: str, number: int) -> dict[str, int]:
+    return {f"{prefix}/{name}": value for name, value in lerobot.place_of(number).items()}

@@ -67,8 +67,8 @@ class TrainedPolicy:
                 ended = torch.as_tensor(rows, dtype=torch.bool)
                 require(
                     ended.shape == (self._actor.num_envs,),
-                    f"reset(rows) has the shape {list(ended.shape)}, and the last observation was "
-                    f"of {self._actor.num_envs} rows: give a bool for each of them.",
+                    f"reset(rows) has the shape {list(ended.shape)}, but the last observation had "
+                    f"{self._actor.num_envs} rows: give one bool per row.",
                 )
                 self._actor.begin(ended)
             return
@@ -101,8 +101,8 @@ class TrainedPolicy:
         for leaf in leaves:
             require(
                 leaf.rows == first.rows,
-                f"The observation's '{leaf.name}' is {_counted(leaf.rows)}, and '{first.name}' "
-                f"{_counted(first.rows)}: give one observation, or as many of each.",
+                f"The observation's '{leaf.name}' is {_counted(leaf.rows)}, but '{first.name}' is "
+                f"{_counted(first.rows)}: give all parts for the same number of envs.",
             )
         rows = 1 if first.rows is None else first.rows
         actor = self._actor_for(rows, deterministic)
@@ -133,8 +133,8 @@ class TrainedPolicy:
         self._drawn |= not deterministic
         require(
             actor is None or not goes_on,
-            f"{type(policy).__name__} remembers {before} episodes, and this is an observation of "
-            f"{rows}: reset() where others begin.",
+            f"{type(policy).__name__} has a memory of {before} episodes, but the observation has "
+            f"{rows} rows: call reset() when new episodes begin.",
         )
         self._actor = EpisodeActor(policy, rows, self._generators)
         return self._actor
@@ -170,7 +170,7 @@ def _taken(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf
         return _tensor(space, given, name or "observation", leaves)
     require(
         isinstance(given, Mapping | TensorDictBase),
-        f"The observation{f' {name}' if name else ''} is {type(given).__name__}, and the policy "
+        f"The observation{f' {name}' if name else ''} is {type(given).__name__}, but the policy "
         f"reads a dict with {', '.join(space.keys())}.",
     )
     missing = [key for key in space.keys() if key not in given.keys()]
@@ -197,13 +197,13 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
     batched = tuple(tensor.shape[1:]) == shape and tensor.dim() > len(shape)
     require(
         batched or tuple(tensor.shape) == shape,
-        f"The observation's '{name}' has the shape {list(tensor.shape)}, and the policy was "
-        f"trained with {list(shape)}: give one like that, or a batch [N, ...] of them.",
+        f"The observation's '{name}' has the shape {list(tensor.shape)}, but the policy was "
+        f"trained with {list(shape)}: give that shape, or a batch [N, ...].",
     )
     require(
         torch.can_cast(tensor.dtype, dtype),
-        f"The observation's '{name}' is of {tensor.dtype}, and the policy was trained with "
-        f"{dtype}, which cannot hold that.",
+        f"The observation's '{name}' has the dtype {tensor.dtype}, but the policy was trained with "
+        f"{dtype}, which cannot hold its numbers.",
     )
     device = given.device if isinstance(given, Tensor) else None
     leaves.append(Leaf(name, len(tensor) if batched else None, device))

@@ -97,10 +97,10 @@ class ActionChunk(VectorEnvWrapper):
             self.single_action_space = repeated(self.env.single_action_space, chunk_size)
         else:
             raise ConfigurationError(
-                f"ActionChunk needs an env whose rows can wait for each other, and "
-                f"{type(self.env).__name__} steps all of them: give it the methods advance(action, "
-                "active) and reset_finished(done) of lightning_rl.envs.StepsActiveRows, or use a "
-                "GymnasiumEnv or a TorchEnv."
+                "ActionChunk needs an env whose rows can wait for each other, but "
+                f"{type(self.env).__name__} always steps all rows: give it the methods "
+                "advance(action, active) and reset_finished(done) of "
+                "lightning_rl.envs.StepsActiveRows, or use a GymnasiumEnv or a TorchEnv."
             )
 
     @property

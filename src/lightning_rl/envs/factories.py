@@ -50,8 +50,8 @@ def env_factory(given: Any, setting: str) -> EnvFactory:
         return _by_name(given, setting)
     if isinstance(given, VectorEnv | gymnasium.Env | gymnasium.vector.VectorEnv):
         raise ConfigurationError(
-            f"{setting} is a {type(_unwrapped(given)).__name__} that has been made already; "
-            f"training makes num_envs of them, and evaluation others. {_what_makes(given)}"
+            f"{setting} is a {type(_unwrapped(given)).__name__} that exists already, but training "
+            f"and evaluation make their own envs. {_what_makes(given)}"
         )
     require(callable(given), f"{setting} is {given!r}, which makes no envs. {ALLOWED}")
     if isinstance(given, type) and not issubclass(given, VectorEnv):
@@ -81,7 +81,9 @@ def make_env(
     except TypeError as error:
         if "instantiate abstract class" not in str(error):
             raise
-        raise ConfigurationError(f"{setting} cannot be made: {error}. Define them.") from error
+        raise ConfigurationError(
+            f"{setting} cannot be made: {error}. Define these methods."
+        ) from error
     if not isinstance(made, VectorEnv):
         kind, cure = type(_unwrapped(made)).__name__, ALLOWED
         if isinstance(made, gymnasium.Env | gymnasium.vector.VectorEnv):
@@ -93,8 +95,8 @@ def make_env(
     if made.num_envs != num_envs:
         made.close()
         raise ConfigurationError(
-            f"{setting} returned {made.num_envs} envs, and {num_envs} were asked for. Have the "
-            "function make as many as its argument says."
+            f"{setting} returned {made.num_envs} envs, but {num_envs} were requested. The function "
+            "must make as many envs as its argument says."
         )
     try:
         owner = getattr(made, "id", type(made).__name__)
@@ -117,8 +119,8 @@ def _by_name(name: str, setting: str) -> EnvFactory:
     require(
         ":" in name or name in known,
         f"{setting} is '{name}', which is neither the id of a Gymnasium env nor a task of this "
-        f"package ({', '.join(sorted(TASKS))}){closest(name, [*ids, *TASKS])}. An env of another "
-        "package is registered when that is imported: my_package:Name-v0.",
+        f"package ({', '.join(sorted(TASKS))}){closest(name, [*ids, *TASKS])}. For an env of "
+        "another package name the package that registers it: my_package:Name-v0.",
     )
     return partial(GymnasiumEnv, id=name)
 
@@ -129,13 +131,13 @@ def _check_arguments(given: Callable[..., Any], setting: str) -> None:
         name = given.func.__name__
         require(
             not given.args,
-            f"{setting} is a partial of {name} with arguments that have no names, and the first "
-            f"argument of an env is num_envs. Name them: partial({name}, id=...).",
+            f"{setting} is a partial of {name} with positional arguments, but the first argument "
+            f"of an env is num_envs. Pass them by name: partial({name}, id=...).",
         )
         require(
             "num_envs" not in given.keywords,
-            f"{setting} is a partial of {name} with a num_envs of its own. Leave it out, and give "
-            "it to RLDataModule: num_envs=..., and num_eval_envs=... for the evaluation.",
+            f"{setting} is a partial of {name} that sets num_envs. Remove num_envs there, and set "
+            "num_envs=... and num_eval_envs=... of RLDataModule.",
         )
     try:
         signature = inspect.signature(given)
@@ -153,7 +155,10 @@ def _check_arguments(given: Callable[..., Any], setting: str) -> None:
 def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
     cls = given.func if isinstance(given, partial) else given
     if not isinstance(cls, type):
-        return "Pass a function of one: lambda num_envs: GymnasiumEnv(num_envs, id='CartPole-v1')."
+        return (
+            "Pass a function of one argument: lambda num_envs: GymnasiumEnv(num_envs, "
+            "id='CartPole-v1')."
+        )
     missing = [
         name
         for name, parameter in list(signature.parameters.items())[1:]
@@ -168,14 +173,14 @@ def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
 
 def _what_makes(env: Any) -> str:
     if isinstance(env, GymnasiumEnv):
-        return f"Pass what makes it: {_of_id(env.id, env.env_kwargs)}."
+        return f"Pass its factory: {_of_id(env.id, env.env_kwargs)}."
     if isinstance(env, VectorEnv):
         name = type(env).__name__
-        return f"Pass what makes it: {name}, or partial({name}, ...) with its settings."
+        return f"Pass its factory: {name}, or partial({name}, ...) with its settings."
     spec = env.spec
     if spec is None:
         return _to_register(type(_unwrapped(env)))
-    return f"Pass what makes it: {_of_id(spec.id, spec.kwargs)}."
+    return f"Pass its factory: {_of_id(spec.id, spec.kwargs)}."
 
 
 def _of_id(id: str, env_kwargs: dict[str, Any]) -> str:

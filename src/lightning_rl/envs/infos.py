@@ -216,11 +216,13 @@ class InfoReader:
     def _warn(self, key: str, value: Any, wanted: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(f"{self._refusal(key, value, wanted)} It is left out.", stacklevel=2)
+            warnings.warn(
+                f"{self._refusal(key, value, wanted)} The entry is left out.", stacklevel=2
+            )
 
     def _refusal(self, key: str, value: Any, wanted: str) -> str:
         return (
-            f"{self._name} says info['{key}'] = {shortened(value)}, which is read as {wanted}. "
+            f"{self._name} returned info['{key}'] = {shortened(value)} instead of {wanted}. "
             "Correct the env, or rename the key in a wrapper."
         )
 
@@ -285,7 +287,7 @@ def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[s
     name = type(env).__name__
     for key in fields:
         if key not in info:
-            raise EnvFaultError(f"{name} announces info['{key}'], and returned none from step.")
+            raise EnvFaultError(f"{name} announces info['{key}'], but returned none from step.")
     for key in ("success", INTERVENED, "penalty"):
         if key in info and (key == "success" or key in fields):
             kinds = "biuf" if key == "penalty" else "biu"

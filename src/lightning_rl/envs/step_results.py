@@ -45,7 +45,7 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
         for key, child in space.items():
             if not (isinstance(key, str) and key):
                 raise ConfigurationError(
-                    f"{owner} has the key {key!r} in its {part} space, and keys must be texts: "
+                    f"{owner} has the key {key!r} in its {part} space, but keys must be texts: "
                     f"rename it in the env ('{key}'), or by a wrapper ({wrapper})."
                 )
             check_space(owner, kind, child, f"{field}.{key}")
@@ -55,14 +55,14 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
     if space.shape is not None and 0 in space.shape:
         nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
         raise ConfigurationError(
-            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Leave it "
-            f"out, or announce what there is ({wrapper})."
+            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Remove it, "
+            f"or announce a space with numbers ({wrapper})."
         )
     dtype = space.dtype
     if dtype is not None and (dtype.kind not in KINDS or dtype.name in ("uint64", "longdouble")):
         raise ConfigurationError(
-            f"{owner} has the {part} space {space} of {dtype}, with which torch does not "
-            f"calculate: use int64, or float32 ({wrapper}, or the env itself)."
+            f"{owner} has the {part} space {space} of {dtype}, which torch cannot compute with: "
+            f"use int64, or float32 ({wrapper}, or the env itself)."
         )
 
 
@@ -101,7 +101,7 @@ def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
 def refuse_missing_end(name: str, missing: Any) -> None:
     """Refuse truncated episodes without a final observation.
 
-    `missing` is bool, [N] of a step or [T, N] of a rollout, and true for such ends.
+    `missing` is bool, [N] of a step or [T, N] of a rollout, and true for these episodes.
 
     Raises:
         EnvFaultError: names the env, the key and the cure.
@@ -111,11 +111,11 @@ def refuse_missing_end(name: str, missing: Any) -> None:
     *step, row = (int(index) for index in np.argwhere(np.asarray(missing))[0])
     at = f", at step {step[0]} of the rollout" if step else ""
     raise EnvFaultError(
-        f"{name} truncated the episode of env {row}{at} without info['final_obs']. The return of "
-        "a truncated episode needs the value of its final observation, but step returns the first "
+        f"{name} truncated the episode of env {row}{at} without info['final_obs']. The return of a "
+        "truncated episode needs the value of its final observation, but step returns the first "
         "observation of the next episode. Return info['final_obs'] [N, ...] from step, the "
         "observation before the reset of every env that finished (other rows mean nothing); or "
-        "report `terminated` if the episode did not end by time."
+        "report `terminated` if it was not the time limit that ended the episode."
     )
 
 
@@ -220,7 +220,7 @@ def _other_things(env: gymnasium.Env, method: str, result: Any, wanted: str) -> 
 
 
 def wrong_value(name: str, field: str, value: Any, wanted: str) -> str:
-    """Return the message about a result that is not what is wanted."""
+    """Return the message about a result of a wrong kind."""
     return (
         f"{name} returned {_article(field)} that is {shortened(value)} instead of {wanted}: "
         "correct its step and reset."
@@ -356,7 +356,7 @@ def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest
         np.broadcast_to(one, array.shape)[tuple(beyond)] for one in (least, greatest)
     )
     return (
-        f"{name} returned {_article(field)} of the category {array[tuple(beyond)]}, and its space "
+        f"{name} returned {_article(field)} of the category {array[tuple(beyond)]}, but its space "
         f"has {least} to {greatest} there: correct its step and reset, or its space."
     )
 

@@ -67,7 +67,7 @@ class VectorEnv(ABC):
 
     keeps: tuple[str, ...] = ()
     """State entries that stay when an episode ends, such as `curriculum/<name>`; a seeded reset
-    begins them again."""
+    restarts them."""
 
     reports_interventions: bool = False
     """Whether a person or a script may take over, and rollouts store it; see `step`."""
@@ -161,8 +161,8 @@ class VectorEnv(ABC):
             ConfigurationError: this env cannot be drawn.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} cannot be drawn: it has no render(rows). Give it one, or make "
-            "no videos of it."
+            f"{type(self).__name__} cannot be drawn: it has no render(rows). Define the method, or "
+            "turn videos off."
         )
 
     def show(self) -> None:
@@ -188,8 +188,8 @@ class VectorEnv(ABC):
             ConfigurationError: this env takes no events, or not these.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} takes no events ({', '.join(events)}): an env of terms does, "
-            "such as a Task, a MujocoEnv or a ManagedEnv of your own, and a TensorSimulator."
+            f"{type(self).__name__} takes no events ({', '.join(events)}). Envs that take events: "
+            "a Task, a MujocoEnv, a ManagedEnv of your own, and a TensorSimulator."
         )
 
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing

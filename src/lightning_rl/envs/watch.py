@@ -35,7 +35,7 @@ class EnvTimeoutError(EnvFaultError):
 
 
 class HangReporter(ABC):
-    """Steps single envs, and knows which of them it waits for."""
+    """A vector env that can name the envs that it is waiting for."""
 
     @abstractmethod
     def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
@@ -170,11 +170,11 @@ class EnvWatch:
             many = "s" if len(hanging_envs) > 1 else ""
             which = f"Env{many} {', '.join(map(str, hanging_envs))} of {self._num_envs}"
             at, stack = next((f"Env {i} is", stack) for i, stack in hanging_envs.items())
-        shown = "".join(stack.format()) or "  (no stack: its process stands still)\n"
+        shown = "".join(stack.format()) or "  (no stack: its process is stopped)\n"
         call.error = error = EnvTimeoutError(
             f"{which} of {self.whose}{_name(envs[0]) if envs else ''} hung: the {call.doing} took "
-            f"more than data.env_timeout_s: {self.timeout_s:g} seconds. Raise it if a step may "
-            f"take longer, or set it to null (no limit) if a person takes part. {at} "
+            f"more than data.env_timeout_s: {self.timeout_s:g} seconds. Raise this limit if a step "
+            f"may take longer, or set it to null (no limit) if a person takes part. {at} "
             f"at:\n{shown.rstrip()}"
         )
         if hanging_envs and steppers[0].give_up() and call.ends_within(GRACE_SECONDS):

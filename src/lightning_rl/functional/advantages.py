@@ -205,8 +205,8 @@ def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
     for other in others:
         if other.shape != reward.shape:
             raise ValueError(
-                f"Expected all else (terminated, truncated, ...) of shape {list(reward.shape)} "
-                f"like reward, got {list(other.shape)}."
+                "Expected all other tensors (terminated, truncated, ...) of shape "
+                f"{list(reward.shape)} like reward, got {list(other.shape)}."
             )
 
 

@@ -16,8 +16,8 @@ def refuse_broadcast(**tensors: Tensor) -> None:
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(
-            f"Expected one shape for all, got {shapes}: leave out trailing dimensions of one, in "
-            "what the policy's evaluate_actions and get_value return too."
+            f"Expected equal shapes, got {shapes}: remove trailing dimensions of one, also from "
+            "the results of the policy's evaluate_actions and get_value."
         )
 
 

@@ -22,10 +22,10 @@ MINIBATCH_HOOKS = (
 class LightningHooks:
     """Backward pass and optimizer step with Lightning's hooks.
 
-    Used only if a callback or the module overrides a hook (`overrides_minibatch_hooks`): asking all
-    callbacks twice per minibatch takes longer than a small network's step. With several processes
-    `on_after_backward` sees the gradient of one rank, and `on_before_optimizer_step` the gradient
-    of all ranks.
+    Used only if a callback or the module overrides a hook (`overrides_minibatch_hooks`): calling
+    all callbacks twice per minibatch takes longer than a small network's step. With several
+    processes `on_after_backward` sees the gradient of one rank, and `on_before_optimizer_step` the
+    gradient of all ranks.
     """
 
     def __init__(self, module: LightningModule) -> None:

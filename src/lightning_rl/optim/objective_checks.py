@@ -77,9 +77,9 @@ def unreached(
     names = [path for path, p in owner.named_parameters() if id(p) in mine]
     return ConfigurationError(
         f"The loss{f' of {name!r}' if name else ''} does not depend on any of the parameters that "
-        f"it should move: {quoted(names)}. They would never be trained. The usual causes: "
-        "detach(), item() or torch.no_grad() on the way from them to the loss, or the wrong "
-        "modules in configure_objectives."
+        f"it should train: {quoted(names)}. They would never be trained. The usual causes: "
+        "detach(), item() or torch.no_grad() between them and the loss, or the wrong modules in "
+        "configure_objectives."
     )
 
 

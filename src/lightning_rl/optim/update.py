@@ -212,8 +212,8 @@ class LearningRateSchedule:
     FACTOR = 1.5
     BOUNDS = (1e-5, 1e-2)
     NOISE = 1e-10
-    """A KL below it is rounding noise: float32 log-probs are off by about 1e-6, which gives a KL of
-    1e-12.
+    """A KL below it is rounding noise: float32 log-probs have errors of about 1e-6, which gives a
+    KL of 1e-12.
     """
 
     def __init__(self, kind: ScheduleKind, initial: float, desired_kl: float = 0.01) -> None:
@@ -337,7 +337,7 @@ class UpdateStatistics:
             return 0.0
         require(
             name in self._names,
-            f"target_kl and lr_schedule: adaptive go by '{name}', which this loss does not report; "
+            f"target_kl and lr_schedule: adaptive need '{name}', which this loss does not report; "
             f"it reports {', '.join(self._names)}. Leave them out, or return '{name}' from `loss`.",
         )
         table = torch.stack(rows)
@@ -366,11 +366,11 @@ class UpdateStatistics:
         everywhere = ranks.gather_over_ranks(_not_finite(sources))
         blamed = dict.fromkeys(name for names in everywhere for name in names)
         origin = (
-            "What they are made of is finite, so the loss itself overflows: lower learning_rate or "
+            "Their inputs are finite, so the loss itself overflows: lower learning_rate or "
             "max_grad_norm."
         )
         if blamed:
-            origin = f"Not finite among what they are made of: {', '.join(blamed)}."
+            origin = f"Inputs that are not finite: {', '.join(blamed)}."
         return (
             f"{self.limit} optimizer steps in a row were skipped, because "
             f"{', '.join(self._failing)} were not finite. {origin}"

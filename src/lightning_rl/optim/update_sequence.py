@@ -71,9 +71,9 @@ class UpdateSequence:
         for name in self._passed:
             if name in minibatch.keys():
                 raise ConfigurationError(
-                    f"An objective passes '{name}' to the losses after it, and the minibatch has "
-                    f"a field '{name}' already, which it would replace: report it under another "
-                    "name, and pass that."
+                    f"An objective passes '{name}' to the losses after it, but the minibatch "
+                    f"already has a field '{name}': report the scalar under another name, and pass "
+                    "that name."
                 )
 
 
@@ -89,7 +89,7 @@ def passed_scalars(
     if not missing:
         return {key: scalars[key] for key in passes}
     raise ConfigurationError(
-        f"The objective '{name}' passes {quoted(missing)} to the losses after it, and its loss "
+        f"The objective '{name}' passes {quoted(missing)} to the losses after it, but its loss "
         f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
         "leave it out of passes=.",
     )

@@ -1,71 +1,147 @@
-"""Label a student's observations with a teacher's actions, and act with the teacher at first."""
+"""Label a student's observations with teachers' actions, and act with them at first."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import gymnasium
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.policies.base import Policy, RolloutActor
+from lightning_rl.policies.base import Policy, RolloutActor, first_state
 from lightning_rl.policies.spaces import fits, part_for
-from lightning_rl.rollout.contract import copy_tree, map_tree, time_major
+from lightning_rl.rollout.contract import copy_tree, map_tree, step_views, time_major
 from lightning_rl.system.errors import check_range, require
 
 
 class Teacher:
-    """A trained, fixed policy whose actions a student imitates.
+    """Trained, fixed policies whose actions a student imitates.
 
-    The teacher reads the keys of its own observation space, which the student may ignore.
+    Each policy reads the keys of its own observation space, which the student may ignore.
 
     Args:
-        policy: the teacher; acts by the mode of its distribution.
+        policies: one policy, or G policies for G groups of situations; they act by the mode of
+            their distributions.
         student: learns from the teacher.
         env_steps: of all processes; the teacher's share of actions falls linearly to 0 in them.
+        key: with several policies, the key of the observation [B, G] whose largest number names
+            the policy of a row.
+
+    Attributes:
+        memory: states [N, ...] of policies with a memory, by number, before the next rollout.
+        micro_batch_size: the smallest of the policies.
 
     Raises:
-        ConfigurationError: if the teacher's spaces do not fit, or the teacher has a memory.
+        ConfigurationError: if the spaces of a policy or the key do not fit, or a policy with a
+            memory would act.
     """
 
-    def __init__(self, policy: Policy, student: Policy, env_steps: int = 0) -> None:
+    def __init__(
+        self,
+        policies: Sequence[Policy],
+        student: Policy,
+        env_steps: int = 0,
+        key: str | None = None,
+    ) -> None:
         check_range("teacher_env_steps", env_steps, least=0)
-        self.policy = policy.eval().requires_grad_(False)
+        self.policies = [policy.eval().requires_grad_(False) for policy in policies]
         self.env_steps = env_steps
-        name, wanted = type(policy).__name__, policy.observation_space
+        self.key = key
+        self.memory: dict[str, Tensor] = {}
+        for policy in policies:
+            _check_teacher(policy, student, env_steps)
+        known = student.observation_space
+        spaces = known.spaces if isinstance(known, gymnasium.spaces.Dict) else {}
+        shape = spaces[key].shape if key in spaces else None
         require(
-            not policy.is_recurrent,
-            f"The teacher is a {name} with a memory, whose state would not match the student's "
-            "episodes. Use a teacher without a memory.",
+            (key is None and len(policies) == 1) or shape == (len(policies),),
+            f"There are {len(policies)} teachers, and teacher_key is {key}. With several teachers, "
+            "teacher_key names a key of the observation with one number per teacher, of which the "
+            f"largest chooses; data.env has {known}.",
         )
-        require(
-            fits(wanted, student.observation_space),
-            f"The teacher reads observations {wanted}, but data.env has "
-            f"{student.observation_space}. The env must provide all observations of the teacher; "
-            "select the student's with actor_keys.",
-        )
-        require(
-            policy.action_space == student.action_space,
-            f"The teacher acts in {policy.action_space}, and the student in "
-            f"{student.action_space}: take a teacher of an env with the same actions.",
-        )
+        sizes = [policy.micro_batch_size for policy in policies if policy.micro_batch_size]
+        self.micro_batch_size = min(sizes, default=None)
 
-    @torch.no_grad()
+    @property
+    def has_memory(self) -> bool:
+        """Whether actions depend on the steps before."""
+        return any(policy.is_recurrent for policy in self.policies)
+
     def actions(self, observation: Any) -> Any:
-        """Return the teacher's actions [B, *A], the mode within their bounds.
+        """Return the teacher's actions [B, *A], the mode within their bounds, without a memory.
 
         Args:
             observation: [B, ...], on any device; the actions are returned on it.
         """
-        read = part_for(self.policy.observation_space, observation)
-        td = TensorDict({"observation": read}, [len(read)]).to(self.policy.version.device)
-        action = self.policy.get_action(td, deterministic=True).get("action")
-        low, high = (getattr(self.policy.action_space, name, None) for name in ("low", "high"))
-        if isinstance(action, Tensor) and low is not None:  # the env would clip the action
-            action = action.clamp(*(torch.as_tensor(one).to(action) for one in (low, high)))
-        return map_tree(lambda leaf: leaf.to(observation.device), action)
+        return self._act(observation, {})[0]
+
+    def actions_along(self, rollout: TensorDict) -> Iterator[Any]:
+        """Yield the actions [N, *A] of each slot of a rollout [N, T+1].
+
+        Memories continue from the last rollout, and begin with the episodes.
+        """
+        *slots, after = step_views(rollout.select("observation", "done"))
+        self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
+        for slot in slots:
+            actions, following = self._act(slot.get("observation"), self.memory)
+            self.memory = _kept(following, ~slot.get("done"))
+            yield actions
+        yield self._act(after.get("observation"), self.memory)[0]  # the next rollout's first slot
+
+    @torch.no_grad()
+    def _act(self, observation: Any, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        told, following = [], {}
+        for number, policy in enumerate(self.policies):
+            read, name = part_for(policy.observation_space, observation), f"teacher{number}"
+            td = TensorDict({"observation": read}, [len(read)]).to(policy.version.device)
+            if policy.is_recurrent:
+                first = first_state(policy, len(read))["state"]
+                td["state"] = memory.get(name, first).to(first)
+            td = policy.get_action(td, deterministic=True)
+            if policy.is_recurrent:
+                following[name] = td.get("next_state")
+            action = td.get("action")
+            low, high = (getattr(policy.action_space, bound, None) for bound in ("low", "high"))
+            if isinstance(action, Tensor) and low is not None:  # the env would clip the action
+                action = action.clamp(*(torch.as_tensor(one).to(action) for one in (low, high)))
+            told.append(map_tree(lambda leaf: leaf.to(observation.device), action))
+        if self.key is None:
+            return told[0], following
+        chosen = observation.get(self.key).argmax(-1)
+        rows = torch.arange(len(chosen), device=chosen.device)
+        return map_tree(lambda *each: torch.stack(each)[chosen, rows], *told), following
 
     def share(self, env_steps: int) -> float:
         """Return the share of steps in which the teacher acts, after `env_steps` of the run."""
         return 0.0 if env_steps >= self.env_steps else 1.0 - env_steps / self.env_steps
+
+
+def _kept(memory: dict[str, Tensor], continues: Tensor) -> dict[str, Tensor]:
+    """Return states [N, ...], zero in rows [N] whose episode does not continue."""
+    return {
+        name: state.masked_fill(~continues.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0)
+        for name, state in memory.items()
+    }
+
+
+def _check_teacher(policy: Policy, student: Policy, env_steps: int) -> None:
+    wanted = policy.observation_space
+    require(
+        env_steps == 0 or not policy.is_recurrent,
+        f"teacher_env_steps is {env_steps}, and the teacher is a {type(policy).__name__} with a "
+        "memory, which labels whole rollouts and does not act. Set teacher_env_steps: 0.",
+    )
+    require(
+        fits(wanted, student.observation_space),
+        f"The teacher reads observations {wanted}, but data.env has "
+        f"{student.observation_space}. The env must provide all observations of the teacher; "
+        "select the student's with actor_keys.",
+    )
+    require(
+        policy.action_space == student.action_space,
+        f"The teacher acts in {policy.action_space}, and the student in "
+        f"{student.action_space}: take a teacher of an env with the same actions.",
+    )
 
 
 class MixedActor(RolloutActor):

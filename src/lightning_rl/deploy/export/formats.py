@@ -106,7 +106,7 @@ def lerobot_policy(policy: Policy) -> LeRobotPolicy:
     inner = unwrapped(policy)
     if not isinstance(inner, LeRobotPolicy):
         raise ConfigurationError(
-            f"--format lerobot writes a LeRobotPolicy, and this is a {type(inner).__name__}: "
+            f"--format lerobot writes a LeRobotPolicy, but this is a {type(inner).__name__}: "
             "choose another format."
         )
     return inner
@@ -187,6 +187,7 @@ def _refuse_differing(path: Path, report: Mapping[str, Any]) -> None:
     if differing:
         raise ConfigurationError(
             f"{path} gives other actions than the policy in torch, on {report['observations']:,} "
-            f"observations: {', '.join(differing)}; {report['tolerance']:g} are allowed, in units "
-            f"of half the range of an action. Do not use it; {path.name}.parity.json says more."
+            f"observations: {', '.join(differing)}; the tolerance is {report['tolerance']:g}, in "
+            f"units of half the range of an action. Do not use the file; {path.name}.parity.json "
+            "has the details."
         )

@@ -64,7 +64,7 @@ class Ports(NamedTuple):
 def ports_of(policy: Policy) -> Ports:
     """Return the inputs and outputs of a policy that acts by the mode.
 
-    Entries that only critics read are left out, and the state of the noise of drawn actions.
+    The entries that only critics read, and the state of exploration noise, are left out.
     """
     leaves = leaves_of(policy.acting_space, OBSERVATION)
     inputs = [Port(name, *space_spec(space), space) for name, space in leaves.items()]
@@ -136,9 +136,9 @@ def why_not_traced(policy: Policy) -> str | None:
     smolvla = isinstance(inner, LeRobotPolicy) and inner.directory.kind == "smolvla"
     if smolvla or isinstance(body, TransformersBackbone | CustomVLA):
         return (
-            f"A {type(body).__name__} is not traced into one graph: its model has code of its "
-            "own, and is larger than an ONNX file may be. Export it with --format safetensors, "
-            "which load_policy reads, and which writes an adapter as peft does."
+            f"A {type(body).__name__} is not traced into one graph: its model has code of its own, "
+            "and is too large for an ONNX file. Export it with --format safetensors, for "
+            "load_policy; adapters are then written by peft."
         )
     return None
 
@@ -160,9 +160,9 @@ def traced(graph: ActingGraph) -> ExportedProgram:
     except Exception as error:  # a user's policy may raise any type
         raise ConfigurationError(
             f"{type(unwrapped(graph.policy)).__name__} cannot be traced into a graph by "
-            f"torch.export: {_reason(error)} Write its forward by tensor operations alone, "
+            f"torch.export: {_reason(error)} Write its forward with tensor operations only, "
             "without .item(), len(tensor), NumPy or an if on a tensor's numbers; or export it with "
-            "--format safetensors, which load_policy reads."
+            "--format safetensors, for load_policy."
         ) from error
 
 

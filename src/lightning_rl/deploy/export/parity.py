@@ -27,7 +27,7 @@ Acts = Callable[[Any], Arrays]
 """Maps an observation of N envs to the parts of the action; it keeps its state itself."""
 
 STEPS = 20
-"""Consecutive observations, which a memory carries its state over."""
+"""Number of consecutive observations, over which a memory carries its state."""
 
 ROWS = (1, 49)
 """Batch sizes: 1,000 observations in all."""
@@ -40,14 +40,15 @@ TOLERANCE_WITH_MEMORY = 5e-5
 2e-6 after the first step, and by up to 1.3e-5 later (AVX-512 kernels)."""
 
 DIFFERING_CHOICES = 1e-3
-"""Allowed share of different choices: two may be equally good to the last digit."""
+"""Allowed share of different choices: two choices may have equal values to the last digit."""
 
 
 def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
     """Compare an exported policy with the policy of `load_policy`; both act by the mode.
 
     Args:
-        policy: the policy in torch. A policy that cannot be traced is slow: it gets 1 observation.
+        policy: the policy in torch. A policy that cannot be traced is slow: it is compared on 1
+            observation.
         make: returns the exported policy at the start of episodes.
 
     Returns:

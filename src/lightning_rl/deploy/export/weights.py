@@ -43,7 +43,7 @@ def safetensors() -> Any:
     """Import safetensors, or raise a `ConfigurationError`."""
     return import_extra(
         "safetensors.torch",
-        "Weights are kept by safetensors, which is not installed: pip install "
+        "Weights are written by safetensors, which is not installed: pip install "
         "'lightning-rl[export]'.",
     )
 

@@ -198,12 +198,12 @@ class GymnasiumEnv(VectorEnv):
         episodes = state["episodes"]
         if len(episodes) != self.num_envs:
             raise RestoreError(
-                f"the state was saved with {len(episodes)} envs, there are {self.num_envs}"
+                f"the state was saved with {len(episodes)} envs, but there are {self.num_envs}"
             )
         interventions = state.get("interventions", [[]] * self.num_envs)
         there = self._env.call("intervention_states")
         if [len(one) for one in interventions] != [len(one) for one in there]:
-            raise RestoreError("it was saved with other Intervention wrappers")
+            raise RestoreError("the state was saved with other Intervention wrappers")
         self._profile_mujoco()
         self._env.reset()
         actions = [episode["actions"].numpy() for episode in episodes]
@@ -216,10 +216,10 @@ class GymnasiumEnv(VectorEnv):
         )
         rows = self._replayed()
         if any(row is None for row in rows):
-            raise RestoreError("a replayed episode ended before its time")
+            raise RestoreError("a replayed episode ended too early")
         self._observation = _stack(self.single_observation_space, rows)
         if not _equal(_copied(self._observation), state["observation"]):
-            raise RestoreError("replaying its actions gave another observation")
+            raise RestoreError("replaying its actions gave a different observation")
         self._restore_log(actions)
         if isinstance(self._env, InlineVectorEnv):
             self._env.set_elapsed([len(a) for a in actions])

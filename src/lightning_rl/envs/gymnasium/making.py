@@ -124,7 +124,7 @@ def from_environment(settings: Any, path: str) -> Any:
         return settings
     require(
         found[1] in os.environ,
-        f"{path} is {settings}, and the environment has no variable {found[1]}: export it.",
+        f"{path} is {settings}, but the environment has no variable {found[1]}: export it.",
     )
     return os.environ[found[1]]
 
@@ -136,9 +136,8 @@ def _check_batch(env: Any, id: str, vectorization: str) -> None:
         env.close()
         raise ConfigurationError(
             f"Env '{id}' with vectorization={vectorization} has autoreset mode {mode}; finished "
-            "envs must reset in the "
-            "same step, or garbage transitions would be trained on. Use vectorization: sync or "
-            "async."
+            "envs must reset in the same step, because training would otherwise use wrong "
+            "transitions. Use vectorization: sync or async."
         )
     taken = flat_actions(env.single_action_space)
     # Single envs have the wrapper `FlatAction`, which splits flat actions.
@@ -146,7 +145,7 @@ def _check_batch(env: Any, id: str, vectorization: str) -> None:
         env.close()
         raise ConfigurationError(
             f"Env '{id}' has actions of several parts, {env.single_action_space}, which a vector "
-            "entry point cannot be given: use vectorization: sync or async."
+            "entry point does not support: use vectorization: sync or async."
         )
 
 
@@ -188,14 +187,14 @@ def _check_layers(env: gymnasium.Env) -> None:
         require(
             not statistics,
             f"The wrapper {name} keeps statistics of its own ({', '.join(statistics)}): each env, "
-            "the evaluation, a resumed run and an exported policy would scale by others. Leave it "
-            "out, and let the policy normalise, whose statistics are shared and saved: "
+            "the evaluation, a resumed run and an exported policy would scale differently. Remove "
+            "it, and let the policy normalise, with shared and saved statistics: "
             "model.policy.normalize_observation: true, and model.normalize_reward: true.",
         )
         require(
             not isinstance(layer, gymnasium.wrappers.Autoreset),
-            "The wrapper Autoreset resets a finished env a step late, and training resets it "
-            "within the step: leave it out.",
+            "The wrapper Autoreset resets a finished env one step late, but training resets it "
+            "within the step: remove the wrapper.",
         )
         parameters = inspect.signature(layer.reset).parameters
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
@@ -204,8 +203,8 @@ def _check_layers(env: gymnasium.Env) -> None:
             not missing,
             f"{name}.reset takes no {' and no '.join(missing)}: is it written for an old version "
             "of Gym? Gymnasium calls reset(*, seed=None, options=None), which returns observation "
-            "and info, and step returns observation, reward, terminated, truncated and info. Mend "
-            "it, or wrap it (shimmy's GymV21CompatibilityV0 does that).",
+            "and info, and step returns observation, reward, terminated, truncated and info. "
+            "Correct it, or wrap it (shimmy's GymV21CompatibilityV0 does that).",
         )
 
 
@@ -278,14 +277,14 @@ def _unknown_namespace(id: str) -> ConfigurationError:
     known = sorted({spec.namespace for spec in gymnasium.registry.values() if spec.namespace})
     if namespace not in NAMESPACES:
         return ConfigurationError(
-            f"{begins}; there is {', '.join(known)}{closest(namespace, known)}. For an env of "
-            f"another package name the module that registers it: its_module:{name}."
+            f"{begins}; registered are {', '.join(known)}{closest(namespace, known)}. For an env "
+            f"of another package, name the module that registers it: its_module:{name}."
         )
     module, package = NAMESPACES[namespace]
     install = "" if importlib.util.find_spec(module) else f"pip install '{package}', and "
     return ConfigurationError(
-        f"{begins}, as {module} registers it. To have that, {install}name the module with the id: "
-        f"{module}:{name}."
+        f"{begins}, because {module} is not imported. To import it, {install}name the module with "
+        f"the id: {module}:{name}."
     )
 
 

@@ -99,7 +99,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, self._sent(info)
 
     def _sent(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Return the info; workers send only the entries that are read: others may not pickle."""
+        """Return the info; workers send only the entries that are read."""
         if not (info and self._in_worker):
             return info
         return {key: info[key] for key in READ if key in info}

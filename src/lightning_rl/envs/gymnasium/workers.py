@@ -55,8 +55,8 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
     """Gymnasium's `AsyncVectorEnv` with clear errors and without leftover processes.
 
     An env's exception carries the traceback of its process as a note. If a process dies,
-    `WorkerDied` names the env and the exit code. `close` also returns if an env hangs or died. Of
-    the infos, only the entries that are read are collected, in `report` (see `envs.step_results`).
+    `WorkerDied` names the env and the exit code. `close` also returns if an env hangs or died. Only
+    the info entries that the package reads are collected, in `report` (see `envs.step_results`).
     """
 
     _raised: BaseException | None = None
@@ -153,7 +153,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
         ends = ", ".join(f"env {i} with exit code {code}" for i, code in dead.items())
         return (
             f"The processes of {len(dead)} of {self.num_envs} envs have ended: {ends}. A negative "
-            "code is a signal: -9 is what a machine out of memory sends."
+            "code is a signal: -9 usually means that the memory was full."
         )
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
@@ -166,7 +166,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
                 reports.append(self.error_queue.get(timeout=REPORT_SECONDS))
         self._state = AsyncState.DEFAULT
         if not reports:
-            raise WorkerDied(f"{failed} of {self.num_envs} envs failed and could not say why.")
+            raise WorkerDied(f"{failed} of {self.num_envs} envs failed without reporting an error.")
         index, kind, value, trace = min(reports, key=lambda report: report[0])
         try:
             self._raised = kind(value)

@@ -53,7 +53,7 @@ class ActionTerm(ABC, Constructed):
         self.drives = drives
 
     def size(self, drives: int) -> int:
-        """Return the number of an action's numbers for a number of drives."""
+        """Return the size of the action for a number of drives."""
         return drives
 
     def space(self, size: int) -> gymnasium.spaces.Box:
@@ -127,7 +127,7 @@ class Force(Position):
 
 
 class EndEffectorPose(ActionTerm):
-    """Move the end effector by `scale * action`, by an inverse kinematics of the user.
+    """Move the end effector by `scale * action`, by the user's inverse kinematics.
 
     Args:
         inverse_kinematics: a function, in YAML its import path: `(env, change) -> positions`, with
@@ -162,7 +162,7 @@ class EndEffectorPose(ActionTerm):
         target: Tensor = self._inverse(env, self.scaled(action))
         require(
             target.shape == position.shape,
-            f"EndEffectorPose: inverse_kinematics returned {list(target.shape)}, and "
+            f"EndEffectorPose: inverse_kinematics returned {list(target.shape)}, but "
             f"{list(position.shape)} joint positions are driven.",
         )
         return target
@@ -246,7 +246,7 @@ def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
     """Refuse an action term that a task does not support.
 
     Raises:
-        ConfigurationError: names the supported terms, or the drives, which a task has no names for.
+        ConfigurationError: for another kind of term, or a term that names drives.
     """
     require_all_drives(term, task)
     kinds = list(allowed)
@@ -266,6 +266,6 @@ def require_all_drives(term: ActionTerm, owner: str) -> None:
     """
     require(
         term.drives is None,
-        f"{owner} has no names for its drives: leave out drives: {term.drives} of "
+        f"{owner} has no names for its drives: remove drives: {term.drives} of "
         f"{type(term).__name__}, which drives all.",
     )

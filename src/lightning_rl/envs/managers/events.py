@@ -59,7 +59,7 @@ class Events:
         env.state = TensorDict(known, [env.num_envs])
 
     def _parameters(self, env: EnvView, known: Iterable[str], allowed: list[str]) -> set[str]:
-        """Return the parameters that only interval events replace, which the state needs, too."""
+        """Return the parameters that only interval events replace, for the first state."""
         if self._extra is None:  # found once, by firing them in the first start
             found: set[str] = set()
             for _, term in self._interval:

@@ -20,7 +20,7 @@ def is_failure(env: EnvView) -> Tensor:
 
 
 def is_terminated(env: EnvView) -> Tensor:
-    """Return 1 if the episode ends and is not cut, [M]."""
+    """Return 1 if the episode is terminated, [M]."""
     return env.terminated.float()
 
 
@@ -120,12 +120,12 @@ def by_success(
     least: float = 0.0,
     most: float = 1.0,
 ) -> Tensor:
-    """Raise the level [M] after a success, and lower it otherwise; return the next one, [M]."""
+    """Raise the level [M] after a success, lower it otherwise, and return it, [M]."""
     return torch.where(env.success, level + up, level - down).clamp(least, most)
 
 
 def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
-    """Raise the level [M] from 0 to `most` within a number of steps; return the next one, [M]."""
+    """Raise the level [M] from 0 to `most` within a number of steps, and return it, [M]."""
     return (level + env.elapsed * (most / steps)).clamp(max=most)
 
 

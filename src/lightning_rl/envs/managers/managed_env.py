@@ -1,4 +1,4 @@
-"""Write a batched torch env by its physics, and let terms do the rest."""
+"""Write a batched torch env by its physics; terms define rewards, ends, observations and events."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -216,8 +216,7 @@ class ManagedEnv(TorchEnv):
         changed = sorted({*own} ^ {*state["state"]})
         if changed:
             raise RestoreError(
-                "its terms or events were others when it was saved, as the state shows: "
-                f"{', '.join(changed)}"
+                f"the state was saved with other terms or events: {', '.join(changed)}"
             )
         return super().load_state_dict(state)
 
@@ -236,7 +235,7 @@ class ManagedEnv(TorchEnv):
             env.remembered[f"curriculum/{name}"] = torch.where(done, next_level, level)
 
     def _keep_entries(self, env: EnvView, before: TensorDict) -> None:
-        """Carry entries over that events have added, and `simulate` does not know."""
+        """Copy the entries that events have added, because `simulate` does not return them."""
         if not self.events:
             return
         known = set(names_of(env.state))

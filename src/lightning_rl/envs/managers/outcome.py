@@ -1,4 +1,4 @@
-"""Judge a step by terms: rewards, terminations and metrics."""
+"""Compute rewards, terminations and metrics of a step by terms."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -95,7 +95,7 @@ class Terminations:
         return float(self.terms[name][1].settings.params.get(parameter, otherwise))
 
     def judge(self, env: EnvView) -> dict[str, Any]:
-        """Set the outcome of a step in the view, and return what `TorchEnv` reads of it."""
+        """Set the outcome of a step in the view, and return the entries that `TorchEnv` reads."""
         found: dict[str, Tensor] = {}
         shape = env.rows_shape
         for outcomes, term in self.terms.values():

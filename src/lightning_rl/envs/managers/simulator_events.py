@@ -15,7 +15,7 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
 class SimulatorView(EnvView):
-    """What an event of a simulator sees: all N envs, and which of them to change.
+    """The input of a simulator's event: all N envs, and the rows to change.
 
     Attributes:
         simulator: the simulator, which the event changes.
@@ -29,8 +29,8 @@ class SimulatorView(EnvView):
 class SimulatorEvents(SeesNoState):
     """Events of a simulator, by name; they return nothing.
 
-    A startup event fires at the first reset; a reset event after each reset, also one within a
-    step, whose observation does not show it; an interval event before a step.
+    A startup event fires at the first reset, a reset event after each reset, an interval event
+    before a step. After a reset within a step, the returned observation does not show the change.
 
     Args:
         simulator: passed to the events as `env.simulator`.
@@ -64,8 +64,8 @@ class SimulatorEvents(SeesNoState):
             check_event(event, bound.label)
             if bound.has_memory:
                 raise ConfigurationError(
-                    f"{bound.label} has a memory (`start`), and a simulator does not save its "
-                    "state: keep what it needs in the simulator."
+                    f"{bound.label} has a memory (`start`), but the state of a simulator is not "
+                    "saved: store the memory in the simulator."
                 )
             self._events.append((event, bound))
         self._all = torch.ones(num_envs, dtype=torch.bool, device=device)

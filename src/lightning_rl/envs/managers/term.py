@@ -52,8 +52,8 @@ class Reward(Term):
 
 
 Ends = Literal["terminated", "success", "fail", "truncated", "nothing"]
-"""How a step ends an episode: without a value after it, with success, as a failure, cut with a
-value after it, or not at all: a success that is only reported."""
+"""How a step ends an episode: terminated, with success, as a failure, truncated, or not at all: a
+success that is only reported."""
 
 
 @dataclass
@@ -309,13 +309,13 @@ def function_of(term: Function | None, label: str) -> Any:
         home = import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"{label} is '{term}', and {module} cannot be imported: {error}."
+            f"{label} is '{term}', but {module} cannot be imported: {error}."
         ) from error
     found = getattr(home, name, None)
     require(
         callable(found),
-        f"{label} is '{term}', and {module} has no function or class '{name}'"
-        f"{closest(name, vars(home))}.",
+        f"{label} is '{term}', but {module} has no function or class "
+        f"'{name}'{closest(name, vars(home))}.",
     )
     return found
 

@@ -66,8 +66,8 @@ class EnvView:
         episode: [M] int64, index of the episode.
         measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
             `simulate` may add what it computes anyway.
-        outcome: flags [M] bool of the termination terms, by name; see `success` and others, which
-            rewards and metrics may read.
+        outcome: flags [M] bool of the termination terms, by name. Rewards and metrics read them by
+            `success`, `fail`, `terminated` and `truncated`.
     """
 
     stream = 0  # of the term that is called
@@ -143,13 +143,13 @@ class EnvView:
 
     @property
     def terminated(self) -> Tensor:
-        """Whether the episode ends without a value after it, [M] bool."""
+        """Whether the episode is terminated, so that its return is not bootstrapped, [M] bool."""
         flags = self.outcome.get("terminated")
         return self._flags("terminated") if flags is None else flags
 
     @property
     def truncated(self) -> Tensor:
-        """Whether the step is cut, by the time limit or by a term, [M] bool."""
+        """Whether the episode is truncated, by the time limit or by a term, [M] bool."""
         return self.last_step | self._flags("truncated")
 
     def level(self, name: str) -> Tensor:

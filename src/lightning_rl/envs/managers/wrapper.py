@@ -144,8 +144,8 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
     def _end_each(self, terminations: Mapping[str, Termination], name: str) -> None:
         if not isinstance(self.env, WrapsSingleEnvs):
             raise ConfigurationError(
-                f"{name} has terminations ({', '.join(terminations)}), and an env of this kind "
-                "cannot reset single rows: terminations are for a GymnasiumEnv, and tasks and "
+                f"{name} has terminations ({', '.join(terminations)}), but an env of this kind "
+                "cannot reset single rows: use terminations with a GymnasiumEnv; tasks and "
                 "MujocoEnv have terminations of their own."
             )
         terms = merged(Termination, {}, terminations, name)
@@ -154,7 +154,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         )
 
     def _seeds(self, seed: Seed) -> None:
-        """Begin the streams of random numbers; without a seed, the next episodes."""
+        """Begin the streams of random numbers; without a seed, continue with the next episodes."""
         rows = torch.arange(self.num_envs, device=self.device)
         if seed is None:
             self.episode = self.episode + 1
@@ -173,7 +173,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         return EnvView(self, state, self.stream_key[:, rows], self.episode[rows], action)
 
     def _start(self, observation: Any, rows: slice) -> TensorDict:
-        """Return the memory of episodes that begin with an observation, and keep the latter."""
+        """Return the memory of episodes that begin with an observation; store the observation."""
         env = self._view(observation, None, rows)
         self._before = _entries(map_tree(torch.clone, observation))  # envs reuse their memory
         for term in self._with_memory:
@@ -285,11 +285,11 @@ def _scaled(env: VectorEnv, action: ActionTerm, owner: str) -> gymnasium.spaces.
     )
     require(
         isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1,
-        f"{owner}: an action term scales a flat Box, and the action space is {space}.",
+        f"{owner}: an action term scales a flat Box, but the action space is {space}.",
     )
     require(
         not env.reports_interventions,
-        f"{owner}: actions that a person takes over cannot be scaled: leave out `action`.",
+        f"{owner}: actions that a person takes over cannot be scaled: remove `action`.",
     )
     require_all_drives(action, owner)
     assert space.shape is not None

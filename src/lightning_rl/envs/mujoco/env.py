@@ -119,7 +119,7 @@ class MujocoEnv(ManagedEnv):
             `MjSpec` is named by its import path.
         substeps: simulation steps per env step.
         actions: action terms by name, each for its drives, named as the model's actuators. A
-            `Position` counts from the control of the keyframe. Default: the action is `ctrl`.
+            `Position` is relative to the control of the keyframe. Default: the action is `ctrl`.
         keyframe: name of the keyframe at which episodes start. Default: the first, or the model's
             reference pose.
         entries: further state entries for events to write, such as commands, with the values of
@@ -182,7 +182,7 @@ class MujocoEnv(ManagedEnv):
             backend = "warp" if on_gpu else "c"
         require(
             not (on_gpu and backend == "c"),
-            f"backend: c simulates on the CPU, and the device is {device}: set backend: warp.",
+            f"backend: c simulates on the CPU, but the device is {device}: set backend: warp.",
         )
         self.physics: Physics = (
             ThreadedPhysics(compiled, num_envs, substeps, num_threads)
@@ -317,15 +317,15 @@ class MujocoEnv(ManagedEnv):
             for column in columns:
                 require(
                     term.kind == kinds[column],
-                    f"The action '{name}' is {type(term).__name__}, a {term.kind} target, and the "
+                    f"The action '{name}' is {type(term).__name__}, a {term.kind} target, but the "
                     f"actuator '{self.layout.drives[column]}' takes a {kinds[column]}.",
                 )
                 joint = model.actuator_trnid[column, 0]
                 moves = model.actuator_trntype[column] == 0 and model.jnt_type[joint] >= 2
                 require(
                     not isinstance(term, DeltaPosition) or bool(moves),
-                    f"The action '{name}' counts from a joint's position, and the actuator "
-                    f"'{self.layout.drives[column]}' moves no joint of one number.",
+                    f"The action '{name}' is relative to a joint's position, but the actuator "
+                    f"'{self.layout.drives[column]}' moves no joint with one position.",
                 )
             if type(term) is Position:
                 offset[columns] = self._rest[columns]

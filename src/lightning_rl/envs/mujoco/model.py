@@ -90,7 +90,8 @@ class Layout:
     Attributes:
         model: the compiled `mujoco.MjModel`.
         drives: names of the actuators; an actuator without a name gets its joint's name.
-        joints: names of the joints that the actuators move; of others, the actuators' names.
+        joints: names of the joints that the actuators move; for actuators of other kinds, their own
+            names.
         kinds: what each actuator takes: `position`, `velocity` or `force`.
         num_sensordata: numbers of the model's own sensors.
 
@@ -117,8 +118,8 @@ class Layout:
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
         require(
             size == 1 + model.nq + model.nv + model.na,
-            f"The model's state has {size} numbers, and MujocoEnv carries its time, qpos, qvel and "
-            f"act alone ({1 + model.nq + model.nv + model.na}): remove delays, plugins and plastic "
+            f"The model's state has {size} numbers, but MujocoEnv keeps only time, qpos, qvel and "
+            f"act ({1 + model.nq + model.nv + model.na}): remove delays, plugins and plastic "
             "flexes.",
         )
         self.kinds = [_kind(*parameters) for parameters in model.actuator_biasprm[:, 1:3]]

@@ -135,7 +135,7 @@ def friction_and_load(env: EnvView) -> Tensor:
 
 
 def random_pose(env: MujocoView, joint_noise: float = 0.1) -> dict[str, Tensor]:
-    """Start with a random heading, and joints `joint_noise` rad away from standing at most."""
+    """Start with a random heading, and joints at most `joint_noise` rad away from standing."""
     drawn = env.uniform(9)
     half = (drawn[:, 0] * 2.0 - 1.0) * (math.pi / 2)
     qpos = env.state["qpos"].clone()
@@ -230,7 +230,7 @@ class Quadruped(MujocoEnv):
 
     Args:
         num_envs: N.
-        model: see `ant`.
+        model: path or function; see `MujocoEnv`. Default: `ant`.
         action_scale: rad per unit of action.
         max_episode_steps: time limit; a step lasts 0.05 s.
         kwargs: see `MujocoEnv`.
@@ -290,14 +290,14 @@ class Quadruped(MujocoEnv):
     def __init__(
         self,
         num_envs: int,
-        model: Callable[[], Any] | str = ant,
+        model: Callable[[], Any] | str | None = None,
         action_scale: float = 0.5,
         max_episode_steps: int = 200,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             num_envs,
-            model,
+            model or ant,  # no default: checkpoints would name a function, which needs trust_code
             actions={"legs": Position(action_scale, clip=1.0)},
             entries={"command": [0.0, 0.0, 0.0]},
             max_episode_steps=max_episode_steps,

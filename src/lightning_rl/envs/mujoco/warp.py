@@ -13,7 +13,7 @@ DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invw
 """Fields that `set_const` computes for each world."""
 
 CHECK_EVERY = 32
-"""Steps between two looks at the overflow flags, which wait for the device; flags stay set."""
+"""Steps between two reads of the overflow flags. A read waits for the device; flags stay set."""
 
 
 class WarpPhysics(Physics):

@@ -102,7 +102,7 @@ class Device(InterventionSource):
         space = self._space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ConfigurationError(
-                f"A {type(self).__name__} gives actions [A] of a Box, and this env takes {space}: "
+                f"A {type(self).__name__} gives actions [A] of a Box, but this env takes {space}: "
                 "use a function of the observation, or a queue.Queue."
             )
         size = space.shape[0]
@@ -184,7 +184,7 @@ class Keyboard(Device):
     def connect(self, env: gymnasium.Env) -> None:
         require(
             has_display(),
-            "The Keyboard reads the keys of a window, and there is no display: set DISPLAY or "
+            "The Keyboard reads the keys of a window, but there is no display: set DISPLAY or "
             "WAYLAND_DISPLAY (ssh -X, or a desktop), or use a Gamepad, a function, or a "
             "queue.Queue.",
         )
@@ -276,9 +276,9 @@ class Gamepad(Device):
         found = pygame.joystick.get_count()
         require(
             found > self.number,
-            f"There is no gamepad {self.number}: {found} found. Plug it in, and see that your user "
-            "may read /dev/input/js* (group input on most systems: usermod -aG input $USER, and "
-            "log in again).",
+            f"There is no gamepad {self.number}: {found} found. Plug it in, and check that your "
+            "user may read /dev/input/js* (group input on most systems: usermod -aG input $USER, "
+            "and log in again).",
         )
         self._pygame, self._pad = pygame, pygame.joystick.Joystick(self.number)
         self._pad.init()
@@ -443,7 +443,7 @@ class _Window:
                 pygame.display.set_caption("lightning_rl")
         except pygame.error as error:
             raise ConfigurationError(
-                f"Keyboard: no window can be opened ({error}). Set DISPLAY to a display that runs."
+                f"Keyboard: no window can be opened ({error}). Set DISPLAY to a running display."
             ) from error
 
     def read(self, taken_over: bool) -> tuple[list[str], set[str]]:

@@ -283,7 +283,7 @@ class Intervention(gymnasium.Wrapper):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state: the next episode replays the saved one.
 
-        The source is asked again after the replay.
+        The source decides again after the replay.
         """
         taken, executed = state["taken"].tolist(), state["executed"].numpy()
         actions = dict(zip(taken, executed, strict=True))
@@ -314,7 +314,7 @@ class Intervention(gymnasium.Wrapper):
             return given.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
         raise ConfigurationError(
             f"{type(self.source).__name__} gave the action {action!r}, which is not in {space}: "
-            "give one of the env's, or None to leave the step to the policy."
+            "return an action of that space, or None to leave the step to the policy."
         )
 
 

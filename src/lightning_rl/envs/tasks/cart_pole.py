@@ -69,6 +69,7 @@ class CartPole(Task):
             500 steps of 0.04 s.
     """
 
+    differentiable = True
     observation_size, start_size = 6, 2
     default_action, default_episode_steps = DeltaPosition(0.1), 500
     render_fps = 25

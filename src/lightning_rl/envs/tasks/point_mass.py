@@ -81,6 +81,7 @@ class PointMass(Task):
     terms. An episode has 100 steps of 1/60 s. Arguments: see `Task`.
     """
 
+    differentiable = True
     observation_size, start_size = 14, 12
     default_action, default_episode_steps = Force(MAX_FORCE, clip=1.0), 100
     render_fps = 60

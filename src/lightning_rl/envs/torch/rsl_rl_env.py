@@ -19,8 +19,8 @@ class RslRlVecEnv:
     dict of groups or a TensorDict; with further groups in `extras["observations"]`, such as
     `critic`, they become a dict with the key `policy`. Other `extras` are the info.
 
-    Source: interface of rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`). Run on the
-    wrapper of mjlab 1.6 (rsl_rl 5.4), and on a stand-in.
+    Source: interface of rsl_rl 2 and 3 (`rsl_rl/env/vec_env.py`). Tested with the wrapper of mjlab
+    1.6 (rsl_rl 5.4), and with a stand-in.
 
     Args:
         env: has `num_envs`, `num_actions`, `device`, `get_observations` or `reset`, and `step`.
@@ -34,8 +34,8 @@ class RslRlVecEnv:
         for name in ("num_envs", "num_actions", "device", "step"):
             if not hasattr(env, name):
                 raise ConfigurationError(
-                    f"{type(env).__name__} is no VecEnv as rsl_rl has it: there is no {name}"
-                    f"{closest(name, dir(env))}."
+                    f"{type(env).__name__} is no VecEnv of rsl_rl: it has no "
+                    f"{name}{closest(name, dir(env))}."
                 )
         self.env = self.unwrapped = env
         self.num_envs, self.device = int(env.num_envs), torch.device(env.device)

@@ -55,8 +55,8 @@ class TensorSimulator(VectorEnv):
     Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`): resets within the step, without
     final observations. ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`, `ManiSkillVectorEnv`):
     gives `final_observation` and `final_info`; with auto_reset false it takes
-    `reset(options={"env_idx": ...})`. Run on mjlab 1.6 (`scripts/train_mjlab.py`) and on stand-ins
-    of the others.
+    `reset(options={"env_idx": ...})`. Tested with mjlab 1.6 (`scripts/train_mjlab.py`), and with
+    stand-ins of the other simulators.
 
     Args:
         num_envs: N.
@@ -91,8 +91,8 @@ class TensorSimulator(VectorEnv):
         count = int(self._env_attribute("num_envs"))
         require(
             count == num_envs,
-            f"make returned a simulator of {count} envs, and {num_envs} were asked for. Have it "
-            "make as many as its argument says.",
+            f"make returned a simulator of {count} envs, but {num_envs} were requested. It must "
+            "make as many envs as its argument says.",
         )
         self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
         self._check_resets()
@@ -173,8 +173,8 @@ class TensorSimulator(VectorEnv):
     def add_events(self, events: Mapping[str, Any]) -> None:
         require(
             self._resets != "a_step_late",
-            f"{self._name} resets a step late, and events cannot know when: leave out "
-            f"{', '.join(events)}, or have the simulator reset within the step.",
+            f"{self._name} resets one step late, and does not report to events when it resets: "
+            f"remove {', '.join(events)}, or make the simulator reset within the step.",
         )
         rest = (1.0 / self.render_fps, self.max_episode_steps)
         owner = f"TensorSimulator of {self._name}"
@@ -233,8 +233,8 @@ class TensorSimulator(VectorEnv):
         pictures = self.simulator.render()
         if getattr(pictures, "ndim", 0) != 4 or len(pictures) != self.num_envs:
             raise ConfigurationError(
-                f"{self._name} does not draw its envs one by one: its render() does not return "
-                f"[{self.num_envs}, H, W, 3]. Make no videos of it, or have it render rgb_array."
+                f"{self._name} cannot draw single envs: its render() does not return "
+                f"[{self.num_envs}, H, W, 3]. Turn videos off, or make it render rgb_array."
             )
         drawn: np.ndarray = torch.as_tensor(pictures)[list(rows)].cpu().numpy()
         return drawn
@@ -262,7 +262,7 @@ class TensorSimulator(VectorEnv):
         report = None if mode is None else AUTORESET[AutoresetMode(mode)]
         require(
             report in (None, self._resets),
-            f"{self._name} has the autoreset mode {mode}, and resets is {self._resets}: set "
+            f"{self._name} has the autoreset mode {mode}, but resets is {self._resets}: set "
             f"resets: {report}.",
         )
 
@@ -297,10 +297,10 @@ class TensorSimulator(VectorEnv):
 
 
 def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
-    """Return a space of Gymnasium for another library's, which has shape, low and high.
+    """Convert another library's space with shape, low and high to a Box of Gymnasium.
 
     Raises:
-        ConfigurationError: it has not.
+        ConfigurationError: the space lacks one of them.
     """
     if isinstance(space, gymnasium.Space):
         return space

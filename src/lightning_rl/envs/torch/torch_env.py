@@ -55,6 +55,9 @@ class TorchEnv(VectorEnv):
     Attributes:
         start_size: K, random numbers per start.
         in_torch: whether a step is torch operations alone, which may be compiled.
+        differentiable: whether rewards and observations have gradients with respect to actions and
+            states, for `APG` and `SHAC`. Clamps pass none beyond their bounds, and events such as
+            a success pass none at all.
         seed: [N] int64, the seed of each env; initially env i has the seed i.
         episode: [N] int64, the number of earlier episodes of this seed.
         elapsed: [N] int64, env steps since the episode began.
@@ -69,6 +72,7 @@ class TorchEnv(VectorEnv):
 
     start_size: int
     in_torch: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = False
     max_episode_steps: int
 
     def __init__(
@@ -204,7 +208,9 @@ class TorchEnv(VectorEnv):
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         if len(state["elapsed"]) != self.num_envs:
             saved = len(state["elapsed"])
-            raise RestoreError(f"the state was saved with {saved} envs, there are {self.num_envs}")
+            raise RestoreError(
+                f"the state was saved with {saved} envs, but there are {self.num_envs}"
+            )
         if "seed" not in state:
             raise RestoreError("the state was saved by a version that drew from one generator")
         self.state = TensorDict(state["state"], [self.num_envs], device=self.device).clone()

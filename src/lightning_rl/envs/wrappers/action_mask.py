@@ -13,8 +13,8 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 class ActionMask(gymnasium.Wrapper):
     """An env whose observation has `action_mask` [C], taken from the info of each reset and step.
 
-    The C categories belong to all choices of an action, in order: n of a Discrete, the sum of nvec
-    of a MultiDiscrete. Observations that are not a Dict become a Dict of `observation` and
+    C is the number of categories of all choices of an action: n of a Discrete, the sum of nvec of a
+    MultiDiscrete. Observations that are not a Dict become a Dict of `observation` and
     `action_mask`. If the info of an episode's end has no mask, all actions are allowed.
 
     Args:
@@ -34,11 +34,11 @@ class ActionMask(gymnasium.Wrapper):
         keys = dict(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else {}
         if self._size == 0 or MASK in keys:
             amiss = (
-                f"the observation has '{MASK}' already: leave the wrapper out"
+                f"the observation already has '{MASK}': remove the wrapper"
                 if MASK in keys
                 else f"the action space {env.action_space} has no choices: it is continuous"
             )
-            raise ConfigurationError(f"ActionMask has nothing to do, as {amiss}.")
+            raise ConfigurationError(f"ActionMask has nothing to do, because {amiss}.")
         keys = keys or {"observation": space}
         self.observation_space = gymnasium.spaces.Dict(
             {**keys, MASK: gymnasium.spaces.MultiBinary(self._size)}
@@ -66,8 +66,8 @@ class ActionMask(gymnasium.Wrapper):
             what = f"has {there}" if report is None else f"has {mask.size} entries under that name"
             raise EnvFaultError(
                 f"ActionMask looks for '{self._key}' with {self._size} entries, one per category, "
-                f"and the info {what}: give the name under which the env says it at each reset and "
-                "step (key: ...)."
+                f"but the info {what}: set key to the name of the mask in the info of each reset "
+                "and step."
             )
         observed = observation if self._is_dict else {"observation": observation}
         return {**observed, MASK: (mask != 0).astype(np.int8)}

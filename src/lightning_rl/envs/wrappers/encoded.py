@@ -53,7 +53,7 @@ class EncodedObservations(VectorEnvWrapper):
             self.env.close()
             raise ConfigurationError(
                 f"EncodedObservations: {type(self.encoder).__name__} has weights that training "
-                "would change, and what stands in a replay was made with older ones. Name a "
+                "would change, but a replay would hold features of older weights. Use a "
                 "FrozenEncoder, or give the encoder to the policy (policy.init_args.encoder)."
             )
         features = gymnasium.spaces.Box(-np.inf, np.inf, (self.encoder.size,), np.float32)

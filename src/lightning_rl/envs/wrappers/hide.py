@@ -25,7 +25,7 @@ class HideEntries(gymnasium.ObservationWrapper):
         space = env.observation_space
         if not isinstance(space, Box) or len(space.shape) != 1:
             raise ConfigurationError(
-                f"HideEntries leaves out entries of a flat Box, and the observation space is "
+                "HideEntries leaves out entries of a flat Box, but the observation space is "
                 f"{space}: put gymnasium.wrappers.FlattenObservation before it, or hide keys of a "
                 "Dict by actor_keys and critic_keys of the policy."
             )

@@ -25,8 +25,8 @@ class PenaltyTerms(gymnasium.Wrapper):
         super().__init__(env)
         if not terms:
             raise ConfigurationError(
-                "PenaltyTerms without terms reports nothing: name what the env says in its info, "
-                "terms: {discrete_penalty: 1.0}, or leave the wrapper out."
+                "PenaltyTerms has no terms: name entries of the env's info, terms: "
+                "{discrete_penalty: 1.0}, or remove the wrapper."
             )
         self.metadata = {**env.metadata, "reports_penalty": True}
         self.terms = terms
@@ -36,9 +36,9 @@ class PenaltyTerms(gymnasium.Wrapper):
         for name in self.terms:
             if name not in info:
                 raise EnvFaultError(
-                    f"PenaltyTerms adds up '{name}', and the info of the step has "
-                    f"{', '.join(map(repr, info)) or 'nothing'}: name in `terms` what the env says "
-                    "at each step."
+                    f"PenaltyTerms adds up '{name}', but the info of the step has "
+                    f"{', '.join(map(repr, info)) or 'nothing'}: name in `terms` entries that the "
+                    "env reports at each step."
                 )
         penalty = sum(weight * float(info[name]) for name, weight in self.terms.items())
         return *result, {**info, "penalty": penalty}

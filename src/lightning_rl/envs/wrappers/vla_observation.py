@@ -26,7 +26,7 @@ class VLAObservation(gymnasium.Wrapper):
         instruction: name of the text: an observation key, a key of the `info` of `reset`, or an
             attribute of the env; null for none.
         tokenizer: local directory of a transformers tokenizer, or of a LeRobot policy, whose other
-            steps for instructions are applied, too; needed for an instruction.
+            preprocessing of instructions is applied, too; needed for an instruction.
         length: S, maximum tokens of an instruction.
         depth: key (or keys) of the depth pictures, [H, W] or [H, W, 1]: floats in metres, or uint16
             in millimetres; null for none. Their size may differ from `rgb`.

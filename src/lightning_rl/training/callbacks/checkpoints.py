@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_rl.algorithms import OffPolicyAlgorithm
+from lightning_rl.algorithms import SHAC, OffPolicyAlgorithm
 from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.buffers.replay_files import ReplayFolder
@@ -222,7 +222,7 @@ class WarmStart(Callback):
             if line is not None:
                 rank_zero_info(line)
         load_whole(module.policy, weights)
-        if isinstance(module, OffPolicyAlgorithm):
+        if isinstance(module, OffPolicyAlgorithm | SHAC):
             module.warm_start_from_policy()
         reference = getattr(pl_module, "reference", None)
         if isinstance(reference, ReferencePolicy):

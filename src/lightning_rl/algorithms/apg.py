@@ -1,0 +1,213 @@
+"""Analytic policy gradients: maximize returns by gradients through the env's steps."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.collectors import EpisodeSettings, SyncCollector
+from lightning_rl.envs import TorchEnv, VectorEnv
+from lightning_rl.optim.update import Objective, OptimizerFactory
+from lightning_rl.policies.actor_critic import ActorOnly
+from lightning_rl.policies.distributions.gaussians import TanhGaussian
+from lightning_rl.rollout.contract import flat_transitions
+from lightning_rl.system.errors import check_range, require
+
+
+class APG(Algorithm):
+    """Analytic policy gradient: the reward of a rollout's steps, differentiated through the env.
+
+        J = 1 / (N T) sum_i sum_t gamma^k r_t
+
+    with k steps since the rollout or the episode began. The env is a `TorchEnv` whose class sets
+    `differentiable`. The collector collects a rollout of T = `data.buffer_size` steps as for other
+    algorithms; the update steps the same env through the same rollout, with gradients. They stop
+    where the rollout begins, and where an episode ends. Nothing is compiled.
+
+    Source: Freeman et al. 2021, "Brax - A Differentiable Physics Engine for Large Scale Rigid Body
+    Simulation", section 4. Differs from it: the discount.
+
+    Args:
+        policy: an actor alone, with squashed actions.
+        learning_rate, lr_schedule, max_grad_norm, optimizer, max_nonfinite_steps: see `Algorithm`.
+        gamma: discount per env step.
+
+    Raises:
+        ConfigurationError: for a number out of range, and a policy of another kind; in `fit`, for
+            an env without gradients, and a collector other than `SyncCollector`.
+    """
+
+    policy: ActorOnly
+    policy_kind = "ActorOnly"
+    """The class of policies that the algorithm trains, for messages."""
+
+    uses_replay = False
+    episode_settings = EpisodeSettings(keep_start=True)
+
+    def __init__(
+        self,
+        policy: ActorOnly,
+        learning_rate: float = 3e-3,
+        lr_schedule: Literal["constant", "linear"] = "constant",
+        max_grad_norm: float | None = 1.0,
+        optimizer: OptimizerFactory | None = None,
+        max_nonfinite_steps: int = 10,
+        gamma: float = 0.99,
+    ) -> None:
+        super().__init__(
+            policy,
+            learning_rate,
+            lr_schedule,
+            max_grad_norm=max_grad_norm,
+            optimizer=optimizer,
+            max_nonfinite_steps=max_nonfinite_steps,
+            compile=False,
+        )
+        check_range("gamma", gamma, least=0, most=1)
+        name, own = type(self).__name__, type(policy).__name__
+        require(
+            isinstance(policy, ActorOnly)
+            and isinstance(policy.distribution, TanhGaussian)
+            and policy.has_critic == (self.policy_kind == "ActorCritic"),
+            f"{name} trains an {self.policy_kind} whose actions are squashed, which have gradients "
+            f"up to the bounds, and the policy is {own}: set model.policy: {{class_path: "
+            f"{self.policy_kind}, init_args: {{squash: true}}}}.",
+        )
+        require(
+            not policy.is_recurrent,
+            f"{name} trains no memory: leave policy.init_args.memory out, or use PPO.",
+        )
+        self.gamma = gamma
+        self._start: dict[str, Any] = {}  # the env's state where the rollout begins
+
+    def configure_objectives(self) -> list[Objective]:
+        return [self.objective(self.actor_loss, name="actor")]
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        name, collector = type(self).__name__, self.data.collector
+        require(
+            isinstance(collector, SyncCollector),
+            f"{name} steps the env itself, through the rollouts that it has collected, and "
+            f"{type(collector).__name__} steps another env, or none: set data.collector: "
+            "SyncCollector.",
+        )
+        assert collector is not None
+        check_differentiable(name, collector.env)
+
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        self.improve_actor(rollout)
+        self.finish_iteration(rollout)
+
+    def improve_actor(self, rollout: TensorDict) -> None:
+        """Take an optimizer step on the actor, by a fresh rollout [N, T+1]."""
+        collector = self.data.collector
+        assert isinstance(collector, SyncCollector)
+        env = collector.env
+        assert isinstance(env, TorchEnv)
+        now, self._start = env.state_dict(), collector.start
+        # All envs are one sample: they step together, so no micro-batch may have some of them.
+        self.updates["actor"](TensorDict({"noise": self.noise_of(rollout)[None]}, [1]))
+        env.load_state_dict(now)
+
+    @torch.no_grad()
+    def noise_of(self, rollout: TensorDict) -> Tensor:
+        """Return the standard normal noise [N, T, A] of the actions of a rollout [N, T+1]."""
+        steps = flat_transitions(rollout, ["observation", "unsquashed_action"])
+        mean = self.policy.action_output(steps, self.policy.actor_features(steps))
+        noise: Tensor = (steps["unsquashed_action"] - mean) / self._std()
+        return noise.view(-1, len(rollout), noise.shape[-1]).transpose(0, 1)
+
+    def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss -J of N envs, whose `noise` is [1, N, T, A], and scalars to log."""
+        assert self.data.collector is not None
+        env, noise = self.data.collector.env, minibatch["noise"][0]
+        gain = gain_of(env, self._start, self.act, noise, self.gamma, self.end_value)
+        per_step = gain.mean() / noise.shape[1]
+        return -per_step, {"gain": per_step, "std": self._std().mean()}
+
+    def act(self, observation: Any, noise: Tensor) -> Tensor:
+        """Return actions [N, *A], with gradients, for observations [N, ...] and noise [N, A]."""
+        policy, distribution = self.policy, self.policy.distribution
+        td = TensorDict({"observation": observation}, noise.shape[:1])
+        mean = policy.action_output(td, policy.actor_features(td))
+        assert isinstance(distribution, TanhGaussian)
+        action = distribution.squashed(torch.addcmul(mean, noise, self._std()))
+        return action.view(-1, *distribution.shape)
+
+    def end_value(self, observation: Any) -> Tensor | None:
+        """Return the value [N] where rollouts end and time limits cut, with gradients; or None."""
+        return None
+
+    def _std(self) -> Tensor:
+        distribution = self.policy.distribution
+        assert isinstance(distribution, TanhGaussian)
+        return distribution.clamped_log_std().exp()
+
+
+def gain_of(
+    env: Any,
+    start: dict[str, Any],
+    act: Callable[[Any, Tensor], Tensor],
+    noise: Tensor,
+    gamma: float,
+    end_value: Callable[[Any], Tensor | None],
+) -> Tensor:
+    """Return the discounted rewards [N] of T steps from a state of the env, with gradients.
+
+    The discount starts again with each episode. `end_value` of the true final observation follows
+    where the steps end, and where an episode is truncated; nothing where it terminated.
+
+    Source: Xu et al. 2022, "Accelerated Policy Learning with Parallel Differentiable Simulation",
+    equation 5 (with values). Differs from it: a truncated episode has a value too, and the discount
+    starts again with each episode.
+
+    Args:
+        env: of N envs.
+        start: state of the env, of `state_dict`.
+        act: returns actions [N, *A] for an observation [N, ...] and noise [N, A].
+        noise: [N, T, A].
+        gamma: discount per step.
+        end_value: returns values [N] of observations [N, ...]; or None for no values.
+    """
+    observation = env.load_state_dict(start)
+    steps = noise.unbind(1)
+    gain = torch.zeros(len(noise), device=noise.device, dtype=noise.dtype)
+    discount = torch.ones_like(gain)
+    for t, drawn in enumerate(steps):
+        observation, reward, terminated, truncated, info = env.step(act(observation, drawn))
+        gain = gain + discount * reward
+        cut = (truncated | (t + 1 == len(steps))) & ~terminated
+        # Without the look at the flags each step would take a value; an accelerator is not asked.
+        if cut.device.type != "cpu" or cut.any():
+            value = end_value(info["final_obs"])
+            if value is not None:
+                gain = gain + torch.where(cut, discount * gamma * value, 0.0)
+        discount = torch.where(terminated | truncated, 1.0, discount * gamma)
+    return gain
+
+
+def check_differentiable(algorithm: str, env: VectorEnv) -> None:
+    """Refuse an env without gradients.
+
+    Raises:
+        ConfigurationError: with the name of the env.
+    """
+    require(
+        isinstance(env, TorchEnv) and env.differentiable,
+        f"{algorithm} needs gradients through the steps of the env, and {type(env).__name__} has "
+        "none: use PointMass or CartPole, or a TorchEnv of your own that sets differentiable = "
+        "True (no ActionChunk or other wrapper around it), or PPO.",
+    )
+    space = env.single_observation_space
+    parts = space.spaces if isinstance(space, Dict) else {"observation": space}
+    others = [k for k, one in parts.items() if not isinstance(one, Box) or one.dtype.kind != "f"]
+    require(
+        not others,
+        f"{algorithm} needs gradients through observations, and {', '.join(others)} of "
+        f"{type(env).__name__} has none (pictures): observe the state, or use PPO or SAC.",
+    )

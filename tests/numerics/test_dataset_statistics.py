@@ -1,0 +1,121 @@
+"""A run begins with a dataset's statistics of observations."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import ConfigurationError
+from lightning_rl.policies.networks.encoders import DictEncoder, NatureCNN
+from lightning_rl.training.callbacks.dataset_statistics import DatasetStatistics
+from tests.helpers import last, train
+
+STATE = {"mean": [1.0, -2.0, 0.5, 30.0], "std": [2.0, 0.1, 1.0, 5.0], "count": [5000]}
+
+
+def statistics(path, **features):
+    path.mkdir(parents=True)
+    (path / "stats.json").write_text(json.dumps(features))
+    return str(path / "stats.json")
+
+
+def begin(tmp_path, path, policy=None, env="CartPole-v1", **more):
+    """Return the policy's statistics at the start of a run, and the module after an iteration."""
+    seen = {}
+
+    class Looks(DatasetStatistics):
+        def on_train_start(self, trainer, pl_module):
+            super().on_train_start(trainer, pl_module)
+            named = pl_module.policy.named_buffers()
+            seen.update({name: value.clone() for name, value in named})
+
+    callbacks = [Looks(path, **more.pop("own", {}))]
+    settings = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 32}
+    module, *_ = train(
+        tmp_path, env=env, data=settings, trainer={"callbacks": callbacks}, policy=policy, **more
+    )
+    return seen, module
+
+
+def test_flat_observations_begin_with_mean_variance_and_count(tmp_path):
+    path = statistics(tmp_path / "meta", **{"observation.state": STATE})
+    seen, module = begin(tmp_path, path, {"normalize_observation": True})
+    torch.testing.assert_close(seen["normalizer.mean"], torch.tensor(STATE["mean"]))
+    torch.testing.assert_close(seen["normalizer.var"], torch.tensor(STATE["std"]).square())
+    assert int(seen["normalizer.count"]) == 5000
+    assert int(module.policy.normalizer.count) == 5000 + 32, "the run's observations are added"
+    with torch.no_grad():
+        module.policy.normalizer.mean.fill_(7.0)
+    again, _ = begin(tmp_path, path, {"normalize_observation": True}, ckpt_path=last(tmp_path))
+    assert (again["normalizer.mean"] - torch.tensor(STATE["mean"])).abs().max() < 0.5, "resumed"
+    assert int(again["normalizer.count"]) == 5000 + 32
+
+
+class Arm(gymnasium.Env):
+    """Joints and a camera."""
+
+    observation_space = gymnasium.spaces.Dict(
+        arm=gymnasium.spaces.Box(-9, 9, (4,), np.float32),
+        top=gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8),
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
+    camera = {"mean": [[[0.2]], [[0.5]], [[0.7]]], "std": [[[0.1]], [[0.2]], [[0.3]]]}
+    path = statistics(
+        tmp_path / "meta", **{"observation.joints": STATE, "observation.images.top": camera}
+    )
+    policy = {"encoder": lambda space: DictEncoder(space, normalize=True)}
+    own = {"keys": {"arm": "observation.joints"}}
+    gymnasium.register("StatisticsArm-v0", Arm, max_episode_steps=8)
+    seen, module = begin(tmp_path, path, policy, env="StatisticsArm-v0", own=own)
+    picture = next(n for n, m in module.policy.named_modules() if isinstance(m, NatureCNN))
+    expected = torch.tensor([0.2, 0.5, 0.7])
+    torch.testing.assert_close(seen[f"{picture}.normalizer.mean"], expected)
+    (arm,) = (n for n in seen if n.endswith("normalizer.mean") and picture not in n)
+    torch.testing.assert_close(seen[arm], torch.tensor(STATE["mean"]))
+    scale = seen[f"{picture}.scale"][:, 0, 0] * 255.0
+    torch.testing.assert_close(scale, 1 / torch.tensor([0.1, 0.2, 0.3]), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("features", "policy", "message"),
+    [
+        ({"observation.state": STATE}, {}, "normalize_observation: true"),
+        ({"action": STATE}, {"normalize_observation": True}, "no mean of 'observation.state'"),
+        (
+            {"observation.state": {"mean": [1.0], "std": [1.0]}},
+            {"normalize_observation": True},
+            r"has 1 numbers, and the observation's shape is \[4\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(features, policy, message, tmp_path):
+    path = statistics(tmp_path / "meta", **features)
+    with pytest.raises(ConfigurationError, match=message):
+        begin(tmp_path, path, policy)
+
+
+def test_statistics_of_init_from_and_of_a_dataset_are_one_too_many(tmp_path):
+    path = statistics(tmp_path / "meta", **{"observation.state": STATE})
+    normal = {"normalize_observation": True}
+    begin(tmp_path / "first", path, normal)
+    start = {"init_from": str(last(tmp_path / "first"))}
+    with pytest.raises(ConfigurationError, match=r"trainer\.init_from"):
+        train(
+            tmp_path / "second",
+            env="CartPole-v1",
+            policy=normal,
+            trainer={**start, "callbacks": [DatasetStatistics(path)]},
+        )
