@@ -213,7 +213,7 @@ def test_labels_that_may_do_harm_are_doubted(tmp_path):
     assert len(found) == 1, "a mean is not expected to explain returns"
     with pytest.warns(UserWarning, match=r"does not explain the returns \(error / spread 2.46"):
         label_dataset(path, value=values)
-    with pytest.raises(ConfigurationError, match=r"not written \(doubtful: refuse\): the value"):
+    with pytest.raises(ConfigurationError, match=r"not written \(doubtful: refuse\): Task"):
         label_dataset(path, LabelSettings(doubtful="refuse", gamma=0.5), value=values)
     assert float(read_episodes(path)[0].extra["return"].min()) == pytest.approx(-5 / 11), "gamma 1"
 

@@ -267,6 +267,11 @@ def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, 
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("steps") / "data", 8)
+
+
 def fit(
     run_dir, path, ckpt_path=None, frames=None, policy=None, trainer=None, iterations=8, **more
 ):
@@ -325,8 +330,8 @@ def test_no_member_knows_the_returns_of_its_part(tmp_path):
     assert torch.equal(known[own], unseen[own])
 
 
-def test_a_value_is_stopped_and_resumed_as_uninterrupted(tmp_path):
-    path = record(tmp_path / "data", 8)
+def test_a_value_is_stopped_and_resumed_as_uninterrupted(dataset, tmp_path):
+    path = dataset
     fit(tmp_path / "whole", path, iterations=4)
     fit(tmp_path / "half", path, iterations=4, trainer={"max_epochs": 1})
     fit(tmp_path / "half", path, last(tmp_path / "half"), iterations=4)
@@ -358,7 +363,7 @@ def test_the_value_reads_pictures_by_a_backbone(tmp_path):
 
 
 def test_the_value_is_told_the_task(tmp_path):
-    path = record(tmp_path / "data", 8, tasks=("push", "lift"))
+    path = record(tmp_path / "data", 4, tasks=("push", "lift"))
     assert list(by_task(list(read_episodes(path)))) == ["lift", "push"]
     frames = ReturnFrames(1, path)
     assert frames.single_observation_space.shape == (5,)
@@ -374,18 +379,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_a_value_cannot_be_fitted_to_is_refused(name, tmp_path):
+def test_what_a_value_cannot_be_fitted_to_is_refused(name, dataset, tmp_path):
     frames, message = BAD[name]
     with pytest.raises(ConfigurationError, match=message):
-        fit(tmp_path / "run", record(tmp_path / "data", 8), frames=frames)
+        fit(tmp_path / "run", dataset, frames=frames)
 
 
-def test_unknown_success_and_other_observations_are_refused(tmp_path):
-    path = record(tmp_path / "data", 8, known=False)
+def test_unknown_success_and_other_observations_are_refused(dataset, tmp_path):
+    path = record(tmp_path / "data", 4, known=False)
     with pytest.raises(ConfigurationError, match="There is no success label for episodes 0, 1"):
         fit(tmp_path / "run", path)
-    model = fit(tmp_path / "run", record(tmp_path / "other", 8), iterations=2)
-    pictures = record(tmp_path / "pictures", 8, seen=CAMERA, view=picture)
+    model = fit(tmp_path / "run", dataset, iterations=2)
+    pictures = record(tmp_path / "pictures", 4, seen=CAMERA, view=picture)
     with pytest.raises(ConfigurationError, match=r"was fitted to observations Box.*fit it to this"):
         model.values(pictures)
     with pytest.raises(ConfigurationError, match="needs an ActorOnly without a memory"):

@@ -239,7 +239,8 @@ class BehaviorCloning(Algorithm):
         )
         weight = advantage_weight(advantage[:, :-1], self.advantage_temperature) * counted
         total, count = ranks.sum_over_ranks(torch.stack((weight.sum(), counted.sum())))
-        return weight * (count / total)
+        scaled: Tensor = weight * (count / total)
+        return scaled
 
     def _drop_condition(self, minibatch: TensorDict) -> None:
         if self.condition_dropout > 0:

@@ -80,7 +80,7 @@ class ValueFit(FrameAlgorithm):
     @property
     def members(self) -> list[PerceptronPolicy]:
         """The copies of the policy, by the part that each has not seen."""
-        return [self.policy, *self.others]  # type: ignore[list-item]  # modules of this class
+        return [self.policy, *self.others]
 
     def configure_objectives(self) -> list[Objective]:
         return [self.objective(self.loss, *self.members)]

@@ -66,23 +66,23 @@ def label(options: Sequence[str], run: Run) -> None:
     steps = settings.pop("value_steps")
     where = {name: settings.pop(name) for name in FOR_CHECKPOINTS}
     check_range("value_steps", steps, least=1)
-    named = {name: _chosen(name, settings.pop(name)) for name in ("success", "failure")}
+    success, failure = (_chosen(name, settings.pop(name)) for name in ("success", "failure"))
     frames = ("reward", "failure_cost", "gamma")
     returns = {name: settings.pop(name) for name in frames}
     given = {name: one for name, one in returns.items() if one is not None}
     chosen = LabelSettings(**settings, **given)
     if value == "mean":
-        done = label_dataset(path, chosen, **named)
+        done = label_dataset(path, chosen, success=success, failure=failure)
     else:
-        if any(named.values()):  # the value is fitted to the success in the dataset
-            label_dataset(path, chosen, **named)
+        if success or failure:  # the value is fitted to the success in the dataset
+            label_dataset(path, chosen, success=success, failure=failure)
         if value == "fitted":
             with TemporaryDirectory() as folder:
                 fit_value(value_config(path, given, steps, seed), Path(folder) / "value", run)
                 module = ValueFit.load_from_checkpoint(Path(folder) / "value")
         else:
             module = ValueFit.load_from_checkpoint(value, **where)
-            known = {name: module.frame_settings.get(name) for name in frames}
+            known: dict[str, Any] = {name: module.frame_settings.get(name) for name in frames}
             require(
                 given.items() <= known.items(),
                 f"{value} was fitted to returns with {known}, and {given} were asked for: leave "

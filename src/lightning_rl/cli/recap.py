@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,9 +124,9 @@ class Rounds:
                 ("labels", self._label),
                 ("policy", self._refit),
             ):
-                self._phase(f"round {number} {name}", lambda work=work, n=number: work(n))
-            checkpoint = self._checkpoint(number)
-            self._phase(f"round {number} evaluation", lambda at=checkpoint: self._evaluate(at))
+                self._phase(f"round {number} {name}", partial(work, number))
+            evaluate = partial(self._evaluate, self._checkpoint(number))
+            self._phase(f"round {number} evaluation", evaluate)
         print(self._table(), flush=True)
 
     # --- phases ---

@@ -90,7 +90,7 @@ class ConditionedPolicy(PolicyWrapper):
         return self._space
 
     @property
-    def acting_space(self) -> gymnasium.Space[Any]:  # type: ignore[override]  # without the condition
+    def acting_space(self) -> gymnasium.Space[Any]:
         seen = self.inner.acting_space
         if not isinstance(seen, Dict):
             return self._space
