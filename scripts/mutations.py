@@ -1626,6 +1626,27 @@ MUTATIONS = (
         "numerics/test_apg.py",
     ),
     Mutation(
+        "algorithms/iql.py",
+        "IQL: a terminated episode goes on",
+        'self.gamma * minibatch["continuing"] * value',
+        "self.gamma * value",
+        "numerics/test_iql.py",
+    ),
+    Mutation(
+        "algorithms/iql.py",
+        "IQL: values come from the critics, not from the targets",
+        "action, self.target_critic).amin(0)",
+        "action).amin(0)",
+        "numerics/test_iql.py",
+    ),
+    Mutation(
+        "functional/q_learning.py",
+        "IQL: the expectile of the other side",
+        "torch.where(difference < 0, 1.0 - expectile, expectile)",
+        "torch.where(difference > 0, 1.0 - expectile, expectile)",
+        "numerics/test_iql.py",
+    ),
+    Mutation(
         "algorithms/dqn.py",
         "DQN: the target chooses among forbidden actions",
         "policy.masked_values(there, chosen_by)",

@@ -10,6 +10,9 @@ from lightning_rl.algorithms import (
     GRPO as GRPO,
 )
 from lightning_rl.algorithms import (
+    IQL as IQL,
+)
+from lightning_rl.algorithms import (
     PPO as PPO,
 )
 from lightning_rl.algorithms import (

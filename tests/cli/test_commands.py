@@ -358,7 +358,24 @@ def test_every_shipped_config_of_gradients_through_steps_trains(name):
     assert state["env_steps"] == 2 * 64 * 32
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS}))
+def test_the_shipped_config_of_a_dataset_alone_trains():
+    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    env = PushCube(3)
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter("demonstrations/push_cube_mixed", *spaces, env.render_fps)
+    for episode in expert_episodes(env, 3, 1):
+        writer.write(episode)
+    writer.finalise()
+    run(["fit", "--config", "iql_push_cube.yaml", *TWO_ITERATIONS])
+    state = load(last(newest()))["lightning_rl"]
+    counts = {count["passed"] for count in state["guards"].values()}
+    assert counts == {2 * -(-state["env_steps"] // 2 // 256)}
+
+
+OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, "iql_push_cube.yaml"}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     import lightning_rl
 
@@ -700,7 +717,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, SHAC, TD3"
+OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (
@@ -778,14 +795,14 @@ WHOLE = [
     (
         "--data.env.id lightning_r/CartPole-v0",
         "No Gymnasium env 'lightning_r/CartPole-v0': its namespace 'lightning_r' is not "
-        "registered; there is lightning_rl, phys2d, tabular; close matches: lightning_rl. For an "
-        "env of another package name the module that registers it: "
+        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For "
+        "an env of another package, name the module that registers it: "
         "its_module:lightning_r/CartPole-v0.",
     ),
     (
         "--trainer.accumulate_grad_batches 2",
         "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
-        "its own minibatches. For larger ones raise model.batch_size; if memory runs out, set the policy's "
+        "its own minibatches. For larger minibatches raise model.batch_size; if memory runs out, set the policy's "
         "micro_batch_size, which accumulates gradients.",
     ),
     (
@@ -795,8 +812,8 @@ WHOLE = [
     ),
     (
         "--trainer.gradient_clip_algorithm value",
-        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the "
-        "norm of the whole: set model.max_grad_norm.",
+        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the norm of the whole "
+        "gradient: set model.max_grad_norm.",
     ),
     (
         "--trainer.barebones true",

@@ -101,7 +101,7 @@ def test_guidance_and_weights_are_their_definition():
     np.testing.assert_allclose(guide(conditional, absent, factor), expected, rtol=1e-5, atol=1e-6)
     advantage = torch.tensor([-1.0, -0.05, 0.0, 0.05, 1.0])
     expected = [np.exp(-20), np.exp(-1), 1, np.exp(1), 20]
-    np.testing.assert_allclose(advantage_weight(advantage, 0.05), expected, rtol=1e-5)
+    np.testing.assert_allclose(advantage_weight(advantage, 20.0, 20.0), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", POLICIES)

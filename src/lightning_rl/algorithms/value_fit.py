@@ -132,8 +132,8 @@ class ValueFit(FrameAlgorithm):
         own, theirs = self.policy.observation_space, frames.single_observation_space
         require(
             own == theirs,
-            f"The value was fitted to observations {own}, and those of {path} are {theirs}: fit it "
-            "to this dataset.",
+            f"The value was fitted to observations {own}, but the observations of {path} are "
+            f"{theirs}: fit it to this dataset.",
         )
         return [value for _, value in self._values(frames, range(len(frames)))]
 

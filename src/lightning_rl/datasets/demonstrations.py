@@ -44,7 +44,7 @@ class Demonstrations(Collector):
         tokenizer: directory of a tokenizer, see `VLAObservation`: the tasks of the dataset, in
             words, become the `language` of the observation. Default: the dataset has `language`.
         condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`: the
-            condition of a `ConditionedPolicy` is good where it is 1, and bad elsewhere. Default:
+            condition of a `ConditionedPolicy` is good if the label is 1, otherwise bad. Default:
             absent. A chunk has the condition of its first step.
         episodes_per_rollout: number of episodes that each rollout reads and keeps in memory; each
             pass over the dataset shuffles them. Default: read all episodes once.
@@ -238,7 +238,7 @@ def expert_episodes(
     Args:
         env: task with `expert(state)`; it is reset.
         episodes: number of episodes.
-        seed: of the first episode; episode i has seed + i.
+        seed: seed of the first episode; episode i has seed + i.
         calls: times the calls into the env; see `EnvWatch`.
 
     Raises:

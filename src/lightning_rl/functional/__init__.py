@@ -1,6 +1,5 @@
 """Pure functions of tensors: advantages and losses."""
 
-from lightning_rl.functional.advantages import advantage_weight as advantage_weight
 from lightning_rl.functional.advantages import discounted_return as discounted_return
 from lightning_rl.functional.advantages import explained_variance as explained_variance
 from lightning_rl.functional.advantages import gae as gae
@@ -24,11 +23,13 @@ from lightning_rl.functional.off_policy import decoupled_surrogate_loss as decou
 from lightning_rl.functional.off_policy import effective_sample_size as effective_sample_size
 from lightning_rl.functional.off_policy import kl_penalty as kl_penalty
 from lightning_rl.functional.off_policy import loglinear_proximal as loglinear_proximal
+from lightning_rl.functional.q_learning import advantage_weight as advantage_weight
 from lightning_rl.functional.q_learning import categorical_loss as categorical_loss
 from lightning_rl.functional.q_learning import categorical_target as categorical_target
 from lightning_rl.functional.q_learning import double_q_target as double_q_target
 from lightning_rl.functional.q_learning import ensemble_loss as ensemble_loss
 from lightning_rl.functional.q_learning import expected_soft_value as expected_soft_value
+from lightning_rl.functional.q_learning import expectile_loss as expectile_loss
 from lightning_rl.functional.q_learning import min_of_subset as min_of_subset
 from lightning_rl.functional.q_learning import outputs_of_min as outputs_of_min
 from lightning_rl.functional.q_learning import random_subsets as random_subsets

@@ -208,16 +208,3 @@ def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
                 "Expected all other tensors (terminated, truncated, ...) of shape "
                 f"{list(reward.shape)} like reward, got {list(other.shape)}."
             )
-
-
-def advantage_weight(advantage: Tensor, temperature: float, limit: float = 20.0) -> Tensor:
-    """Return min(exp(A / temperature), limit), [...].
-
-    Source: Peng et al. 2019, "Advantage-Weighted Regression", equation 8 and appendix (the limit).
-
-    Args:
-        advantage: [...], A.
-        temperature: above 0, in units of the advantage.
-        limit: of a weight.
-    """
-    return (advantage / temperature).exp().clamp(max=limit)
