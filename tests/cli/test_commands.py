@@ -358,7 +358,24 @@ def test_every_shipped_config_of_gradients_through_steps_trains(name):
     assert state["env_steps"] == 2 * 64 * 32
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS}))
+def test_the_shipped_config_of_a_dataset_alone_trains():
+    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    env = PushCube(3)
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter("demonstrations/push_cube_mixed", *spaces, env.render_fps)
+    for episode in expert_episodes(env, 3, 1):
+        writer.write(episode)
+    writer.finalise()
+    run(["fit", "--config", "iql_push_cube.yaml", *TWO_ITERATIONS])
+    state = load(last(newest()))["lightning_rl"]
+    counts = {count["passed"] for count in state["guards"].values()}
+    assert counts == {2 * -(-state["env_steps"] // 2 // 256)}
+
+
+OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, "iql_push_cube.yaml"}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     import lightning_rl
 
@@ -636,6 +653,7 @@ def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
         return built[-1]
 
     monkeypatch.setattr(RLCLI, "init_parser", counting)
+    monkeypatch.setattr("tests.commands.PARSERS", {})
     for subcommand in ("fit", "check"):
         with pytest.raises(SystemExit):
             run([subcommand, "--config", "ppo.yaml", "--print_config"])
@@ -700,7 +718,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, SHAC, TD3"
+OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (

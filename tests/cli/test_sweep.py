@@ -542,7 +542,7 @@ def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes
 
 def test_who_has_no_trial_left_waits_for_those_of_others(fakes):
     options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "128"]
-    first, other = fake_sweep(*SMALL, *options, pause=3), None
+    first, other = fake_sweep(*SMALL, *options, pause=1.5), None
     try:
         soon(lambda: is_saved(first, 0) and is_saved(first, 1))
         other = fake_sweep("--join", "last")

@@ -45,7 +45,7 @@ POLICIES = (
     "ActorCritic, ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, "
     "LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, SHAC, TD3"
+ALGORITHMS = "APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3"
 ENVS = (
     "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, MujocoEnv, PointMass, "
     "PushBlocks, PushCube, Quadruped, Reach, TensorSimulator, WithTerms"

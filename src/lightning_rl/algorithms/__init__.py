@@ -7,6 +7,7 @@ from lightning_rl.algorithms.discrete_sac import DiscreteSAC as DiscreteSAC
 from lightning_rl.algorithms.dqn import DQN as DQN
 from lightning_rl.algorithms.gripper_sac import GripperSAC as GripperSAC
 from lightning_rl.algorithms.grpo import GRPO as GRPO
+from lightning_rl.algorithms.iql import IQL as IQL
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from lightning_rl.algorithms.ppo import PPO as PPO
@@ -15,3 +16,4 @@ from lightning_rl.algorithms.reward_classifier import RewardClassifier as Reward
 from lightning_rl.algorithms.sac import SAC as SAC
 from lightning_rl.algorithms.shac import SHAC as SHAC
 from lightning_rl.algorithms.td3 import TD3 as TD3
+from lightning_rl.algorithms.value_fit import ValueFit as ValueFit

@@ -33,9 +33,14 @@ Make = Callable[[], tuple[Function, dict[str, None]]]
 MOST_GRAPHS = 8
 """Most graphs per input layout. If one more is needed, an attribute changes at each call."""
 
-CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds, and tanh uses an
-exponential, which is three times as fast and exact to float32's last digit around 1.
+CPU_OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,
+    "cpp.use_decompose_tanh": True,
+    "cpp.vec_isa_ok": True,
+}
+"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds; tanh uses an
+exponential, which is three times as fast and exact to float32's last digit around 1; and Inductor
+skips a trial of each instruction set, which costs 6 s at the first start and 1 s at each later one.
 """
 
 

@@ -7,6 +7,7 @@ from lightning_rl.functional.advantages import vtrace as vtrace
 from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
 from lightning_rl.functional.flows import flow_matching_loss as flow_matching_loss
 from lightning_rl.functional.flows import flow_transition as flow_transition
+from lightning_rl.functional.flows import guide as guide
 from lightning_rl.functional.flows import interpolate as interpolate
 from lightning_rl.functional.groups import first_episode_mask as first_episode_mask
 from lightning_rl.functional.groups import group_relative_advantage as group_relative_advantage
@@ -22,11 +23,13 @@ from lightning_rl.functional.off_policy import decoupled_surrogate_loss as decou
 from lightning_rl.functional.off_policy import effective_sample_size as effective_sample_size
 from lightning_rl.functional.off_policy import kl_penalty as kl_penalty
 from lightning_rl.functional.off_policy import loglinear_proximal as loglinear_proximal
+from lightning_rl.functional.q_learning import advantage_weight as advantage_weight
 from lightning_rl.functional.q_learning import categorical_loss as categorical_loss
 from lightning_rl.functional.q_learning import categorical_target as categorical_target
 from lightning_rl.functional.q_learning import double_q_target as double_q_target
 from lightning_rl.functional.q_learning import ensemble_loss as ensemble_loss
 from lightning_rl.functional.q_learning import expected_soft_value as expected_soft_value
+from lightning_rl.functional.q_learning import expectile_loss as expectile_loss
 from lightning_rl.functional.q_learning import min_of_subset as min_of_subset
 from lightning_rl.functional.q_learning import outputs_of_min as outputs_of_min
 from lightning_rl.functional.q_learning import random_subsets as random_subsets

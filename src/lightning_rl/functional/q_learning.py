@@ -199,3 +199,34 @@ def random_subsets(
     """
     keys = torch.rand(count, num_critics, generator=generator, device=device)
     return keys.argsort(-1)[:, :size]
+
+
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """Return the asymmetric squared error [], the mean of |e - 1(u < 0)| u^2.
+
+    Its least value is at the e-expectile of the targets; e = .5 gives half the squared error.
+
+    Source: Newey and Powell 1987, "Asymmetric Least Squares Estimation and Testing"; Kostrikov,
+    Nair and Levine 2022, "Offline Reinforcement Learning with Implicit Q-Learning", equation 5.
+
+    Args:
+        difference: [B], u, target minus value.
+        expectile: e, in (0, 1).
+    """
+    weight = torch.where(difference < 0, 1.0 - expectile, expectile)
+    return (weight * difference.square()).mean()
+
+
+def advantage_weight(advantage: Tensor, scale: float, most: float) -> Tensor:
+    """Return the weights min(exp(scale * A), most) [B] of actions with the advantages A [B].
+
+    Source: Peng et al. 2019, "Advantage-Weighted Regression", algorithm 1; the bound as in
+    Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit Q-Learning".
+
+    Args:
+        advantage: [B].
+        scale: per unit of return.
+        most: largest weight.
+    """
+    # exp(88) is the largest of float32.
+    return (scale * advantage).clamp(max=80.0).exp().clamp(max=most)

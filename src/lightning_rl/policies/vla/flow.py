@@ -201,8 +201,7 @@ class FlowHead(ActionHead):
         return self._velocity(features, x, self.times[step].expand(x.shape[0]))
 
     def _velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        velocity: Tensor = self.expert(features, x, t)
-        return velocity.float()
+        return features.guided(lambda one: self.expert(one, x, t).float())
 
     def _transition(self, x: Tensor, velocity: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         size = 1.0 / self.steps

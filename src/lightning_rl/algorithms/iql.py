@@ -1,0 +1,220 @@
+"""Implicit Q-learning: critics and an actor from a dataset alone, for SAC to continue from."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.off_policy import check_q_policy
+from lightning_rl.algorithms.on_policy import epochs, make_sampler
+from lightning_rl.datasets import Demonstrations
+from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss
+from lightning_rl.optim.update import Objective
+from lightning_rl.policies import SquashedActorCritic
+from lightning_rl.policies.networks.perceptron import mlp
+from lightning_rl.rollout.contract import add_transition_field, successors
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import check_range, require
+
+
+class IQL(Algorithm):
+    """Implicit Q-learning: values within the data, and cloning weighted by the advantage.
+
+        L_V  = mean of |e - 1(u < 0)| u^2,  u = min_i Q'_i(s, a) - V(s)
+        L_Q  = mean of (r + gamma V(s') - Q_i(s, a))^2, with V(s') = 0 after a termination
+        L_pi = -mean of min(exp(beta (min_i Q'_i(s, a) - V(s))), w_max) log pi(a | s)
+
+    No action outside of the data is ever valued. It needs `data.collector: Demonstrations`, with a
+    dataset that has rewards. An iteration is `n_epochs` passes over it; each of its steps counts as
+    an env step of the budget. The env gives the spaces, and is only stepped in evaluations. SAC
+    continues from the checkpoint (`trainer.init_from`), with actor and critics.
+
+    Source: Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit
+    Q-Learning", equations 5 to 7, algorithm 1. Differs from the paper: the actor is SAC's, with a
+    squashed Gaussian.
+
+    Args:
+        policy: actor and critics, as for SAC.
+        batch_size: transitions per minibatch and process.
+        gamma: discount per env step.
+        n_epochs: passes over the dataset per iteration.
+        expectile: e, in [0.5, 1): .5 values the data's actions, near 1 the best of them.
+        advantage_scale: beta, per unit of return; 0 clones all actions alike.
+        max_weight: w_max, bound on the weight of an action.
+        tau: step size of the target critics after each update, in (0, 1].
+        actions_within: actions of the data are clamped to this share of their bounds, where the
+            density of a squashed Gaussian would be infinite.
+        value_hidden_sizes: units of the hidden layers of V.
+        max_grad_norm: bound on the norm of the gradient of each objective; null for none.
+        kwargs: see `Algorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range, a policy without Q critics or with a memory,
+            and in `fit` for another collector, or data without rewards.
+    """
+
+    policy: SquashedActorCritic
+    uses_replay = False
+    adam_eps = 1e-8
+
+    FIELDS = ("observation", "action", "reward", "next_observation", "continuing")
+    """The fields of a rollout that the losses read."""
+
+    def __init__(
+        self,
+        policy: SquashedActorCritic,
+        batch_size: int = 256,
+        gamma: float = 0.99,
+        n_epochs: int = 1,
+        expectile: float = 0.7,
+        advantage_scale: float = 3.0,
+        max_weight: float = 100.0,
+        tau: float = 0.005,
+        actions_within: float = 0.99,
+        value_hidden_sizes: Sequence[int] = (256, 256),
+        max_grad_norm: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_q_policy(type(self).__name__, policy, SquashedActorCritic)
+        super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
+        check_range("gamma", gamma, least=0, most=1)
+        check_range("n_epochs", n_epochs, least=1)
+        check_range("expectile", expectile, least=0.5, below=1)
+        check_range("advantage_scale", advantage_scale, least=0)
+        check_range("max_weight", max_weight, above=0)
+        check_range("tau", tau, above=0, most=1)
+        check_range("actions_within", actions_within, above=0, below=1)
+        critic = policy.critic
+        require(
+            not policy.is_recurrent and critic.atoms is None and critic.normalization != "batch",
+            "IQL trains on single steps, by critics that output a value: leave memory, value_atoms "
+            "and critic_normalization: batch of model.policy out.",
+        )
+        self.gamma = gamma
+        self.n_epochs = n_epochs
+        self.expectile = expectile
+        self.advantage_scale = advantage_scale
+        self.max_weight = max_weight
+        self.tau = tau
+        self.actions_within = actions_within
+        self.target_critic = copy.deepcopy(critic).requires_grad_(False)
+        features = critic.weights[0].shape[-2] - policy.distribution.size
+        self.value = mlp(
+            features, value_hidden_sizes, 1, activation="relu", initialization="fan_in"
+        )
+
+    def configure_objectives(self) -> list[Objective]:
+        policy = self.policy
+        return [
+            self.objective(self.value_loss, self.value, name="value"),
+            self.objective(self.critic_loss, *policy.critic_modules_to_train(), name="critic"),
+            self.objective(self.actor_loss, *policy.actor_modules(), name="actor"),
+        ]
+
+    def minibatches_per_iteration(self) -> int:
+        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        require(
+            stage != "fit" or ranks.world_size() == 1,
+            f"IQL trains in one process, and there are {ranks.world_size()}: each would draw from "
+            "the whole dataset. Set trainer.devices: 1.",
+        )
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        require(
+            isinstance(self.data.collector, Demonstrations),
+            f"IQL learns from a dataset, and {type(self.data.collector).__name__} collects the "
+            "policy's own actions: set data.collector: {class_path: Demonstrations, init_args: "
+            "{path: ...}}, or learn online with SAC.",
+        )
+
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        require(
+            bool(rollout["reward"].any()),
+            "All rewards of the dataset are 0 or unknown, and IQL learns from rewards: label them "
+            "(rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
+        )
+        require(
+            "executed" not in rollout.keys(),
+            "IQL trains on single actions, and the env takes chunks: leave ActionChunk out.",
+        )
+        add_transition_field(rollout, "next_observation", successors(rollout))
+        add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())
+        mask = ~rollout["padding"][:, :-1]
+        sampler = make_sampler(self.policy, rollout, self.FIELDS, mask, None, 0)
+        names = tuple(self.objectives)
+        update = self.learner.sequence(names, self.update_target, self._moved)
+        for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator, _nothing):
+            for minibatch in epoch:
+                update(minibatch)
+        self.finish_iteration(rollout)
+
+    def value_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the expectile loss of V on samples [B], and scalars to log."""
+        value = self.value_of(minibatch)
+        loss = expectile_loss(self.target_q(minibatch) - value, self.expectile)
+        return loss, {"value": value.mean()}
+
+    def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the temporal-difference loss of the critics on samples [B], and scalars."""
+        following = TensorDict(
+            {"observation": minibatch.get("next_observation")}, minibatch.batch_size
+        )
+        with torch.no_grad():
+            value = self.value_of(following)
+            target = minibatch["reward"] + self.gamma * minibatch["continuing"] * value
+        q = self.policy.q_values(minibatch, self.policy.unit(minibatch["action"]))
+        return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
+
+    def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted negative log-prob of samples [B], and scalars to log."""
+        policy = self.policy
+        with torch.no_grad():
+            advantage = self.target_q(minibatch) - self.value_of(minibatch)
+            weight = advantage_weight(advantage, self.advantage_scale, self.max_weight)
+            most = self.actions_within
+            action = policy.distribution.from_unit(
+                policy.unit(minibatch["action"]).clamp(-most, most)
+            )
+        features, _ = policy.features_for_actor(minibatch)
+        fields: dict[str, Any] = {"action": action, "unsquashed_action": None}
+        log_prob, entropy = policy.distribution.log_prob_and_entropy(
+            policy.action_output(minibatch, features), fields
+        )
+        scalars = {"weight": weight.mean(), "entropy": entropy.mean()}
+        return -(weight * log_prob).mean(), scalars | {"negative_log_prob": -log_prob.mean()}
+
+    def value_of(self, td: TensorDict) -> Tensor:
+        """Return V [B] of the observations of `td` [B]."""
+        with torch.no_grad():  # the critics' loss trains an encoder
+            features = self.policy.critic_features(td)
+        value: Tensor = self.value(features)
+        return value.squeeze(-1)
+
+    @torch.no_grad()
+    def target_q(self, minibatch: TensorDict) -> Tensor:
+        """Return the least value [B] of the target critics for the actions of samples [B]."""
+        action = self.policy.unit(minibatch["action"])
+        return self.policy.q_values(minibatch, action, self.target_critic).amin(0)
+
+    @torch.no_grad()
+    def update_target(self) -> None:
+        """Move the target critics towards the critics by `tau`."""
+        pairs = zip(self._moved(), self.policy.critic.parameters(), strict=True)
+        for slow, fast in pairs:
+            slow.lerp_(fast, self.tau)
+
+    def _moved(self) -> list[Tensor]:
+        return list(self.target_critic.parameters())
+
+
+def _nothing(flat: TensorDict, order: Tensor, sizes: Any) -> dict[str, Tensor]:
+    """Draw no fields of the samples."""
+    return {}

@@ -1,0 +1,233 @@
+"""Whole updates of IQL are those of a float64 reference; from mixed data it beats its clone and the data's mean."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRU,
+    IQL,
+    SAC,
+    ActorCritic,
+    BehaviorCloning,
+    ConfigurationError,
+    EpisodeWriter,
+    ReplayBuffer,
+    SquashedActorCritic,
+    TorchEnv,
+)
+from lightning_rl.algorithms.learner import Learner
+from lightning_rl.collectors import SyncCollector
+from lightning_rl.compiled.choice import Choice
+from lightning_rl.datasets import Demonstrations
+from lightning_rl.datasets.demonstrations import expert_episodes
+from lightning_rl.policies.networks.q_networks import ValueAtoms
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same_run, last, train
+from tests.numerics.test_sac import (
+    OBSERVATION_SPACE,
+    SPACE,
+    TOLERANCE,
+    actor_layers,
+    critic_layers,
+    exact,
+)
+from tests.q_references import Adam, backward, flat, forward, log_density
+from tests.references import numeric_gradient
+
+RATE, TAU, GAMMA, EXPECTILE, BETA, MOST, WITHIN = 1e-2, 0.1, 0.9, 0.8, 2.0, 1.5, 0.9
+
+
+class IQLReference:
+    def __init__(self, module):
+        policy = module.policy
+        self.actor, self.value = actor_layers(policy.actor), actor_layers(module.value)
+        self.critics, self.targets = critic_layers(policy.critic), critic_layers(policy.critic)
+        self.adams = [Adam(RATE) for _ in range(3)]
+
+    def update(self, batch):
+        size, seen = len(batch["reward"]), batch["observation"]
+        both = np.hstack([seen, batch["unit"]])
+        target_q = np.min([forward(c, both)[0][:, 0] for c in self.targets], 0)
+        value, inputs = forward(self.value, seen)
+        u = target_q - value[:, 0]
+        slope = -2 * np.abs(EXPECTILE - (u < 0)) * u / size
+        found, _ = backward(self.value, inputs, slope[:, None])
+        self.adams[0].step(flat(self.value), flat(found))
+        following = forward(self.value, batch["next_observation"])[0][:, 0]
+        wanted = batch["reward"] + GAMMA * batch["continuing"] * following
+        arrays, gradients = [], []
+        for critic in self.critics:
+            q, inputs = forward(critic, both)
+            found, _ = backward(critic, inputs, (q - wanted[:, None]) / size)
+            arrays, gradients = arrays + flat(critic), gradients + flat(found)
+        self.adams[1].step(arrays, gradients)
+        advantage = target_q - forward(self.value, seen)[0][:, 0]
+        weight = np.minimum(np.exp(BETA * advantage), MOST)
+        inner = np.arctanh(np.clip(batch["unit"], -WITHIN, WITHIN))
+
+        def loss():
+            mean, log_std = np.split(forward(self.actor, seen)[0], 2, axis=-1)
+            return -np.mean(weight * log_density(inner, mean, np.exp(np.clip(log_std, -20, 2))))
+
+        self.adams[2].step(flat(self.actor), numeric_gradient(loss, flat(self.actor)))
+        for slow, fast in zip(self.targets, self.critics, strict=True):
+            for a, b in zip(flat(slow), flat(fast), strict=True):
+                a += TAU * (b - a)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ten_updates_are_those_of_the_reference(dtype, traced_only):
+    """In float32 also compiled."""
+    torch.manual_seed(1)
+    policy = exact(SquashedActorCritic)(OBSERVATION_SPACE, SPACE, (8, 8))
+    settings = {"learning_rate": RATE, "tau": TAU, "gamma": GAMMA, "expectile": EXPECTILE}
+    settings |= {"advantage_scale": BETA, "max_weight": MOST, "actions_within": WITHIN}
+    module = IQL(policy, value_hidden_sizes=(8,), **settings).to(dtype)
+    for parameter in policy.actor[-1].parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    choice = Choice(dtype == torch.float32, None)
+    module.learn_by(Learner(module, module.objectives, module.configure_optimizers(), choice))
+    update = module.learner.sequence(tuple(module.objectives), module.update_target, module._moved)
+    reference, rng = IQLReference(module), np.random.default_rng(1)
+    for _ in range(10):
+        batch = {key: rng.normal(size=(16, 3)) for key in ("observation", "next_observation")}
+        batch |= {"reward": rng.normal(size=16), "continuing": (rng.random(16) < 0.7) * 1.0}
+        batch["unit"] = rng.uniform(-1, 1, size=(16, 2))
+        low, high = np.float64(SPACE.low), np.float64(SPACE.high)
+        fields = {key: batch[key] for key in batch if key != "unit"}
+        fields["action"] = (low + high) / 2 + (high - low) / 2 * batch["unit"]
+        update(TensorDict({k: torch.as_tensor(v).to(dtype) for k, v in fields.items()}, [16]))
+        reference.update(batch)
+    pairs = [
+        (actor_layers(policy.actor), reference.actor),
+        (actor_layers(module.value), reference.value),
+    ]
+    pairs += zip(critic_layers(policy.critic), reference.critics, strict=True)
+    pairs += zip(critic_layers(module.target_critic), reference.targets, strict=True)
+    for ours, theirs in pairs:
+        for a, b in zip(flat(ours), flat(theirs), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=max(TOLERANCE[dtype], 1e-6))
+
+
+class Asks(TorchEnv):
+    """Pays 1 - (a - o / 2)^2 for an observed o of -1 or 1, eight times."""
+
+    start_size = 1
+
+    def __init__(self, num_envs):
+        box = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        super().__init__(num_envs, box, box, max_episode_steps=8)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def initial_state(self, uniform):
+        return TensorDict({"sign": (uniform - 0.5).sign()}, [len(uniform)])
+
+    def observe(self, state):
+        return state["sign"]
+
+    def transition(self, state, action):
+        reward = 1.0 - (action - 0.5 * state["sign"]).square()[:, 0]
+        following = TensorDict({"sign": (self.uniform(1) - 0.5).sign()}, [self.num_envs])
+        no = torch.zeros(self.num_envs, dtype=torch.bool)
+        return following, reward, no, {"success": no}
+
+    def expert(self, state):
+        """A fifth of the best actions, and others at random."""
+        drawn = torch.rand(2, self.num_envs, 1, generator=self.generator)
+        return torch.where(drawn[0] < 0.2, 0.5 * state["sign"], 2.0 * drawn[1] - 1.0)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A dataset of 320 steps, and the mean of its returns."""
+    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    path, env = tmp_path_factory.mktemp("mixed") / "data", Asks(40)
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(path, *spaces, env.render_fps)
+    returns = []
+    for episode in expert_episodes(env, 40, 1):
+        writer.write(episode)
+        returns.append(float(episode.reward.sum()))
+    writer.finalise()
+    return str(path), np.mean(returns)
+
+
+def run_on(path, algorithm=IQL, iterations=8, **model):
+    own = {"gamma": 0.5, "advantage_scale": 10.0, "tau": 0.05} if algorithm is IQL else {}
+    settings = {"learning_rate": 3e-3, "n_epochs": 10, "batch_size": 64, "algorithm": algorithm}
+    return {
+        "env": Asks,
+        "policy": {"policy_class": SquashedActorCritic},
+        "model": settings | own | model,
+        "data": {
+            "collector": partial(Demonstrations, path=path),
+            "num_envs": 40,
+            "buffer_size": 8,
+            "total_env_steps": 320 * iterations,
+            "iterations_per_epoch": iterations,
+            "num_eval_episodes": 20,
+        },
+    }
+
+
+def test_from_mixed_data_it_beats_its_clone_and_the_mean_of_the_data(mixed, tmp_path):
+    path, mean = mixed
+    found = {}
+    for algorithm in (BehaviorCloning, IQL):
+        module, *_ = train(tmp_path / algorithm.__name__, **run_on(path, algorithm))
+        found[algorithm] = module.evaluation["avg_reward"]
+    assert found[IQL] > 7.6  # of 8
+    assert found[IQL] > found[BehaviorCloning] + 0.5 > mean + 0.5
+
+
+def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(mixed, tmp_path):
+    run = run_on(mixed[0], iterations=4, n_epochs=1)
+    module, *_ = train(tmp_path / "whole", **run)
+    stop_and_resume(tmp_path / "stopped", 2, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    data = {"replay": partial(ReplayBuffer, capacity=500), "num_envs": 4, "buffer_size": 8}
+    online, *_ = train(
+        tmp_path / "online", env=Asks, data=data | {"total_env_steps": 128},
+        model={"algorithm": SAC, "learning_rate": 1e-9, "tau": 1e-9},
+        trainer={"init_from": str(last(tmp_path / "whole"))},
+    )  # fmt: skip
+    for network in (online.policy.critic, online.target_critic):
+        for ours, theirs in zip(
+            network.parameters(), module.policy.critic.parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+class Unrewarded(Demonstrations):
+    def collect(self):
+        rollout = super().collect()
+        rollout["reward"].zero_()
+        return rollout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": {"collector": SyncCollector}}, "SyncCollector collects the policy's own"),
+        ({"data": {"collector": Unrewarded}}, "All rewards of the dataset are 0 or unknown"),
+        ({"policy": {"policy_class": ActorCritic}}, "is not a SquashedActorCritic"),
+        ({"policy": {"memory": GRU}}, "leave memory, value_atoms"),
+        ({"policy": {"value_atoms": ValueAtoms(5, 1.0)}}, "leave memory, value_atoms"),
+        ({"model": {"expectile": 0.4}}, "expectile"),
+        ({"model": {"actions_within": 1.0}}, "actions_within"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):
+    run = run_on(mixed[0], iterations=1)
+    run = {
+        key: value | change.get(key, {}) if key != "env" else value for key, value in run.items()
+    }
+    if run["data"]["collector"] is Unrewarded:
+        run["data"]["collector"] = partial(Unrewarded, path=mixed[0])
+    with pytest.raises(ConfigurationError, match=words):
+        train(tmp_path, **run)
