@@ -1,4 +1,6 @@
-"""Record a task's own expert, or the policy of a run, into a dataset; an existing one is extended.
+"""Record a task's own expert into a dataset, or the policy of a run.
+
+It extends an existing dataset.
 
 python scripts/record_demonstrations.py demonstrations --episodes 100 --seed 1
 python scripts/record_demonstrations.py mixed --task PushCube --episodes 60

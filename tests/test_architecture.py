@@ -458,4 +458,15 @@ def test_the_slow_cases_and_the_quick_ones_that_protect_the_same_are_there():
                 offenders.append(name)
             if name != test and is_slow(name if home else f"{file}::{name}"):
                 offenders.append(f"{name} is slow too")
+        if "" in cases and parametrised(SOURCE.parents[1] / "tests" / file, test.split("::")[1]):
+            offenders.append(f"{test} has cases, and none of them is named")
     none(offenders)
+
+
+def parametrised(path, function):
+    (found,) = (
+        node
+        for node in tree(path).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    )
+    return any("parametrize" in ast.unparse(one) for one in found.decorator_list)

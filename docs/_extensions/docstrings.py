@@ -11,7 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.domains.python import PyXRefRole
+from sphinx.domains.python import PythonDomain, PyXRefRole
 from sphinx.util import inspect
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
@@ -28,6 +28,7 @@ NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*(\(\))?")
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add what `docs/conf.py` names."""
+    app.add_domain(Domain, override=True)
     app.add_role("name", name_role)
     app.add_directive("public-names", PublicNames)
     app.connect("autodoc-process-docstring", read_docstring, priority=400)  # before napoleon
@@ -37,6 +38,23 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-bases", leave_out_bases)
     app.connect("missing-reference", find_name)
     return {"parallel_read_safe": True}
+
+
+class Domain(PythonDomain):
+    """Look up a name only if an object ends with it: Sphinx compares it with all objects."""
+
+    def find_obj(
+        self,
+        env: Any,
+        modname: str | None,
+        classname: str | None,
+        name: str,
+        type: str | None,
+        searchmode: int = 0,
+    ) -> list[tuple[str, Any]]:
+        if not _ending_as(self, name.removesuffix("()")):
+            return []
+        return super().find_obj(env, modname, classname, name, type, searchmode)
 
 
 def read_docstring(

@@ -20,6 +20,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 from sphinx.util.docutils import ReferenceRole
 from sphinx.util.typing import ExtensionMetadata
@@ -97,6 +98,8 @@ def find(name: str, text: str = "") -> tuple[ModuleType, int]:
         raise LookupError(f"{name} is a value, which has no source: name what it stands in")
     if not text and inspect.isfunction(found):  # which need not be read for it
         return module, inspect.unwrap(found).__code__.co_firstlineno
+    if not text and inspect.isclass(found):  # as autodoc has read it: inspect parses the file again
+        return module, ModuleAnalyzer.for_module(module.__name__).find_tags()[found.__qualname__][1]
     lines, first = inspect.getsourcelines(found)
     if not text:
         return module, max(first, 1)

@@ -795,14 +795,14 @@ WHOLE = [
     (
         "--data.env.id lightning_r/CartPole-v0",
         "No Gymnasium env 'lightning_r/CartPole-v0': its namespace 'lightning_r' is not "
-        "registered; there is lightning_rl, phys2d, tabular; close matches: lightning_rl. For an "
-        "env of another package name the module that registers it: "
+        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For "
+        "an env of another package, name the module that registers it: "
         "its_module:lightning_r/CartPole-v0.",
     ),
     (
         "--trainer.accumulate_grad_batches 2",
         "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
-        "its own minibatches. For larger ones raise model.batch_size; if memory runs out, set the policy's "
+        "its own minibatches. For larger minibatches raise model.batch_size; if memory runs out, set the policy's "
         "micro_batch_size, which accumulates gradients.",
     ),
     (
@@ -812,8 +812,8 @@ WHOLE = [
     ),
     (
         "--trainer.gradient_clip_algorithm value",
-        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the "
-        "norm of the whole: set model.max_grad_norm.",
+        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the norm of the whole "
+        "gradient: set model.max_grad_norm.",
     ),
     (
         "--trainer.barebones true",

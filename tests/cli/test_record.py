@@ -48,7 +48,9 @@ def recorded(tmp_path, env, episodes, source=None, script=straight, **kwargs):
     script = script or (lambda observation: None)
     writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, 10, "show")
     results = list(
-        recorder.record(writer, episodes, lambda _: script_action_function(script, space), **kwargs)
+        recorder.record_episodes(
+            writer, episodes, lambda _: script_action_function(script, space), **kwargs
+        )
     )
     writer.finalise()
     env.close()
@@ -485,7 +487,7 @@ def test_two_cameras_are_recorded_at_their_pace_in_memory_that_does_not_grow(
     writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, fps)
     chooser = script_action_function(lambda observation: None, space)
     sizes, missed = [], 0
-    for result in recorder.record(
+    for result in recorder.record_episodes(
         writer, episodes, lambda _: chooser, fps=fps if episodes > 4 else None
     ):
         missed += result.missed
@@ -553,7 +555,7 @@ def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_writ
         return STRAIGHT
 
     env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(until=gone_on)
-    played = Recorder(env).record(
+    played = Recorder(env).record_episodes(
         writer, 1, lambda _: script_action_function(script, env.single_action_space)
     )
     assert [result.steps for result in played] == [LENGTH]
@@ -568,7 +570,7 @@ def test_what_the_writer_refuses_ends_the_recording():
     env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(refuses=3)
     chooser = script_action_function(straight, env.single_action_space)
     with pytest.raises(ConfigurationError, match="the disk is full"):
-        list(Recorder(env).record(writer, 2, lambda _: chooser))
+        list(Recorder(env).record_episodes(writer, 2, lambda _: chooser))
     assert writer.finished == []
     env.close()
 

@@ -190,7 +190,7 @@ def test_a_trial_that_fails_is_shown_with_its_last_line_and_ends_no_other(fakes,
     said = capfd.readouterr().out
     directory, _ = state()
     assert outcomes() == ["finished", "failed"]
-    failed = "trial 2/2 failed: rl-cli: error: gamma must lie in [0, 1], got 1.5. (all of it: "
+    failed = "trial 2/2 failed: rl-cli: error: gamma must lie in [0, 1], got 1.5. (full output: "
     assert f"{failed}{directory}/trial_001_seed1.log)" in said
     assert "1 of 2 trials failed" in said
     assert "gamma" in said.split("trials failed")[0].splitlines()[-8]  # the table
@@ -299,7 +299,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.space", "{model.gamma: {low: 0.9, high: 0.99}}", "--sweep.search", "grid"],
             1,
-            "sweep.search: grid tries every value, and model.gamma has no end of them",
+            "sweep.search: grid tries every value, but model.gamma is a range",
         ),
         (["--sweep.space", "{model.gamma: 0.9}"], 1, "model.gamma must be a list of values"),
         (
@@ -307,25 +307,29 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             1,
             "sweep.space: seed_everything is set by the sweep itself.",
         ),
-        (["--seed_everything", "3"], 1, "A sweep takes no --seed_everything: say --sweep.seeds."),
-        (["--ckpt_path", "last"], 1, "A sweep takes no --ckpt_path: trials begin with a policy by"),
+        (["--seed_everything", "3"], 1, "A sweep takes no --seed_everything: set --sweep.seeds."),
+        (
+            ["--ckpt_path", "last"],
+            1,
+            "A sweep takes no --ckpt_path: to start trials from a policy, set",
+        ),
         (["--sweep.seeds", "[1, 2, 1]"], 1, "sweep.seeds has a seed twice: [1, 2, 1]."),
         (
             ["--sweep.jobs", "999", "--sweep.cores_per_trial", "1"],
             1,
-            "sweep.jobs 999 of 1 cores each (sweep.cores_per_trial) are",
+            "sweep.jobs: 999 trials of 1 cores each (sweep.cores_per_trial) need",
         ),
         (
             ["--trainer.num_threads", "4", "--sweep.cores_per_trial", "1"],
             1,
-            "sweep.cores_per_trial is 1, and trainer.num_threads 4: its threads would wait",
+            "sweep.cores_per_trial is 1, but trainer.num_threads is 4: threads would wait",
         ),
         (
             ["--config", "trainer/ddp.yaml", "--sweep.cores_per_trial", "1"],
             1,
-            "trainer.num_threads 1 in each of 2 processes (trainer.devices): its threads would",
+            "trainer.num_threads is 1 in each of 2 processes (trainer.devices): threads would",
         ),
-        (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: leave it"),
+        (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: remove it"),
         (["--sweep.score", "median"], 2, "sweep.score must be one of last, best, got median."),
         (
             ["--sweep", "serch.yaml"],
@@ -335,7 +339,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.first", "[{model.gamma: 0.9}]", *GAMMAS],
             1,
-            "sweep.first is tried before what a search chooses, and a grid",
+            "sweep.first is tried before the points of a search, but a grid",
         ),
         (
             ["--sweep.first", "[{model.gama: 0.9}]", *GAMMAS],
@@ -350,7 +354,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.first", "[{model.gamma: 0.8}]", *GAMMAS],
             1,
-            "sweep.first: model.gamma is 0.8, and sweep.space has it among 0.9, 0.99.",
+            "sweep.first: model.gamma is 0.8, but sweep.space has it among 0.9, 0.99.",
         ),
         (
             [
@@ -360,9 +364,9 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
                 "{model.gamma: {low: 0.8, high: 0.99}}",
             ],
             1,
-            "sweep.first: model.gamma is 1, and sweep.space has it from 0.8 to 0.99.",
+            "sweep.first: model.gamma is 1, but sweep.space has it from 0.8 to 0.99.",
         ),
-        (["--resume", "nowhere"], 1, "A sweep is resumed as it was begun: --config, --data.buffer"),
+        (["--resume", "nowhere"], 1, "A resumed sweep keeps its settings: --config, --data.buffer"),
         (
             ["--sweep.address", "local"],
             2,
@@ -497,7 +501,7 @@ def test_a_search_goes_on_with_more_trials_and_alone(fakes, capfd):
     assert "--sweep.trials cannot be changed, but --sweep.cores_per_trial, --sweep.jobs can" in (
         refused("--join", "last", "--sweep.trials", "2")
     )
-    assert "A sweep is resumed or joined: give one of both." in refused(
+    assert "A sweep is either resumed or joined: give --resume or --join." in refused(
         "--join", "last", "--resume", "last"
     )
     run(["sweep", "--resume", str(directory), "--sweep.trials", "2"])
@@ -692,7 +696,7 @@ def test_a_sampler_that_unpickles_the_journal_needs_trust(fakes, capsys):
     (directory / "sweep.yaml").write_text(yaml.safe_dump(settings))
     (directory / "base.yaml").write_text("trainer: 1")
     for trust, message in {
-        (): "is CmaEsSampler, which unpickles what journal.log holds: that runs code. Add --trust",
+        (): "is CmaEsSampler, which unpickles the content of journal.log: that can run code. Add --trust",
         ("--trust_code", "true"): "base.yaml is no configuration",
     }.items():
         with pytest.raises(SystemExit):

@@ -661,13 +661,9 @@ def main(directory):
     run("own", **ALL | own)
     for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
         run(name, **settings | {"data": settings["data"] | TEN | {"total_env_steps": 256}})
-    taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced")}
-    taught |= {"n_epochs": 2, "batch_size": 8}
-    data = RESUMED["data"] | {"total_env_steps": 256}
-    run(
-        "taught",
-        **PENDULUM | {"policy": {"policy_class": ActorOnly}, "model": taught, "data": data},
-    )
+    taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced"), "batch_size": 8}
+    taught = OFF_POLICY | {"policy": {"policy_class": ActorOnly}, "model": taught}
+    run("taught", **taught | {"data": OFF_POLICY["data"] | {"total_env_steps": 256}})
     run("off-policy", **OFF_POLICY)
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")

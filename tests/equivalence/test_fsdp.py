@@ -279,7 +279,7 @@ def test_what_does_not_fit_shards_is_refused_by_name(name, tmp_path, one_rank):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({}, "shards a policy by its blocks, and ActorCritic has none: name them in its attribute"),
+        ({}, "shards a policy by its blocks, but ActorCritic has none: name them in its attribute"),
         ({"memory": partial(GRU, size=4)}, "does not support a memory, which ActorCritic has: use"),
     ],
 )

@@ -407,7 +407,9 @@ def test_torch_save_on_a_full_disk_leaves_the_old_file_and_says_so(number, tmp_p
         def __getattr__(self, name):
             return getattr(self.file, name)
 
-    with pytest.raises(WriteError, match=rf"Cannot write {path}: {os.strerror(number)}.*is whole"):
+    with pytest.raises(
+        WriteError, match=rf"Cannot write {path}: {os.strerror(number)}.*is unchanged"
+    ):
         write_atomically(path, lambda file: torch.save({"a": torch.zeros(9999)}, Full(file)))
     assert load(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -479,8 +479,8 @@ def test_a_run_directory_that_is_deleted_is_said_to_be(loggers, capsys, monkeypa
     monkeypatch.setattr(EnvStepBudget, "_reached", delete)
     error = failure(capsys, "--trainer.logger", loggers)
     assert error == (
-        f"rl-cli: error: Cannot write into {deleted[0]}: it was deleted while the run went on, "
-        "with all that was in it. There is nothing to resume from."
+        f"rl-cli: error: Cannot write into {deleted[0]}: it was deleted during the run, with all its files. There is "
+        "nothing to resume from."
     )
     assert not deleted[0].exists()
 

@@ -207,8 +207,8 @@ def test_a_class_that_no_module_has_is_the_one_that_is_called():
 
     _, run_dir = trained_by(algorithm=LocalPPO)
     assert refusal(Algorithm, run_dir) == (
-        f"The checkpoint {last(run_dir)} does not say which algorithm it holds. Load it by "
-        "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint."
+        f"The checkpoint {last(run_dir)} does not name its algorithm. Load it by load_from_checkpoint of that "
+        "algorithm's class, such as PPO.load_from_checkpoint."
     )
     assert type(LocalPPO.load_from_checkpoint(run_dir)) is LocalPPO
 
@@ -273,7 +273,7 @@ def test_one_without_a_configuration_wants_the_policy(trained):
     made = make_ppo(make_data())
     found = PPO.load_from_checkpoint(path, policy=made.policy)
     assert_same(found.state_dict(), trained["state_dict"])
-    assert "does not say which algorithm" in refusal(Algorithm, path, policy=made.policy)
+    assert "does not name its algorithm" in refusal(Algorithm, path, policy=made.policy)
 
 
 # --- what is written down ---
@@ -385,8 +385,8 @@ def test_nothing_is_unpickled_trusted_or_not(trust_code, trained):
 
 def test_a_data_module_is_not_loaded(trained):
     assert refusal(RLDataModule, save(trained)) == (
-        "RLDataModule is not loaded from a checkpoint: make one, and give the checkpoint to the "
-        "trainer, trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
+        "RLDataModule cannot be loaded from a checkpoint: create it, and pass the checkpoint to the trainer, "
+        "trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
     )
 
 

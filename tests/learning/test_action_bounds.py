@@ -143,7 +143,7 @@ def test_boxes_without_other_bounds_keep_the_plain_gaussian(space):
 )
 def test_a_box_bounded_in_part_keeps_it_with_a_warning(low, high, words):
     space = Box(np.float32(low), np.float32(high))
-    with pytest.warns(UserWarning, match=f"{words}.*rescale_action: false if this is meant"):
+    with pytest.warns(UserWarning, match=f"{words}.*set rescale_action: false"):
         distribution = make(space)
     assert type(distribution) is DiagonalGaussian
     with warnings.catch_warnings():

@@ -228,10 +228,9 @@ def message_of(run):
 def test_settings_that_cannot_be_are_refused(tmp_path):
     beyond = message_of(lambda: learn(tmp_path / "a", Corridor, learning_starts=400))
     assert beyond == (
-        "The first update would come after 400 env steps, but the run has 400 "
-        "(data.total_env_steps). It needs model.learning_starts=400, and a minibatch in the replay "
-        "(model.batch_size=64) or, with a memory, a sequence of each env. Lower these settings, or "
-        "raise data.total_env_steps."
+        "The first update would come after 400 env steps, but the run has 400 (data.total_env_steps). The update "
+        "needs model.learning_starts=400, and a minibatch in the replay (model.batch_size=64) or, with a memory, a "
+        "sequence of each env. Lower these settings, or raise data.total_env_steps."
     )
     small = message_of(
         lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000})

@@ -220,7 +220,7 @@ def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"policy": {"squash": False}}, "APG trains an ActorOnly whose actions are squashed"),
+        ({"policy": {"squash": False}}, "APG trains an ActorOnly with squashed actions"),
         ({"policy": {"memory": GRU}}, "APG trains no memory"),
         ({"env": PushCube}, "PushCube has none: use PointMass"),
         ({"env": lambda n: ActionChunk(n, PointMass, 2)}, "ActionChunk has none"),
@@ -231,7 +231,7 @@ def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
         ({"data": {"collector": partial(AsyncCollector, timeout_s=30)}}, "AsyncCollector steps"),
         (
             {"model": {"algorithm": SHAC}, "policy": {"encoder": PerceptronEncoder}},
-            "which no encoder is part of",
+            "which train no encoder",
         ),
         ({"model": {"algorithm": SHAC, "tau": 0.0}}, "tau"),
     ],
@@ -272,7 +272,7 @@ class Exploding(Spring):
         (Spring, ["ok", "ok", "ok"], "differs from finite differences by"),
         (Straight, ["error", "ok", "ok"], "differs from finite differences by"),
         (Detached, ["error"], "neither reward nor observation"),
-        (Clamped, ["ok", "warning"], "100% of the gradients by an action are zero"),
+        (Clamped, ["ok", "warning"], "100% of the gradients with respect to an action are zero"),
         (Exploding, ["ok", "ok", "warning"], "grows"),
     ],
 )

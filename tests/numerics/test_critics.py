@@ -343,7 +343,7 @@ def test_what_cannot_be_is_refused():
     )
     uneven = {"network": "residual", "critic_hidden_sizes": (8, 16), "hidden_sizes": (8,)}
     assert message_of(lambda: SquashedActorCritic(OBSERVATION_SPACE, SPACE, **uneven)) == (
-        "network: residual has a block for each of the hidden sizes, all of one width, such as [256, 256]; got "
+        "network: residual has one block per hidden size, and all must be equal, such as [256, 256]; got "
         "critic_hidden_sizes=[8, 16]."
     )
     assert message_of(lambda: ValueAtoms(1)) == "value_atoms.num_atoms must be at least 2, got 1."

@@ -190,7 +190,7 @@ def test_weights_without_a_value_head_may_begin_a_new_one(directory, capsys):
         "Load the model they were saved from, or set strict: false."
     )
     write_config(model_path="actor", strict=False)
-    with pytest.warns(UserWarning, match="What is missing keeps random values"):
+    with pytest.warns(UserWarning, match="Missing weights keep random values"):
         fit("run")
 
 
@@ -309,8 +309,8 @@ REFUSED = {
     ),
     "no path": (
         {"model_path": None},
-        f"CustomVLA has no model_path: give {ALLOWED}. A model that begins without weights is a "
-        "Policy of its own: name it as the policy's class_path.",
+        f"CustomVLA has no model_path: give {ALLOWED}. For a model that starts from random weights, write a Policy, "
+        "and name it as the policy's class_path.",
     ),
     "no class": (
         {"model_class": None},

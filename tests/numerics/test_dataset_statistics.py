@@ -97,7 +97,7 @@ def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
         (
             {"observation.state": {"mean": [1.0], "std": [1.0]}},
             {"normalize_observation": True},
-            r"has 1 numbers, and the observation's shape is \[4\]",
+            r"has 1 numbers, but the observation's shape is \[4\]",
         ),
     ],
 )

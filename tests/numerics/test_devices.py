@@ -166,7 +166,7 @@ WRONG = {
     ),
     "two meanings": (
         lambda: Keyboard({"success": "up"}, {"up": "+0"}),
-        "The keys ['up'] have two meanings each: give each key one.",
+        "The keys ['up'] have two meanings each: give each key one meaning.",
     ),
     "unknown": (
         lambda: Keyboard({"takeover": "a"}),

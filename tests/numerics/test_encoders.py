@@ -453,7 +453,7 @@ def test_a_mask_of_actions_is_no_input_unless_it_is_asked_for():
     assert ActorCritic(space, Discrete(4), actor_keys=["position", "action_mask"]).actor[0].in_features == 7  # fmt: skip
     encoded = ActorCritic(space, Discrete(4), encoder=DictEncoder)
     assert list(encoded.encoder.encoders) == ["position"]
-    with pytest.raises(ConfigurationError, match="action_mask is no input"):
+    with pytest.raises(ConfigurationError, match="action_mask is an input only"):
         ActorCritic(Dict({"action_mask": space["action_mask"]}), Discrete(4))
 
 
@@ -462,7 +462,7 @@ def test_a_critics_encoder_that_cannot_take_its_keys_is_refused_and_the_cure_nam
     make = partial(DictEncoder, encoders={"camera": SMALL})
     keys = {"actor_keys": ["camera"], "critic_keys": ["state"]}
     with pytest.raises(
-        ConfigurationError, match=r"has the keys state.*critic_encoder names another"
+        ConfigurationError, match=r"has the keys state.*Set critic_encoder to use another"
     ):
         ActorCritic(space, ACTION, encoder=make, **keys)
     policy = ActorCritic(space, ACTION, encoder=make, critic_encoder=PerceptronEncoder, **keys)

@@ -113,12 +113,11 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
     parts = torch.cat([one[2:], one[:2]])
     joined = map_tree(lambda field: torch.cat([field[2:], field[:2]]), finals)
     assert_same(successors(parts), expected_successors(parts, joined))
-    with pytest.raises(ValueError, match="joined of several") as error:
+    with pytest.raises(ValueError, match="concatenated from several") as error:
         successors(torch.cat([one, other]))
     assert str(error.value) == (
-        "The rollout has no final observations of its own: it was joined of several, or made by "
-        "hand. Ask each part for its successors(rollout), and join those; or make it by "
-        "allocate_rollout."
+        "The rollout has no final observations of its own: it was concatenated from several rollouts, or not made by "
+        "allocate_rollout. Call successors(rollout) for each part, and concatenate the results."
     )
 
 

@@ -226,9 +226,9 @@ def test_what_a_flow_cannot_do_is_refused():
         ):
             algorithm(policy, ent_coef=0.1)
         algorithm(make_policy(flow=LEARNT), ent_coef=0.1)
-    with pytest.raises(ConfigurationError, match="flow is of the flow head, and head is gaussian"):
+    with pytest.raises(ConfigurationError, match="flow is for head: flow, but head is gaussian"):
         make_policy(BLOCKS, VLAPolicy, head="gaussian", flow=SDE)
-    with pytest.raises(ConfigurationError, match="temperature=2 is of tokens and Gaussians"):
+    with pytest.raises(ConfigurationError, match="temperature=2 is for tokens and Gaussians"):
         make_policy(temperature=2.0)
     with pytest.raises(ConfigurationError, match=r"flow.steps must be at least 1, got 0"):
         make_policy(flow=FlowSettings(steps=0))

@@ -105,7 +105,7 @@ def test_actions_without_a_gripper_are_refused():
     chunks = ActionChunk(1, arm, 2)
     refused = message_of(lambda: GripperActorCritic(arms.OBSERVATION, chunks.single_action_space))
     assert refused == (
-        f"{begins}{chunks.single_action_space}. A chunk of actions has no one command: leave ActionChunk out.{ends}"
+        f"{begins}{chunks.single_action_space}. A chunk of actions has several commands: remove ActionChunk.{ends}"
     )
     endless = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, np.inf], np.float32))
     assert message_of(lambda: GripperActorCritic(arms.OBSERVATION, endless)) == (

@@ -253,7 +253,7 @@ PROCESSORS = [
     (half_precision, "float_dtype: bfloat16"),
     (without_a_statistic, "no observation.state.std"),
     (lambda path: (path / "policy_postprocessor.json").unlink(), "has no policy_postprocessor.js"),
-    (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), "which is not there"),
+    (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), "which is missing"),
 ]
 
 
@@ -513,7 +513,7 @@ def test_noise_steers_a_diffusion_that_reads_several_observations(place, tmp_pat
         fit(tmp_path / "one", arm(4), base)
     made = base()
     td = TensorDict({"observation": example_of(made)}, [1])
-    with pytest.raises(ConfigurationError, match="Train its noise"):
+    with pytest.raises(ConfigurationError, match="train its noise"):
         made.evaluate_actions(td)
 
 
@@ -523,7 +523,7 @@ def example_of(policy):
 
 
 SPACES = [
-    ("act", arm(4), {}, "executes 8 actions of a chunk, and the env.s chunks have 4"),
+    ("act", arm(4), {}, "executes 8 actions of a chunk, but the env.s chunks have 4"),
     ("act", arm(8, action_size=2), {}, "chunks of actions of 3 numbers"),
     ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
     ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),

@@ -111,7 +111,7 @@ def test_a_choice_with_one_category_left_is_frozen():
         (MultiBinary(4), Discrete(5), r"choices of 5 categories: .* of shape \(5,\)"),
         (MultiBinary(5), MultiDiscrete([3, 4]), r"choices of 3 \+ 4 categories: .* shape \(7,\)"),
         (Box(0, 1, (5,)), Discrete(5), "must be a MultiBinary, or a Box of bool or integers"),
-        (MultiBinary(2), STATE, "and the action space .* has none: it is continuous"),
+        (MultiBinary(2), STATE, "but the action space .* has no choices: it is continuous"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_refused_at_construction(mask, action_space, message):
@@ -120,7 +120,7 @@ def test_a_mask_that_does_not_fit_is_refused_at_construction(mask, action_space,
 
 
 def test_sac_has_nothing_to_mask():
-    with pytest.raises(ConfigurationError, match="has none: it is continuous"):
+    with pytest.raises(ConfigurationError, match="has no choices: it is continuous"):
         SquashedActorCritic(observed(MultiBinary(2)), STATE)
 
 

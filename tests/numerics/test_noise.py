@@ -138,7 +138,7 @@ def test_an_evaluation_draws_it_episode_by_episode_whoever_plays_beside():
     [
         (ARM, 1.0, "noise_correlation must be at least 0 and below 1, got 1.0"),
         (ARM, -0.1, "at least 0"),
-        (Discrete(3), 0.5, "noise_correlation=0.5 is of the noise of continuous actions"),
+        (Discrete(3), 0.5, "noise_correlation=0.5 is for continuous actions"),
     ],
 )
 def test_what_it_cannot_be_is_refused(space, correlation, message):

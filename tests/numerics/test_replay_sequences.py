@@ -408,7 +408,7 @@ def test_shifted_pictures_and_a_gripper_are_refused():
     policy = SquashedActorCritic(pictures, ACTION, (6,), encoder=NatureCNN, memory=GRU)
     with pytest.raises(ConfigurationError, match="a memory would see jumps"):
         SAC(policy, random_shift=4)
-    with pytest.raises(ConfigurationError, match="GripperActorCritic has no memory"):
+    with pytest.raises(ConfigurationError, match="GripperActorCritic does not support a memory"):
         GripperActorCritic(SPACE, GRIP, memory=GRU)
 
 

@@ -419,7 +419,7 @@ def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(tmp_path / "data", *spaces, fps=10)
     right = script_action_function(lambda observation: 1, spaces[1])
-    list(Recorder(env).record(writer, 1, lambda _: right))
+    list(Recorder(env).record_episodes(writer, 1, lambda _: right))
     writer.finalise()
     env.close()
     (episode,) = read_episodes(tmp_path / "data")

@@ -225,7 +225,9 @@ def test_what_is_allocated_is_valid():
     ],
 )
 def test_data_without_time_is_refused(reshape):
-    with pytest.raises(ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*before flattening"):
+    with pytest.raises(
+        ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*before it is flattened"
+    ):
         validate(reshape(allocate()))
 
 

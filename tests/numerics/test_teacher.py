@@ -187,7 +187,7 @@ def test_each_row_is_told_by_the_teacher_that_the_observation_names():
     expected = torch.stack([told[1][0], told[0][1], told[0][2]])
     assert torch.equal(teacher.actions(td["observation"]), expected)
     for key in (None, "place", "colour"):
-        with pytest.raises(ConfigurationError, match=f"2 teachers, and teacher_key is {key}"):
+        with pytest.raises(ConfigurationError, match=f"2 teachers, but teacher_key is {key}"):
             Teacher(policies, ActorOnly(space, ACTION), key=key)
 
 
@@ -359,7 +359,7 @@ MISFITS = {
         ActorCritic,
         r"The teacher reads observations Dict\('place'.*select the student's with actor_keys",
     ),
-    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "take a teacher of an env with"),
+    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "use a teacher of an env with"),
     "remembers": (
         (SPACE, ACTION),
         Remembers,

@@ -353,7 +353,9 @@ def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_
         pickle.dump({"state_dict": Harm(tmp_path / "harmed")}, file)
     torch.save({"weight": Harm(tmp_path / "harmed")}, tmp_path / "evil2.pt")
     for name in ("evil.pt", "evil2.pt"):
-        with pytest.raises(ConfigurationError, match="is refused: it is damaged, or holds objects"):
+        with pytest.raises(
+            ConfigurationError, match="is refused: it is damaged, or holds other objects"
+        ):
             load_vla_model("class", str(tmp_path / name), model_class=path, trust_code=True)
     assert not (tmp_path / "harmed").exists()
     with pytest.raises(ConfigurationError, match=r"No weights at none\.pt"):

@@ -261,7 +261,7 @@ def test_action_statistics_say_what_one_stands_for(content, tmp_path):
     unit = torch.tensor([[-1.0, -1, 0, 0, 1, 1]])
     assert policy.head.to_action(unit).tolist() == [[[-2, 0], [0, 2], [2, 4]]]
     torch.testing.assert_close(policy.head.to_unit(policy.head.to_action(unit)), unit)
-    with pytest.raises(ConfigurationError, match="is about actions of 2 numbers, the env's have 1"):
+    with pytest.raises(ConfigurationError, match="has actions of 2 numbers, but the env's have 1"):
         VLAPolicy(space, env.single_action_space, action_statistics=str(path))
     env.close()
 

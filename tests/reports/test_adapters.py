@@ -70,7 +70,7 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
     ("lora", "message"),
     [
         ({"r": 4, "target_modules": ["q_projx"]}, "target_modules has 'q_projx'.*q_proj"),
-        ({"r": 4, "target_modules": ["q_proj", "not_there"]}, "has 'not_there', and no module"),
+        ({"r": 4, "target_modules": ["q_proj", "not_there"]}, "has 'not_there', but no module"),
         ({"rank": 4}, "lora has 'rank', which is no argument of LoraConfig, did you mean 'r'"),
         ({"r": 0}, "lora has r=0; the rank must be a whole number of at least 1"),
         ({"r": 2.5}, "lora has r=2.5"),
@@ -191,7 +191,7 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
         load_vla_model("hf", "owner/name", allow_download=True)
     assert asked["local_files_only"] is True
     shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
-    with pytest.raises(ConfigurationError, match="holds an adapter, whose base model"):
+    with pytest.raises(ConfigurationError, match="holds an adapter, and transformers"):
         load_vla_model("hf", "owner/name")
 
 

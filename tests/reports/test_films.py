@@ -120,7 +120,7 @@ def test_a_film_that_cannot_be_made_is_an_error_where_it_is_asked_for(
             run([command, "--ckpt_path", "last", "--trust_code", "true"])
         assert stop.value.code == 1
         error = capfd.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("rl-cli: error: The film that was asked for cannot be made: ")
+        assert error.startswith("rl-cli: error: The requested film cannot be made: ")
         assert reason in error
     assert names(directory) == []
 
@@ -131,7 +131,7 @@ def test_a_film_that_cannot_be_written_is_an_error(here, capfd):
     with pytest.raises(SystemExit) as stop:
         run(["validate", "--ckpt_path", "last", "--trust_code", "true", "--video", "true"])
     assert stop.value.code == 1
-    assert "The film that was asked for cannot be made" in capfd.readouterr().err
+    assert "The requested film cannot be made" in capfd.readouterr().err
 
 
 class Wandb(Logger):

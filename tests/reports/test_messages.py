@@ -74,9 +74,9 @@ TYPED = {
     f"evaluate_actions, get_value, or name a class that does; known here: {POLICIES}.",
     f"{PPO_YAML} --model my_mod.HalfAlgorithm": "'my_mod.HalfAlgorithm' for model is abstract: define "
     f"configure_objectives, or name a class that does; known here: {ALGORITHMS}.",
-    "sweep --config ppo.yaml --sweep sweep.yaml": "sweep.yaml has an unknown setting 'model.lr'. Settings of the trials "
-    "stand below space: space: {model.lr: [...]}. A sweep has seeds, space, search, search_args, trials, first, pruner, "
-    "pruner_args, score, jobs, cores_per_trial, seed.",
+    "sweep --config ppo.yaml --sweep sweep.yaml": "sweep.yaml has an unknown setting 'model.lr'. Put settings of the "
+    "trials below space: space: {model.lr: [...]}. A sweep has seeds, space, search, search_args, trials, first, "
+    "pruner, pruner_args, score, jobs, cores_per_trial, seed.",
     "sweep --config ppo.yaml --sweep space.yaml": f"Unknown setting 'lr' of PPO; here it is model.learning_rate. {OF_PPO}",
     f"{PPO_YAML} --model.n_steps 128": f"Unknown setting 'n_steps' of PPO; here it is data.buffer_size. {OF_PPO}",
     f"{PPO_YAML} --total_timesteps 1000": "Unknown setting 'total_timesteps'; here it is data.total_env_steps.",
@@ -119,10 +119,10 @@ REFUSED = {
     f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
     f"3], and depth, language and proprio; this is {CART_POLE}. Give the env the wrapper VLAObservation "
     "(data.env.wrappers), or another policy.",
-    "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first "
-    "update would come after 256 env steps, but the run has 64 (data.total_env_steps). It needs "
-    "model.learning_starts=60, and a minibatch in the replay (model.batch_size=256) or, with a "
-    "memory, a sequence of each env. Lower these settings, or raise data.total_env_steps.",
+    "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first update would come after "
+    "256 env steps, but the run has 64 (data.total_env_steps). The update needs model.learning_starts=60, and a "
+    "minibatch in the replay (model.batch_size=256) or, with a memory, a sequence of each env. Lower these settings, "
+    "or raise data.total_env_steps.",
     "fit --config grpo.yaml --model.policy ActorCritic": "GRPO does not train a critic: the critic of ActorCritic "
     "would stay untrained. Use ActorOnly, without the "
     "critic's settings, or PPO.",

@@ -64,7 +64,7 @@ def record(path, space, actions):
     env = GymnasiumEnv(1, "Counting-v0")
     writer = EpisodeWriter(path, STATE, space, fps=10)
     chooser = script_action_function(lambda seen: actions[int(seen[0])], space)
-    assert len(list(Recorder(env).record(writer, 1, lambda _: chooser, seed=1))) == 1
+    assert len(list(Recorder(env).record_episodes(writer, 1, lambda _: chooser, seed=1))) == 1
     writer.finalise()
     return env
 

@@ -118,7 +118,7 @@ def test_a_plain_model_of_other_actions_and_keys_is_refused(plain):
     from gymnasium.spaces import Dict, Discrete
 
     with pytest.raises(
-        ConfigurationError, match="returns actions as numbers, and the action space"
+        ConfigurationError, match="returns actions as numbers, but the action space"
     ):
         made(SEEN, Discrete(3))
     with pytest.raises(ConfigurationError, match="has touch, which CustomVLA does not read"):

@@ -73,7 +73,7 @@ def test_a_language_model_reads_the_condition_as_a_token():
     good, bad = (policy.features(observed(c)).slots for c in (1.0, 0.0))
     assert (good - bad).abs().max() > 1e-4
     with pytest.raises(
-        ConfigurationError, match=r"condition_tokens=\[1, 512\] are not of the model"
+        ConfigurationError, match=r"condition_tokens=\[1, 512\] are not tokens of the model"
     ):
         TransformersBackbone("hf_config", config=CONFIGS["smolvlm"], condition_tokens=(1, 512))
 

@@ -25,8 +25,8 @@ class APG(Algorithm):
 
     with k steps since the rollout or the episode began. The env is a `TorchEnv` whose class sets
     `differentiable`. The collector collects a rollout of T = `data.buffer_size` steps as for other
-    algorithms; the update steps the same env through the same rollout, with gradients. They stop
-    where the rollout begins, and where an episode ends. Nothing is compiled.
+    algorithms; the update steps the same env through the same rollout, with gradients. Gradients
+    stop where the rollout begins, and where an episode ends. Nothing is compiled.
 
     Source: Freeman et al. 2021, "Brax - A Differentiable Physics Engine for Large Scale Rigid Body
     Simulation", section 4. Differs from it: the discount.
@@ -73,13 +73,13 @@ class APG(Algorithm):
             isinstance(policy, ActorOnly)
             and isinstance(policy.distribution, TanhGaussian)
             and policy.has_critic == (self.policy_kind == "ActorCritic"),
-            f"{name} trains an {self.policy_kind} whose actions are squashed, which have gradients "
-            f"up to the bounds, and the policy is {own}: set model.policy: {{class_path: "
-            f"{self.policy_kind}, init_args: {{squash: true}}}}.",
+            f"{name} trains an {self.policy_kind} with squashed actions, because clipped actions "
+            f"have no gradient, but the policy is {own}: set model.policy: "
+            f"{{class_path: {self.policy_kind}, init_args: {{squash: true}}}}.",
         )
         require(
             not policy.is_recurrent,
-            f"{name} trains no memory: leave policy.init_args.memory out, or use PPO.",
+            f"{name} trains no memory: remove policy.init_args.memory, or use PPO.",
         )
         self.gamma = gamma
         self._start: dict[str, Any] = {}  # the env's state where the rollout begins
@@ -92,7 +92,7 @@ class APG(Algorithm):
         name, collector = type(self).__name__, self.data.collector
         require(
             isinstance(collector, SyncCollector),
-            f"{name} steps the env itself, through the rollouts that it has collected, and "
+            f"{name} steps the env itself, through the rollouts that it has collected, but "
             f"{type(collector).__name__} steps another env, or none: set data.collector: "
             "SyncCollector.",
         )
@@ -140,7 +140,7 @@ class APG(Algorithm):
         return action.view(-1, *distribution.shape)
 
     def end_value(self, observation: Any) -> Tensor | None:
-        """Return the value [N] where rollouts end and time limits cut, with gradients; or None."""
+        """Return the value [N] at ends of rollouts and time limits, with gradients; or None."""
         return None
 
     def _std(self) -> Tensor:
@@ -167,7 +167,7 @@ def gain_of(
     starts again with each episode.
 
     Args:
-        env: of N envs.
+        env: env with N rows.
         start: state of the env, of `state_dict`.
         act: returns actions [N, *A] for an observation [N, ...] and noise [N, A].
         noise: [N, T, A].
@@ -199,7 +199,7 @@ def check_differentiable(algorithm: str, env: VectorEnv) -> None:
     """
     require(
         isinstance(env, TorchEnv) and env.differentiable,
-        f"{algorithm} needs gradients through the steps of the env, and {type(env).__name__} has "
+        f"{algorithm} needs gradients through the steps of the env, but {type(env).__name__} has "
         "none: use PointMass or CartPole, or a TorchEnv of your own that sets differentiable = "
         "True (no ActionChunk or other wrapper around it), or PPO.",
     )
@@ -208,6 +208,6 @@ def check_differentiable(algorithm: str, env: VectorEnv) -> None:
     others = [k for k, one in parts.items() if not isinstance(one, Box) or one.dtype.kind != "f"]
     require(
         not others,
-        f"{algorithm} needs gradients through observations, and {', '.join(others)} of "
+        f"{algorithm} needs gradients through observations, but {', '.join(others)} of "
         f"{type(env).__name__} has none (pictures): observe the state, or use PPO or SAC.",
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class BehaviorCloning(Algorithm):
         require(
             teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
             f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
-            "is no teacher. Set teacher: PATH, or remove them.",
+            "is no teacher. Set teacher: PATH, or remove these settings.",
         )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
@@ -169,7 +170,7 @@ class BehaviorCloning(Algorithm):
             what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
             sampler = make_sampler(self.policy, rollout, *what)
             how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-            minibatches = (minibatch for epoch in epochs(sampler, *how) for minibatch in epoch)
+            minibatches: Iterator[TensorDict] = chain.from_iterable(epochs(sampler, *how))
         else:
             minibatches = self._replayed(rollout)
         for minibatch in minibatches:
@@ -201,7 +202,7 @@ class BehaviorCloning(Algorithm):
             yield minibatch.update(fields)
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
-        """Return a rollout [N, T+1] with the teacher's actions instead of the executed ones."""
+        """Return a rollout [N, T+1] with the teacher's actions instead of the executed actions."""
         share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
         self.statistics.set("teacher_share", share)
         envs, slots = rollout.batch_size
@@ -223,8 +224,8 @@ class BehaviorCloning(Algorithm):
     def load_rank_state(self, state: RankState | None) -> None:
         super().load_rank_state(state)
         if state is not None and self.episode_settings.teacher is not None:
-            saved = {name: value for name, value in state.items() if name.startswith("teacher")}
-            self.episode_settings.teacher.memory = saved
+            saved = ((name, value) for name, value in state.items() if name.startswith("teacher"))
+            self.episode_settings.teacher.memory = {n: v for n, v in saved if v is not None}
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """The fields of a rollout that the loss reads, besides the policy's extra fields."""
@@ -242,11 +243,11 @@ class BehaviorCloning(Algorithm):
             in_parts
             or self.policy.counts_executed
             or bool(rollout["executed"][:, :-1][mask].all()),
-            f"{type(self.policy).__name__} has one log-prob for a whole chunk, and of some chunks "
-            "the last actions were not executed: an episode ended before, or execute is less than "
-            "chunk_size. They would be cloned as if demonstrated. Give log-probs per action "
-            "(extra_fields), or leave out what executed [B, K] says in evaluate_actions, and set "
-            "counts_executed.",
+            f"{type(self.policy).__name__} has one log-prob for a whole chunk, but the last "
+            "actions of some chunks were not executed: an episode ended before, or execute is less "
+            "than chunk_size. These actions would be cloned as if demonstrated. Return log-probs "
+            "per action (extra_fields), or mask actions by executed [B, K] in evaluate_actions, "
+            "and set counts_executed.",
         )
         return (*self.FIELDS, "executed")
 

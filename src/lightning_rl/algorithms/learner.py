@@ -39,7 +39,7 @@ class Learner:
         hooks: calls Lightning's hooks of each minibatch; None if nothing listens to them.
         phase: times the phases of an iteration.
         iterations: Lightning's counter of iterations.
-        sharding: of the policy, over processes.
+        sharding: sharding of the policy, over processes.
 
     Attributes:
         compilation, phase, iterations: see above.
@@ -93,7 +93,7 @@ class Learner:
         The update is made at the first call with these names.
 
         Args:
-            names: of the objectives.
+            names: names of the objectives.
             follow_up: runs after the steps, such as moving target networks; a tensor operation.
             written: returns the owner's tensors that `follow_up` writes.
         """

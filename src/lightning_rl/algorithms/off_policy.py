@@ -127,7 +127,7 @@ class OffPolicyAlgorithm(Algorithm):
         require(
             random_shift == 0 or len(self._pictures) > 0,
             f"random_shift={random_shift} shifts pictures, but there are none in the observation "
-            f"space {policy.observation_space}: leave it out.",
+            f"space {policy.observation_space}: remove random_shift.",
         )
         self.episode_settings = EpisodeSettings(random_env_steps=random_env_steps)
         self._counted_from: tuple[int, int] | None = None  # env steps, updates
@@ -255,7 +255,7 @@ class OffPolicyAlgorithm(Algorithm):
             self.polyak_update(target, source)
 
     def warm_start_from_policy(self) -> None:
-        """Copy the loaded policy into the target networks, and print what is not loaded."""
+        """Copy the loaded policy into the target networks, and print which parts are not loaded."""
         rank_zero_info(
             f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."
@@ -330,9 +330,9 @@ class OffPolicyAlgorithm(Algorithm):
         require(
             self.learning_starts < budget,
             f"The first update would come after {self.learning_starts} env steps, but the run has "
-            f"{budget} (data.total_env_steps). It needs {self._first_update}, and a minibatch in "
-            f"the replay (model.batch_size={self.batch_size}) or, with a memory, a sequence of "
-            "each env. Lower these settings, or raise data.total_env_steps.",
+            f"{budget} (data.total_env_steps). The update needs {self._first_update}, and a "
+            f"minibatch in the replay (model.batch_size={self.batch_size}) or, with a memory, a "
+            "sequence of each env. Lower these settings, or raise data.total_env_steps.",
         )
 
     def on_train_start(self) -> None:

@@ -66,8 +66,8 @@ class SHAC(APG):
         super().__init__(policy, optimizer=optimizer or adam, **kwargs)
         require(
             policy.encoder is None and policy.critic_encoder is None,
-            "SHAC trains actor and critic by separate losses, which no encoder is part of: leave "
-            "policy.init_args.encoder and critic_encoder out.",
+            "SHAC trains actor and critic by separate losses, which train no encoder: remove "
+            "policy.init_args.encoder and critic_encoder.",
         )
         check_range("critic_learning_rate", critic_learning_rate, above=0)
         check_range("gae_lambda", gae_lambda, least=0, most=1)
@@ -142,7 +142,7 @@ class SHAC(APG):
 
     def warm_start_from_policy(self) -> None:
         """Copy the loaded critic into the target critic."""
-        rank_zero_info("SHAC starts with a copy of that checkpoint's critic as its target critic.")
+        rank_zero_info("SHAC starts with a copy of the checkpoint's critic as its target critic.")
         self.target_critic.load_state_dict(self.policy.critic.state_dict())
 
 

@@ -111,7 +111,7 @@ def check_env(
         num_envs: N, number of parallel envs.
         seconds: approximate time to play; making and resetting envs takes additional time.
         timeout_s: seconds that making, a reset or a step of all N envs may take; None: no limit.
-        seed: of the envs and of the actions.
+        seed: seed of the envs and of the actions.
 
     Returns:
         the findings, by topic. An error of the env is a finding too.
@@ -141,7 +141,7 @@ class EnvCheck:
         make: makes a new env by `EnvWatch.make`.
         timeout_s: seconds that a call into the env may take; None: no limit.
         seconds: approximate time to play.
-        seed: of the envs and of the actions.
+        seed: seed of the envs and of the actions.
         scaling: what is scaled between env and network.
 
     Attributes:
@@ -383,7 +383,7 @@ class EnvCheck:
         for name, space in leaves(env.single_observation_space).items():
             got, stored = first[0][name].dtype, torch.empty(0, dtype=space_spec(space)[1]).numpy()
             if got not in (space.dtype, stored.dtype):
-                text = f"{name} is {got}, and its space says {space.dtype}"
+                text = f"{name} is {got}, but its space has {space.dtype}"
                 cure = f"Return it as {space.dtype}, or announce {got}."
                 self.add("observation", "warning", text, cure)
         for action in actions:

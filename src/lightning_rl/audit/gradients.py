@@ -19,15 +19,15 @@ TOLERANCE = 1e-2
 """Largest relative error of a gradient; float32 differences have errors of about 1e-3."""
 
 GROWS, MOSTLY = 1e4, 0.5
-"""Growth of the gradient over a rollout, and share of zeros in it, from which to warn."""
+"""Growth of the gradient over a rollout, and share of zeros in it, at which to warn."""
 
 
 CURE = "Compute rewards and observations by torch operations, without detach or item."
-"""How an env gets the gradient that it lacks."""
+"""Cure for a missing gradient."""
 
 
 def check_gradients(algorithm: APG, data: RLDataModule) -> list[Finding]:
-    """Compare the gradient of one step with differences, and measure that of a whole rollout.
+    """Compare the gradient of a step with finite differences; measure the gradient of a rollout.
 
     Raises:
         ConfigurationError: if the env has no gradients.
@@ -42,7 +42,10 @@ def check_gradients(algorithm: APG, data: RLDataModule) -> list[Finding]:
             noise = torch.randn(shape, generator=generator).to(algorithm.device)
             found = _of_a_step(algorithm, cast(TorchEnv, env), noise[:, 0])
             if found is None:
-                text = "neither reward nor observation of a step has a gradient by the action"
+                text = (
+                    "neither reward nor observation of a step has a gradient with respect to the "
+                    "action"
+                )
                 return [Finding("gradient", "error", text, CURE)]
             return [found, *_of_a_rollout(algorithm, cast(TorchEnv, env), noise)]
         finally:
@@ -50,7 +53,7 @@ def check_gradients(algorithm: APG, data: RLDataModule) -> list[Finding]:
 
 
 def _of_a_step(algorithm: APG, env: TorchEnv, noise: Tensor) -> Finding | None:
-    """Compare the gradient of reward and next observation by the action; None without one."""
+    """Compare the action's gradient of reward and next observation; None if there is none."""
     start = env.state_dict()
     action = algorithm.act(env.observed(env.state), noise).detach()
 
@@ -85,7 +88,7 @@ def _of_a_step(algorithm: APG, env: TorchEnv, noise: Tensor) -> Finding | None:
 
 
 def _of_a_rollout(algorithm: APG, env: TorchEnv, noise: Tensor) -> list[Finding]:
-    """Measure the gradient of a rollout's rewards by its actions: zeros, and growth over time."""
+    """Measure the actions' gradient of a rollout's rewards: zeros, and growth over time."""
     actions: list[Tensor] = []
 
     def act(observation: Any, noise: Tensor) -> Tensor:
@@ -98,9 +101,9 @@ def _of_a_rollout(algorithm: APG, env: TorchEnv, noise: Tensor) -> list[Finding]
         [torch.zeros_like(a) if g is None else g for a, g in zip(actions, found, strict=True)]
     ).flatten(2)
     zeros = float((by_action == 0).float().mean())
-    text = f"{zeros:.0%} of the gradients by an action are zero"
+    text = f"{zeros:.0%} of the gradients with respect to an action are zero"
     if zeros > MOSTLY:
-        cure = "Clamps pass none beyond their bounds: bound the action space within them."
+        cure = "A clamp has no gradient beyond its bounds: keep the action space within them."
         return [Finding("gradient", "warning", text, cure)]
     first, last = (by_action[t].norm(dim=1).median() for t in (0, -1))
     growth = float(first / last)

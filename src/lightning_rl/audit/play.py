@@ -67,18 +67,18 @@ class Play:
     Args:
         env: env to reset and step.
         policy: chooses the actions.
-        seed: of the env and of the policy.
+        seed: seed of the env and of the policy.
         seconds: approximate time; at least two steps and one rollout are played.
         most_steps: maximum steps of each env.
         calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
-        arrays: of the observations, by name.
+        arrays: arrays of the observations, by name.
         statistics: of the collector: returns, lengths and successes of the last episodes.
         reports_success: whether the env reports success.
         ways: names of the classes that act and step.
         steps: actions of each env.
-        env_steps: of all N envs; an action may be a chunk of several steps.
+        env_steps: env steps of all N envs; an action may be a chunk of several steps.
         seconds: per action of all N envs: `env`, resets included, and `inference`.
         rewards: [N, steps] float64.
         terminated: number of terminated episodes.
@@ -164,10 +164,10 @@ class ArraySeen:
 
     Args:
         name: `observation`, and the keys of the array.
-        space: of one env: Box, Discrete, MultiDiscrete or MultiBinary.
+        space: space of one env: Box, Discrete, MultiDiscrete or MultiBinary.
 
     Attributes:
-        least, greatest: of each element, finite values only.
+        least, greatest: lowest and highest value of each element, finite values only.
         not_finite: the first NaN or infinite value, with its place; or None.
     """
 

@@ -47,8 +47,8 @@ class Replay(ABC):
     `directory` by name; the config sets its other arguments.
 
     Args:
-        observation_space: of one env.
-        action_space: of one env.
+        observation_space: observation space of one env.
+        action_space: action space of one env.
         num_envs: N, envs of this process.
         device: the learner's device, where minibatches go.
         seed: seed of the sampling.

@@ -91,8 +91,8 @@ class ReplayBuffer(Replay):
     rollout or the end of the ring: it bootstraps from its true next observation.
 
     Args:
-        observation_space: of one env.
-        action_space: of one env.
+        observation_space: observation space of one env.
+        action_space: action space of one env.
         num_envs: N, envs of this process.
         device: the learner's device.
         seed: seed of the sampling.

@@ -142,7 +142,7 @@ class SavedRun:
         )
         require(
             not isabstract(found),
-            f"The checkpoint {self.path} does not say which algorithm it holds. Load it by "
+            f"The checkpoint {self.path} does not name its algorithm. Load it by "
             "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint.",
         )
         return found

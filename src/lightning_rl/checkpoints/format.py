@@ -101,7 +101,7 @@ def read_checkpoint(
 def check_tensors(content: Any, name: str) -> None:
     """Refuse tensors that claim more memory than the file holds: a copy could fill the memory.
 
-    A stride of 0, or a sparse layout, makes terabytes of a few bytes.
+    A stride of 0, or a sparse layout, turns a few bytes into terabytes.
 
     Raises:
         ConfigurationError: naming the shape.

@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; the others have their own files."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; other subcommands have their own files."""
 
 import re
 import sys
@@ -162,7 +162,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             "--restore_replay",
             type=bool,
             default=True,
-            help="Restore the replay of the checkpoint; false starts with an empty one.",
+            help="Restore the replay of the checkpoint; false starts with an empty replay.",
         )
         for option in TITLES_OF:
             parser.add_argument(option, action=SectionHelp, help="Show this section alone.")

@@ -93,7 +93,7 @@ def is_trusted(options: Sequence[str]) -> bool:
 
 
 def _help_options(options: list[str]) -> list[str]:
-    """Return the options that ask for help, without the others.
+    """Return only the options that ask for help.
 
     `--model.policy.help` becomes `--model.help --model.policy.help`: jsonargparse needs both, and
     then prints full paths of the policy's settings.

@@ -58,7 +58,7 @@ def _summary(labelled: LabelSummary) -> str:
     ends = {"success": labelled.successes, "failure": labelled.failures, "unknown": unknown}
     shown = ", ".join(f"{name} {count}" for name, count in ends.items() if count)
     return (
-        f"{labelled.episodes} episodes ({shown}), {labelled.steps:,} steps: "
-        f"{labelled.positive:,} positive; the value is {labelled.error:.3g} from the return, "
-        f"whose deviation is {labelled.returns_std:.3g}"
+        f"{labelled.episodes} episodes ({shown}), {labelled.steps:,} steps: {labelled.positive:,} "
+        f"positive; root mean squared error of the value: {labelled.error:.3g}; standard deviation "
+        f"of the return: {labelled.returns_std:.3g}"
     )

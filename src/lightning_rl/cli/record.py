@@ -107,7 +107,7 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         spaces = (env.single_observation_space, env.single_action_space)
         writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
         paced = source is not None if settings.real_time is None else settings.real_time
-        played = recorder.record(
+        played = recorder.record_episodes(
             writer,
             settings.episodes,
             choose_for,

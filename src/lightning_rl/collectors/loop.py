@@ -224,8 +224,8 @@ def segments_for(context: CollectorContext, count: int = 1) -> tuple[Segment, ..
 class RolloutLoop:
     """Steps one env with one policy, and writes rollouts into the given segments.
 
-    The first rollout resets the env, and every rollout does if the plan says so; otherwise a
-    rollout continues where the last one stopped.
+    The first rollout resets the env. Later rollouts reset it if the plan requires this; otherwise a
+    rollout continues where the previous one stopped.
 
     Args:
         context: the env, the policy and their settings.

@@ -33,9 +33,14 @@ Make = Callable[[], tuple[Function, dict[str, None]]]
 MOST_GRAPHS = 8
 """Most graphs per input layout. If one more is needed, an attribute changes at each call."""
 
-CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds, and tanh uses an
-exponential, which is three times as fast and exact to float32's last digit around 1.
+CPU_OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,
+    "cpp.use_decompose_tanh": True,
+    "cpp.vec_isa_ok": True,
+}
+"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds; tanh uses an
+exponential, which is three times as fast and exact to float32's last digit around 1; and Inductor
+skips a trial of each instruction set, which costs 6 s at the first start and 1 s at each later one.
 """
 
 
@@ -181,7 +186,7 @@ class Graphs:
     def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
-        """Trace without constants for changed attributes; return those not needed, and the trace.
+        """Trace without constants for changed attributes; return the unneeded ones, and the trace.
 
         A changed number becomes a tensor; any other changed attribute is removed while tracing. If
         tracing then fails, the attribute stays a constant, and each of its values has its own
@@ -275,7 +280,7 @@ class _Trace(NamedTuple):
 
 
 class _Compiled:
-    """A graph, the attributes `found` at compile time, and those that it does not read."""
+    """A graph, the attributes `found` at compile time, and the attributes that it does not read."""
 
     def __init__(
         self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]

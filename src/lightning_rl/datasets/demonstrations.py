@@ -224,7 +224,7 @@ def expert_episodes(
     Args:
         env: task with `expert(state)`; it is reset.
         episodes: number of episodes.
-        seed: of the first episode; episode i has seed + i.
+        seed: seed of the first episode; episode i has seed + i.
         calls: times the calls into the env; see `EnvWatch`.
 
     Raises:

@@ -26,7 +26,7 @@ class EndRule:
         columns: columns of the dataset, by `terminated`, `truncated`, `done`, `success`.
         ends: `terminated` or `truncated`: every episode; `success`: terminal if the episode
             succeeded, else truncated. Default: `success`.
-        path: of the dataset.
+        path: path of the dataset.
         before: rules (texts) that decided ends before the dataset was copied.
 
     Attributes:
@@ -77,7 +77,7 @@ class EndRule:
             length: L.
             flags: [L] bool each, from the dataset, by names of `FLAGS`.
             success: whether the episode succeeded; None if unknown.
-            name: of the episode, for messages.
+            name: name of the episode, for messages.
 
         Raises:
             ConfigurationError: for an end before the last step, or contradicting flags.
@@ -133,7 +133,7 @@ def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name
         frames: [L], `frame_index`.
         seconds: [L], `timestamp`; None if the dataset has none.
         fps: frames per second of the dataset.
-        name: of the episode, for the message.
+        name: name of the episode, for the message.
 
     Raises:
         ConfigurationError: for the first wrong row.

@@ -114,7 +114,7 @@ class Episode:
 
         Args:
             rollout: [N, T+1], with T >= ceil(L / execute); only its own fields are written.
-            row: of the rollout.
+            row: row of the rollout.
             chunk: K, actions per step. The episode's last action pads the last chunk.
             execute: executed actions per chunk.
         """
@@ -232,7 +232,7 @@ class Episodes(Sequence[Episode]):
     """Episodes of a dataset, read on access and not cached.
 
     Attributes:
-        path: of the dataset.
+        path: path of the dataset.
         fps: frames per second; None if the dataset does not record it.
         lengths: steps of each episode.
         action_space: for a check of the actions; None: no check.

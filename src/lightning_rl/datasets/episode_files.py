@@ -25,7 +25,7 @@ class EpisodeFiles:
 
     Args:
         folder: an existing folder.
-        leaves: of the observation.
+        leaves: leaves of the observation.
         action: leaf of the action.
         fps: steps per second.
         video: whether pictures are stored as videos; otherwise as PNG in the table.

@@ -32,7 +32,7 @@ class LabelledFrames(TorchEnv):
 
     Args:
         num_envs: number of frames per step.
-        path: of a dataset, see `read_episodes`. Episodes without a success label are skipped.
+        path: path of a dataset, see `read_episodes`. Episodes without a success label are skipped.
         keys: rename columns of the dataset, see `read_episodes`. If it names parts of the
             observation, only these are shown: `{observation.images.front: observation.front}`.
         positive_frames: number of frames at the end of a successful episode that show success; the
@@ -40,7 +40,7 @@ class LabelledFrames(TorchEnv):
         negatives: frames without success: `all` others, or only frames of failed episodes.
         held_out: share of the episodes to hold out, of successes and failures each, at least one.
         split_seed: draws the held-out episodes.
-        device: of the frames.
+        device: device of the frames.
 
     Attributes:
         extra_fields: `label` [N] int64 of the frame, and `weight` [N] float32, which gives both

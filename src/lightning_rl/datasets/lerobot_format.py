@@ -96,8 +96,8 @@ class Leaf:
 
     Attributes:
         path: keys of the array in the observation; empty if the observation is no dict.
-        key: of the column.
-        shape: of one element; () for a scalar.
+        key: key of the column.
+        shape: shape of one element; () for a scalar.
         dtype: NumPy's name.
         picture: whether the dataset stores it as a picture, [H, W, C] or [C, H, W] of uint8, with C
             in `CHANNELS`.

@@ -374,10 +374,11 @@ def write_minari(
     """Write episodes as a Minari dataset, bit for bit; all of them or none.
 
     Args:
-        path: of a new directory. Minari finds it by its name if it lies in `MINARI_DATASETS_PATH`.
+        path: path of a new directory. Minari finds it by its name if it lies in
+            `MINARI_DATASETS_PATH`.
         episodes: consumed one at a time.
-        observation_space: of the env.
-        action_space: of the env.
+        observation_space: observation space of the env.
+        action_space: action space of the env.
 
     Raises:
         ConfigurationError: if the directory is not empty, and for a space that cannot be written.

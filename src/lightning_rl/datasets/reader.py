@@ -28,13 +28,14 @@ def read_episodes(
     """Open the directory of a LeRobotDataset v3.0 or of a Minari dataset.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         keys: maps columns of the dataset to names of this package, if their own names do not fit:
             `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
             `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
             `infos`.
-        observation_space: of the env; checked if given, and only its columns are read.
-        action_space: of the env; checked if given.
+        observation_space: observation space of the env; checked if given, and only its columns are
+            read.
+        action_space: action space of the env; checked if given.
         fps: frames per second of the env; checked if given.
         ends: how episodes ended if the dataset does not record it: see `EndRule`. The rule is
             logged, as a warning if it is a guess.

@@ -55,9 +55,9 @@ class Recorded:
 class Recorder:
     """Play episodes in one env and write them to a dataset step by step.
 
-    A frame holds the observation, the executed action, the reward, and whether the step
-    terminated or truncated the episode. `record` yields one result per episode, after the episode
-    is written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
+    A frame holds the observation, the executed action, the reward, and whether the step terminated
+    or truncated the episode. `record_episodes` yields one result per episode, after the episode is
+    written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
     discarded and does not count.
 
     Args:
@@ -99,7 +99,7 @@ class Recorder:
         self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
         self._says_success = False
 
-    def record(
+    def record_episodes(
         self,
         writer: EpisodeWriter,
         episodes: int,
@@ -115,7 +115,7 @@ class Recorder:
             writer: receives the episodes; the caller finalizes it.
             episodes: number of episodes to keep.
             choose_for: maps the episode's number, from 0, to its chooser of actions.
-            seed: of the env.
+            seed: seed of the env.
             fps: steps per second of real time; None: without a pause.
             max_steps: maximum steps per episode. Default: the env's own limit.
 

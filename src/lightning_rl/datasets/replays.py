@@ -29,10 +29,10 @@ def write_replay(
     truncated, with its true final observation.
 
     Args:
-        path: of a directory.
-        replay: of single actions; it is not changed.
-        observation_space: of the env.
-        action_space: of the env.
+        path: path of a directory.
+        replay: replay of single actions; it is not changed.
+        observation_space: observation space of the env.
+        action_space: action space of the env.
         fps: steps per second.
         task: task in words.
         pictures: `video` (lossy) or `png` (lossless).

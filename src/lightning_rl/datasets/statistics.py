@@ -21,7 +21,7 @@ class ColumnStatistics:
     """Statistics of one episode's frames, in constant memory.
 
     Args:
-        shape: of a frame; [H, W, C] for a picture.
+        shape: shape of a frame; [H, W, C] for a picture.
         picture: whether frames are pictures: exact statistics per channel, scaled to [0, 1].
     """
 

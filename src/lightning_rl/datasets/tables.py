@@ -69,7 +69,7 @@ class TableFile:
     """Columns of a parquet file, read by row groups; the last row group stays in memory.
 
     Attributes:
-        names: of all columns of the file.
+        names: names of all columns of the file.
         counts: rows of each row group.
 
     Raises:

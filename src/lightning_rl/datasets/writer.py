@@ -47,9 +47,9 @@ class EpisodeWriter:
     files until `finalise` joins them. An existing dataset with the same columns is extended.
 
     Args:
-        path: of the directory.
-        observation_space: of the env.
-        action_space: of the env.
+        path: path of the directory.
+        observation_space: observation space of the env.
+        action_space: action space of the env.
         fps: steps per second.
         task: task in words.
         pictures: `video` (lossy) or `png` (lossless).
@@ -165,7 +165,7 @@ class EpisodeWriter:
         Args:
             observation: before the step.
             action: executed action, with choices numbered as in the env.
-            reward: of the step.
+            reward: reward of the step.
             terminated: whether the step terminated the episode.
             truncated: whether a time limit ended the episode.
             intervened: whether a person or a script chose the action.

@@ -20,11 +20,12 @@ from lightning_rl.system.torch_private import flatten, unflatten
 def flattened(
     row: Tensor, gradients: Sequence[Tensor], reached: Sequence[bool], count: int
 ) -> Tensor:
-    """Return means over `count` samples as sums [L + P + n + 1].
+    """Return the means over `count` samples, times `count`, in one tensor [L + P + n + 1].
 
     Args:
         row: [L], the scalars.
-        gradients: of the n parameters, P numbers in total; zeros if the loss does not reach one.
+        gradients: gradients of the n parameters, P numbers in total; zeros if the loss does not
+            reach one.
         reached: for each parameter, whether the loss reaches it.
         count: number of samples.
     """

@@ -16,12 +16,12 @@ from lightning_rl.system.fsdp import whole
 class ShardedUpdate(Update):
     """Take the same step on all ranks, for a minibatch of which each rank has a part.
 
-    FSDP sums the gradients of the last micro-batch and of those before it. Each rank is weighted by
-    its number of samples. All ranks have equally many micro-batches: a rank with fewer repeats a
-    sample with weight 0.
+    FSDP sums the gradients of all micro-batches of a minibatch. Each rank is weighted by its number
+    of samples. All ranks have equally many micro-batches: a rank with fewer repeats a sample with
+    weight 0.
 
     Args:
-        sharding: of the policy, which holds all parameters of the objective.
+        sharding: sharding of the policy, which holds all parameters of the objective.
         settings: see `Update`.
     """
 

@@ -91,5 +91,5 @@ def passed_scalars(
     raise ConfigurationError(
         f"The objective '{name}' passes {quoted(missing)} to the losses after it, but its loss "
         f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
-        "leave it out of passes=.",
+        "remove it from passes=.",
     )

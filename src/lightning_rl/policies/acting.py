@@ -272,4 +272,4 @@ class NumpyActor(RolloutActor):
         StateStdTanhGaussian: _draw_state_squashed,
         NoisyTanh: _draw_noisy,
     }
-    """By exact class: a subclass may sample differently."""
+    """Samplers by exact class, because a subclass may sample differently."""

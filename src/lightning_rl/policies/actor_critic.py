@@ -23,12 +23,13 @@ class ActorOnly(PerceptronPolicy):
         rescale_action: learn the actions of a bounded Box in [-1, 1] and scale them to the bounds;
             `log_std_init` and `log_std_bounds` are then in these units. A Box with unbounded
             entries (beyond ±1e6) is not scaled. No effect with `squash`, which always scales.
-        noise_correlation: of the noise of consecutive continuous actions, in [0, 1). .97 pushes in
-            one direction for about 33 steps, which explores further and is gentler on joints.
+        noise_correlation: correlation of the noise of consecutive continuous actions, in [0, 1).
+            .97 pushes in one direction for about 33 steps, which explores further and is gentler on
+            joints.
     """
 
     acts_as_perceptron = True
-    """Only counts if the class itself sets it: a subclass may act differently."""
+    """Read only from the class that sets it, because a subclass may act differently."""
 
     def __init__(
         self,

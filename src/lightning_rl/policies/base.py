@@ -35,7 +35,7 @@ class Policy(nn.Module, ABC, Constructed):
     The recurrent state is an entry of the TensorDict, never of the module.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         reads: keys of a Dict observation that the policy can read. Default: all keys.
         ignore_keys: keys of a Dict observation that the policy does not read.
 
@@ -43,7 +43,8 @@ class Policy(nn.Module, ABC, Constructed):
         ConfigurationError: for a key neither read nor ignored, or an unknown ignored key.
 
     Attributes:
-        observation_space, action_space: of one env; several parts as flat `StructuredActions`.
+        observation_space, action_space: spaces of one env; several parts as flat
+            `StructuredActions`.
         version: int64 buffer, number of updates of these weights; only the learner writes it.
         has_critic: whether `value` is meaningful. Algorithms with a critic require it.
         has_entropy: whether `entropy` is meaningful. Algorithms refuse an entropy bonus without it.
@@ -54,8 +55,8 @@ class Policy(nn.Module, ABC, Constructed):
             [B, K]. Losses mask log-probs per part.
         masks_actions: whether `action_mask` of the observation limits the choice of actions.
             Training data must respect the mask too.
-        autocast_dtype: of the network while acting with `trainer.precision: bf16-mixed`; None for
-            the dtype of the weights. Log-probs, entropies and values are float32.
+        autocast_dtype: dtype of the network while acting with `trainer.precision: bf16-mixed`; None
+            for the dtype of the weights. Log-probs, entropies and values are float32.
         micro_batch_size: samples per pass in training and evaluation, with accumulated gradients;
             None chooses a fast size.
         critic_modules: modules that only `value` uses. `trainer.init_from` may skip them.
@@ -187,8 +188,8 @@ class Policy(nn.Module, ABC, Constructed):
         By default the loss is the negative log-prob.
 
         Args:
-            td: [B], with `observation`, `action`, what `evaluate_actions` reads, and, if Z > 0,
-                `clone_noise` [B, Z] from `draw_clone_noise`.
+            td: [B], with `observation`, `action`, the fields that `evaluate_actions` reads, and, if
+                Z > 0, `clone_noise` [B, Z] from `draw_clone_noise`.
         """
         result = self.evaluate_actions(td)
         fields = {"clone_loss": -result["sample_log_prob"], "entropy": result["entropy"]}
@@ -230,17 +231,17 @@ class Policy(nn.Module, ABC, Constructed):
             return {}
         raise ConfigurationError(
             f"{type(self).__name__} cannot learn from demonstrations: it stores "
-            f"{', '.join(self.extra_fields)} with an action, and has no fields_of(action) that "
-            "derives them from one."
+            f"{', '.join(self.extra_fields)} with an action, but has no fields_of(action) that "
+            "computes them."
         )
 
     @property
     def replayed_space(self) -> gymnasium.Space[Any]:
-        """Space of the actions that critics judge: `action` in the replay, see `replayed`."""
+        """Space of the actions that critics evaluate: `action` in the replay, see `replayed`."""
         return self.action_space
 
     def replayed(self, rollout: TensorDict) -> TensorDict:
-        """Return a rollout [N, T+1] with the actions that critics judge; unchanged by default."""
+        """Return a rollout [N, T+1] with the critics' actions; unchanged by default."""
         return rollout
 
     def compute_in(self, precision: str) -> None:
@@ -289,16 +290,15 @@ def _refuse_unread(
     for key in ignored:
         require(
             key in known,
-            f"ignore_keys names '{key}', and the observation has "
+            f"ignore_keys names '{key}', but the observation has "
             f"{'the keys ' + ', '.join(known) if known else 'no keys'}{closest(key, known)}.",
         )
     unread = [key for key in known if reads is not None and key not in (*reads, *ignored)]
     require(
         not unread,
         f"The observation has {', '.join(unread)}, which {name} does not read; it reads "
-        f"{', '.join(reads or ())}. Leave it out of the observation, or say that it is to be "
-        f"ignored: ignore_keys: [{', '.join(unread)}]. (A VLA's backbone names in its attribute "
-        "reads what it reads.)",
+        f"{', '.join(reads or ())}. Remove them from the observation, or ignore them: ignore_keys: "
+        f"[{', '.join(unread)}]. (A VLA's backbone lists its keys in the attribute reads.)",
     )
 
 
@@ -340,8 +340,8 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
         some = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
         raise ConfigurationError(
             f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
-            f"all finite numbers: {some} ({len(broken)} tensors). Its actions mean nothing: "
-            "training has diverged, or the file is damaged. Use an earlier checkpoint."
+            f"all finite numbers: {some} ({len(broken)} tensors). Training has diverged, or the "
+            "file is damaged. Use an earlier checkpoint."
         )
 
 

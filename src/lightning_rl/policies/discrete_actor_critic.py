@@ -24,7 +24,7 @@ class DiscreteActorCritic(QActorCritic):
     Args:
         action_space: Discrete.
         hidden_sizes: units of the actor's hidden layers.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        critic_normalization: normalization of the critics' hidden units: `none`, `layer` or `rms`.
         kwargs: see `QActorCritic`, without `value_atoms`.
 
     Raises:

@@ -41,9 +41,11 @@ class GripperActorCritic(SquashedActorCritic):
     command under a softmax of its values with `CLONING_TEMPERATURE`.
 
     Args:
-        action_space: of one env: a floating-point Box [A] with finite bounds, A at least 2.
+        action_space: action space of one env: a floating-point Box [A] with finite bounds, A at
+            least 2.
         hidden_sizes: units of the actor's hidden layers.
-        critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
+        critic_normalization: normalization of the hidden units of all critics: `none`, `layer` or
+            `rms`.
         kwargs: see `SquashedActorCritic`; the gripper's critic ignores `value_atoms`.
 
     Raises:
@@ -72,8 +74,8 @@ class GripperActorCritic(SquashedActorCritic):
         )
         require(
             self.memory is None,
-            "GripperActorCritic has no memory for what its gripper's critic would be fitted to: "
-            "leave it out, or give the policy what there is to know.",
+            "GripperActorCritic does not support a memory, because its gripper's critic has none: "
+            "remove the memory, or add the missing information to the observation.",
         )
         self.action_space = action_space
         self.gripper = mlp(
@@ -144,7 +146,7 @@ def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
         and len(space.shape) == 1
         and space.shape[0] > 1
     )
-    chunked = " A chunk of actions has no one command: leave ActionChunk out." * (
+    chunked = " A chunk of actions has several commands: remove ActionChunk." * (
         isinstance(space, gymnasium.spaces.Box) and len(space.shape) > 1
     )
     require(

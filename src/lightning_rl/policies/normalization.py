@@ -34,7 +34,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Merge a batch [M, D], or the batches of all ranks, of which some may be empty.
+        """Merge a batch [M, D], or the batches of all ranks; a batch may be empty.
 
         A batch with a value that is not finite is skipped.
         """
@@ -161,7 +161,7 @@ class ReturnNormalizer(RewardNormalizer):
     With a `MixedReplay`, the variance covers collected samples and demonstrations by their shares.
 
     Args:
-        limit: of returns; None for no limit.
+        limit: bound on returns; None for no limit.
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.

@@ -41,15 +41,15 @@ class PerceptronPolicy(Policy):
 
     Args:
         observation_space: Box (flat or matrix), MultiBinary, or a Dict of them; or the encoder's.
-        action_space: of one env.
+        action_space: action space of one env.
         distribution: the action distribution, parameterized by the actor's output.
         hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalize_observation: scale by running mean and variance, clipped to ±10.
-        actor_normalization: of the actor's hidden units: `none`, `layer` or `rms`.
+        actor_normalization: normalization of the actor's hidden units: `none`, `layer` or `rms`.
         network: `perceptron`, or `residual` with one block per hidden size (all equal).
-        initialization: of weights: `orthogonal`, with a small last layer of the actor, or `fan_in`,
-            uniform within ±1/sqrt(n) for n inputs.
+        initialization: initial weights: `orthogonal`, with a small last layer of the actor, or
+            `fan_in`, uniform within ±1/sqrt(n) for n inputs.
         encoder: turns observations into features. Default: flat observations.
         memory: recurrent layer after the encoder: `{class_path: LSTM, init_args: {size: 64}}`.
             Critics use it only if they share the encoder.
@@ -85,9 +85,9 @@ class PerceptronPolicy(Policy):
         super().__init__(observation_space, action_space, ignore_keys=ignore_keys)
         require(
             encoder is None or not normalize_observation,
-            "normalize_observation scales flat observations, and with an encoder there are none: "
-            "leave it out, and have the encoder scale what it reads (normalize: true of a "
-            "PerceptronEncoder or a DictEncoder).",
+            "normalize_observation scales flat observations only, not with an encoder: remove it, "
+            "and let the encoder scale its input (normalize: true of a PerceptronEncoder or a "
+            "DictEncoder).",
         )
         self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys", ignore_keys)
         self.critic_keys = self.actor_keys
@@ -137,8 +137,8 @@ class PerceptronPolicy(Policy):
         """
         require(
             share_encoder or encoder is not None,
-            "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
-            "none: leave it out, or name an encoder.",
+            "share_encoder: false needs an encoder, but the policy has none: remove share_encoder, "
+            "or name an encoder.",
         )
         if critic_keys is not None:
             names = self.observation_space, critic_keys, "critic_keys", self.ignore_keys
@@ -147,8 +147,9 @@ class PerceptronPolicy(Policy):
         self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         require(
             self.memory is None or not own or self.critic_keys != self.actor_keys,
-            "A critic with an encoder of its own has no memory, and this one sees no more than the "
-            "actor: give it critic_keys, or leave out share_encoder: false and critic_encoder.",
+            "A critic with an encoder of its own has no memory, but this one reads only the "
+            "actor's observations, which need a memory: set critic_keys, or remove share_encoder: "
+            "false and critic_encoder.",
         )
         if not self.critic_reads_apart:
             return self.features_size
@@ -314,7 +315,7 @@ class PerceptronPolicy(Policy):
             td: [B], with `observation`.
             encoder: makes the features; None for the flat observation.
             normalizer: scales the flat observation; None for no scaling.
-            keys: of a Dict observation.
+            keys: keys of a Dict observation.
         """
         observation = td.get("observation")
         if encoder is not None:

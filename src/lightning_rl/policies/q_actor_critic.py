@@ -36,10 +36,11 @@ class QActorCritic(PerceptronPolicy):
         critic_hidden_sizes: units of the critics' hidden layers. Default: `hidden_sizes`.
         critic_activation: default: `activation`.
         num_critics: E, critics in the ensemble.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
-            the input of each layer over the minibatch, for algorithms with `tau: null`.
+        critic_normalization: normalization of the critics' hidden units: `none`, `layer` or `rms`;
+            or `batch`, of the input of each layer over the minibatch, for algorithms with `tau:
+            null`.
         value_atoms: values of categorical critics; null for critics that output a value.
-        initialization: of the weights of actor and critics: `fan_in` or `orthogonal`.
+        initialization: initial weights of actor and critics: `fan_in` or `orthogonal`.
         encoder: turns observations into features. Default: flat observations.
         critic_encoder: makes the critics' own features. Default: an encoder like `encoder`.
         critic_keys: keys of a Dict observation that critics read. Default: the actor's.
@@ -107,7 +108,7 @@ class QActorCritic(PerceptronPolicy):
         )
 
     def critic_sizes(self, features: int) -> tuple[int, int]:
-        """Return the numbers of inputs and outputs of a critic, for so many features.
+        """Return the numbers of inputs and outputs of a critic, for a number of features.
 
         The action is an input, unless the critic has one output per action.
         """
@@ -139,8 +140,8 @@ class QActorCritic(PerceptronPolicy):
     def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """Return the features [B, D] of actor and critics for the actor's loss on `td` [B].
 
-        Only the actor's own encoder gets gradients; the critics' loss trains others (Yarats et al.
-        2021).
+        Only the actor's own encoder gets gradients; the critics' loss trains the other encoders
+        (Yarats et al. 2021).
         """
         if self.critic_reads_apart:
             actor_features = self.actor_features(td)
@@ -203,7 +204,8 @@ class SquashedActorCritic(QActorCritic):
         action_space: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
         log_std_bounds: (low, high), clamps the log standard deviation before tanh.
-        noise_correlation: of the noise of consecutive actions, in [0, 1); see `ActorOnly`.
+        noise_correlation: correlation of the noise of consecutive actions, in [0, 1); see
+            `ActorOnly`.
     """
 
     distribution: StateStdTanhGaussian
@@ -240,7 +242,8 @@ class DeterministicActorCritic(QActorCritic):
         action_space: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
         exploration_std: standard deviation of the noise, in units of the action bounds.
-        noise_correlation: of the noise of consecutive actions, in [0, 1); see `ActorOnly`.
+        noise_correlation: correlation of the noise of consecutive actions, in [0, 1); see
+            `ActorOnly`.
     """
 
     distribution: NoisyTanh

@@ -47,9 +47,9 @@ class QPolicy(PerceptronPolicy):
         exploration: `epsilon` (epsilon-greedy) or `boltzmann` (softmax of the values divided by a
             temperature). `DQN` sets epsilon or the temperature.
         dueling: use a `DuelingNetwork`, behind the encoder and the memory.
-        actor_normalization: of the hidden units: `none`, `layer` or `rms`.
+        actor_normalization: normalization of the hidden units: `none`, `layer` or `rms`.
         network: `perceptron`, or `residual` with one block per hidden size (all equal).
-        initialization: of the weights: `fan_in` or `orthogonal`.
+        initialization: initial weights: `fan_in` or `orthogonal`.
         kwargs: see `PerceptronPolicy`.
 
     Raises:

@@ -36,7 +36,7 @@ READ = ("observation", "state")
 class Sharding:
     """The shards of a policy; `Policy.shard` makes it.
 
-    All ranks take the weights of rank 0; the policy of the others may be on the device `meta`.
+    All ranks take the weights of rank 0; the policies of other ranks may be on the device `meta`.
 
     Args:
         policy: is sharded in place.
@@ -45,7 +45,7 @@ class Sharding:
         methods: the methods besides `forward` that use parameters; they return a TensorDict.
         mesh: the processes.
         acting: see `FSDP2Strategy`.
-        dtype: of gathered blocks and their computations; None for the dtype of the weights.
+        dtype: dtype of gathered blocks and their computations; None for the dtype of the weights.
             Gradients are summed in float32. Parameters outside of blocks keep their dtype.
 
     Raises:
@@ -83,7 +83,7 @@ class Sharding:
         _fill(policy, values, mesh)
 
     def synchronize_gradients(self, synchronize: bool) -> None:
-        """Set whether the next backward pass sums gradients over ranks, or only adds its own."""
+        """Set whether the next backward pass sums gradients over ranks, or adds only its own."""
         cast(FSDPModule, self.policy).set_requires_gradient_sync(synchronize)
 
     def acting_context(self) -> AbstractContextManager[None]:
@@ -149,7 +149,7 @@ def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     kind = type(policy).__name__
     require(
         bool(patterns),
-        f"trainer.strategy fsdp shards a policy by its blocks, and {kind} has none: name them in "
+        f"trainer.strategy fsdp shards a policy by its blocks, but {kind} has none: name them in "
         "its attribute blocks, patterns such as 'model.layers.*', or use --trainer.strategy ddp. "
         "(A VLA's blocks are the modules in its nn.ModuleLists.)",
     )
@@ -178,7 +178,7 @@ def _check_parameters(policy: Any) -> None:
     require(
         not policy.is_recurrent,
         f"trainer.strategy fsdp does not support a memory, which {kind} has: use "
-        "--trainer.strategy ddp, or leave the memory out.",
+        "--trainer.strategy ddp, or remove the memory.",
     )
     single = [name for name, p in policy.named_parameters() if p.dim() == 0]
     require(
@@ -189,14 +189,14 @@ def _check_parameters(policy: Any) -> None:
     dtypes = {str(p.dtype).removeprefix("torch.") for p in policy.parameters() if p.requires_grad}
     require(
         len(dtypes) <= 1,
-        f"trainer.strategy fsdp trains parameters of one dtype, and {kind} has "
+        f"trainer.strategy fsdp trains parameters of one dtype, but {kind} has "
         f"{' and '.join(sorted(dtypes))}: load the weights as float32, and compute in bfloat16 by "
         "--trainer.precision bf16-mixed.",
     )
 
 
 def _register(policy: nn.Module, name: str) -> None:
-    """Have FSDP gather the parameters for a method that returns a TensorDict."""
+    """Make FSDP gather the parameters for a method that returns a TensorDict."""
     method, own = getattr(policy, name), f"_{name}_and_tensors"
 
     def with_tensors(self: nn.Module, td: TensorDict) -> tuple[TensorDict, list[Tensor]]:
@@ -212,7 +212,7 @@ def _register(policy: nn.Module, name: str) -> None:
 
 
 def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tensor]]) -> None:
-    """Replace the tensors on `meta`; a shared one, which `memo` knows, by one tensor.
+    """Allocate the tensors on `meta`; `memo` keeps shared tensors shared.
 
     `nn.Module.to_empty` would separate shared tensors.
     """
@@ -227,12 +227,12 @@ def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tens
 
 
 def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> None:
-    """Copy rank 0's tensors, of which the other ranks have none, to all ranks, one by one."""
+    """Copy rank 0's tensors to all other ranks, which have no values, one by one."""
     on_meta = [name for name, value in values.items() if value.is_meta]
     require(
         not on_meta,
         f"{', '.join(on_meta[:3])} of the policy are on the device meta in the first process, "
-        "whose weights all others take: create it on meta in the other processes only.",
+        "whose weights all others copy: create the policy on meta in the other processes only.",
     )
     with torch.no_grad():
         for name, own in _tensors(policy):

@@ -23,9 +23,9 @@ class SlowPolicy(PolicyWrapper):
     the number of envs. Updates are not delayed.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         policy: makes the wrapped policy.
-        delay_ms: of each acting call, in milliseconds of wall time.
+        delay_ms: delay of each acting call, in milliseconds of wall time.
 
     Raises:
         ConfigurationError: for a negative delay.

@@ -86,9 +86,9 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
     It begins as the base policy, with standard normal noise. Deterministic acting takes the mean.
 
     Args:
-        observation_space, action_space: of one env; they equal the base policy's spaces.
-        checkpoint: of the base policy, a file or a run directory; read whenever the policy is
-            created.
+        observation_space, action_space: spaces of one env; they equal the base policy's spaces.
+        checkpoint: checkpoint of the base policy, a file or a run directory; read whenever the
+            policy is created.
         bound: largest noise, in standard deviations.
         base: makes the base policy, instead of a checkpoint.
         hidden_sizes: units of the actor's hidden layers, and by default of the critic's.
@@ -133,12 +133,12 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
 class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
     """A squashed Gaussian over the initial noise of a frozen flow policy, with Q critics, for SAC.
 
-    The critics judge the noise, which the replay stores instead of the action.
+    The critics evaluate the noise, which the replay stores instead of the action.
 
     Args:
-        observation_space, action_space: of one env; they equal the base policy's spaces.
-        checkpoint: of the base policy, a file or a run directory; read whenever the policy is
-            created.
+        observation_space, action_space: spaces of one env; they equal the base policy's spaces.
+        checkpoint: checkpoint of the base policy, a file or a run directory; read whenever the
+            policy is created.
         bound: largest noise, in standard deviations; the actor's tanh reaches up to it.
         base: makes the base policy, instead of a checkpoint.
         hidden_sizes: units of the actor's hidden layers.
@@ -185,8 +185,8 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
     def replayed(self, rollout: TensorDict) -> TensorDict:
         require(
             "executed_action" not in rollout.keys(),
-            "NoiseActorCritic learns the values of its noise, and a person takes over in this env, "
-            "whose actions have none: leave the intervention out, or train a NoisePolicy by PPO.",
+            "NoiseActorCritic learns the values of its noise, but a person takes over in this env, "
+            "whose actions have no noise: remove the intervention, or train a NoisePolicy by PPO.",
         )
         return rollout.copy().set("action", rollout["noise"])
 
@@ -226,7 +226,7 @@ def base_policy(
     make: PolicyFactory | None,
     trust_code: bool,
 ) -> ChunkPolicy:
-    """Return the frozen policy of a checkpoint, or that `make` makes.
+    """Return the frozen policy of a checkpoint, or from `make`.
 
     Raises:
         ConfigurationError: if both or none are given, if the checkpoint cannot be read, or if the

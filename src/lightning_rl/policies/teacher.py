@@ -23,7 +23,8 @@ class Teacher:
         policies: one policy, or G policies for G groups of situations; they act by the mode of
             their distributions.
         student: learns from the teacher.
-        env_steps: of all processes; the teacher's share of actions falls linearly to 0 in them.
+        env_steps: env steps of all processes; the teacher's share of actions falls linearly to 0 in
+            them.
         key: with several policies, the key of the observation [B, G] whose largest number names
             the policy of a row.
 
@@ -55,7 +56,7 @@ class Teacher:
         shape = spaces[key].shape if key in spaces else None
         require(
             (key is None and len(policies) == 1) or shape == (len(policies),),
-            f"There are {len(policies)} teachers, and teacher_key is {key}. With several teachers, "
+            f"There are {len(policies)} teachers, but teacher_key is {key}. With several teachers, "
             "teacher_key names a key of the observation with one number per teacher, of which the "
             f"largest chooses; data.env has {known}.",
         )
@@ -78,7 +79,7 @@ class Teacher:
     def actions_along(self, rollout: TensorDict) -> Iterator[Any]:
         """Yield the actions [N, *A] of each slot of a rollout [N, T+1].
 
-        Memories continue from the last rollout, and begin with the episodes.
+        Memories continue from the last rollout, and restart with each episode.
         """
         *slots, after = step_views(rollout.select("observation", "done"))
         self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
@@ -128,7 +129,7 @@ def _check_teacher(policy: Policy, student: Policy, env_steps: int) -> None:
     wanted = policy.observation_space
     require(
         env_steps == 0 or not policy.is_recurrent,
-        f"teacher_env_steps is {env_steps}, and the teacher is a {type(policy).__name__} with a "
+        f"teacher_env_steps is {env_steps}, but the teacher is a {type(policy).__name__} with a "
         "memory, which labels whole rollouts and does not act. Set teacher_env_steps: 0.",
     )
     require(
@@ -139,8 +140,8 @@ def _check_teacher(policy: Policy, student: Policy, env_steps: int) -> None:
     )
     require(
         policy.action_space == student.action_space,
-        f"The teacher acts in {policy.action_space}, and the student in "
-        f"{student.action_space}: take a teacher of an env with the same actions.",
+        f"The teacher acts in {policy.action_space}, but the student in {student.action_space}: "
+        "use a teacher of an env with the same actions.",
     )
 
 

@@ -39,7 +39,7 @@ def fill_with_weights(
 
     Args:
         model: its parameters and buffers are written.
-        path: of the file or the directory.
+        path: path of the file or the directory.
         strict: refuse weights with other names or shapes; otherwise warn.
         setting: name of the setting for the path, for messages.
 
@@ -115,8 +115,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged or malicious file fails in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(
-            f"{path} is refused: it is damaged, or holds objects and not only tensors, and reading "
-            f"those can run any code ({reason}). Save the state_dict alone, best as .safetensors."
+            f"{path} is refused: it is damaged, or holds other objects than tensors, which can run "
+            f"any code ({reason}). Save the state_dict alone, best as .safetensors."
         ) from error
     found = {"": content} | (content if isinstance(content, dict) else {})
     states = {name: value for name, value in found.items() if _is_state_dict(value)}
@@ -146,7 +146,7 @@ def check_report(report: KeyReport, source: str, strict: bool) -> None:
         return
     text = f"The weights in {source} do not fit the model: {report}."
     require(not strict, f"{text} Load the model they were saved from, or set strict: false.")
-    warnings.warn(f"{text} What is missing keeps random values.", stacklevel=3)
+    warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def extra(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigurationError(
-            f"{name.split('.')[0]} is needed for this and is not usable ({error}): "
-            "pip install 'lightning-rl[vla]'. If the error names torchvision, uninstall that: it "
-            "is not needed, and one built for another torch breaks the import."
+            f"{name.split('.')[0]} is needed here, but cannot be used ({error}): pip install "
+            "'lightning-rl[vla]'. If the error names torchvision, uninstall torchvision: it is not "
+            "needed, and a build for another torch breaks the import."
         ) from error

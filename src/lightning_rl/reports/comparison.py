@@ -39,7 +39,7 @@ LONGEST_NAME = 60
 """Maximum characters of a group name made of settings."""
 
 COMPARED = 8
-"""Maximum groups for pairwise comparison; with more, the best is compared with each other one."""
+"""Maximum groups for pairwise comparison; with more, the best is compared with each other group."""
 
 ENOUGH_STEPS = 0.99
 """Share of the longest run's env steps from which a run counts as equally long."""
@@ -76,8 +76,8 @@ class Group:
     Attributes:
         name: made of the settings that differ from other groups.
         settings: settings that differ between groups.
-        runs: of the group.
-        scores: of each run, in the compared metric.
+        runs: runs of the group.
+        scores: scores of each run, in the compared metric.
         score: interquartile mean of the scores.
         interval: its 95 % interval; None for one run.
         curves: by metric.
@@ -97,9 +97,9 @@ class Comparison:
     """Groups of runs in one env.
 
     Attributes:
-        env: of all runs.
+        env: env of all runs.
         metric: compared metric.
-        higher_is_better: of the metric.
+        higher_is_better: whether a higher metric is better.
         scored_by: source of the scores, in words.
         groups: best first.
         improvements: (group, other, P(a run of group is better than a run of other), its interval).
@@ -126,7 +126,7 @@ def compare(
 
     Args:
         given: run directories, or directories that contain runs.
-        metric: of the evaluation: `eval/...`.
+        metric: metric of the evaluation: `eval/...`.
         group_by: settings, by their paths or the ends of their paths; runs that agree in them form
             a group. Default: all settings except those that name a run and its seed.
 
@@ -203,7 +203,7 @@ def _notes(groups: Sequence[Group], metric: str) -> list[str]:
 
 
 def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
-    """Return the readable runs, and the path and reason of each other one."""
+    """Return the readable runs, and path and reason of each unreadable run."""
     runs: list[RunRecord] = []
     left_out: list[tuple[Path, str]] = []
     for path in paths:
@@ -339,7 +339,7 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
     """Aggregate a metric over R runs, at all env steps at which a run was evaluated.
 
     Other runs are interpolated between their evaluations, and left out before their first and after
-    their last one. At most `most` points are returned, including the last.
+    their last evaluation. At most `most` points are returned, including the last.
     """
     curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
     steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))

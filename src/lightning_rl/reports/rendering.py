@@ -279,8 +279,8 @@ def _summary(comparison: Comparison) -> str:
 def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
     """Return a self-contained HTML page that will be written to `output`.
 
-    The page contains at most `films_mib` MiB of videos, the best groups' first, and links the
-    others.
+    The page contains at most `films_mib` MiB of videos, the best groups' first, and links the other
+    videos.
     """
     template = (files("lightning_rl.reports") / "page.html").read_text(encoding="utf-8")
     data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)

@@ -39,9 +39,9 @@ class RunRecord:
     Attributes:
         path: run directory.
         settings: by dotted path.
-        manifest: of `run.json`; empty without the file.
-        evaluation: of `evaluation.json`; None without the file.
-        env_steps: of the rows [P] with at least one requested metric.
+        manifest: manifest of `run.json`; empty without the file.
+        evaluation: evaluation of `evaluation.json`; None without the file.
+        env_steps: env steps of the rows [P] with at least one requested metric.
         seconds: training time up to these rows [P], without evaluations; NaN if unknown.
         metrics: requested metrics of the run, by name: values [P], NaN for rows without a value,
             inf for a number that is not finite.
@@ -71,7 +71,7 @@ class RunRecord:
         return "unknown" if found is None else str(found).rpartition(".")[2]
 
     def of_all_parts(self, name: str) -> float | None:
-        """Return the seconds of the run and its earlier, resumed parts; killed parts have none.
+        """Return the seconds of the run and its earlier, resumed parts; killed parts count as zero.
 
         `name` is total, evaluation or cpu.
         """
@@ -106,8 +106,8 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
             missing = f"does not exist{closest(one.name, there)}"
             raise ConfigurationError(
                 f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run "
-                f"directories (with a {MANIFEST}), the directory of a sweep, or one with runs in "
-                "it, such as outputs."
+                f"directories (with a {MANIFEST}), the directory of a sweep, or a directory that "
+                "contains runs, such as outputs."
             )
         for run in runs:
             found.setdefault(run.resolve(), run)  # each run once, even if given by two paths
@@ -173,14 +173,14 @@ def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str,
                     raise ValueError(f"it has more than {MOST_ROWS:,} rows")
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{path} does not exist: the run ended before its first iteration, or wrote none "
+            f"{path} does not exist: the run ended before its first iteration, or wrote no metrics "
             "(trainer.logger: false)."
         ) from error
     except (OSError, ValueError, IndexError, csv.Error, UnicodeDecodeError) as error:
         where = f", line {lines.line_num}" if lines is not None else ""
         raise ConfigurationError(
             f"{path} cannot be read{where}: {error}. It is a table that the run writes; leave the "
-            "run out, or mend the line."
+            "run out, or correct the line."
         ) from error
     table = np.array(rows, float).reshape(len(rows), 1 + len(names))
     return table[:, 0], {name: table[:, i] for i, name in enumerate(names, 1)}
@@ -242,13 +242,12 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
             wrong.append("ci95")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigurationError(
-            f"{path} is not whole ({type(error).__name__}: {error}): run rl-cli validate again, or "
+            f"{path} is damaged ({type(error).__name__}: {error}): run rl-cli validate again, or "
             "remove the file."
         ) from error
     if wrong:
         raise ConfigurationError(
-            f"{path} holds no finite {', '.join(wrong)}: the run diverged, and cannot be scored by "
-            "it."
+            f"{path} holds no finite {', '.join(wrong)}: the run diverged, and cannot be scored."
         )
     return content
 

@@ -53,7 +53,7 @@ def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
     interval: NaN.
 
     Args:
-        values: of R runs at T points, [R, T].
+        values: values of R runs at T points, [R, T].
         resamples: number of bootstrap samples.
 
     Raises:

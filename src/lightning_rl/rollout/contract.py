@@ -32,8 +32,8 @@ a chunk. `reward` is the undiscounted sum over a chunk; see `env_steps`.
 `continues` is true if the first step continues the learner's last rollout, and false after a reset
 or a dropped rollout.
 
-`state` is zero at the beginning of an episode, and else the policy's last `next_state`.
-`executed_action` is `action` (clipped, if the env clips), unless the env reports another one.
+`state` is zero at the beginning of an episode, otherwise the policy's last `next_state`.
+`executed_action` is `action` (clipped, if the env clips), unless the env reports another action.
 
 True final observations are separate rows, one per ended episode, in `FinalObservations`. All slices
 of a rollout share this object as `final_observation`. `final_index` is the row of a step, from 1; 0
@@ -159,7 +159,7 @@ def step_views(rollout: TensorDict) -> list[TensorDict]:
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to the tensors or arrays of a tree, and of others of the same structure.
+    """Apply a function to the tensors or arrays of trees of the same structure.
 
     Returns:
         the results in the same structure, with dicts in place of TensorDicts.
@@ -318,9 +318,9 @@ def final_storage(rollout: TensorDict) -> FinalObservations:
     if isinstance(storage, FinalObservations):
         return storage
     raise ValueError(
-        "The rollout has no final observations of its own: it was joined of several, or made by "
-        "hand. Ask each part for its successors(rollout), and join those; or make it by "
-        "allocate_rollout."
+        "The rollout has no final observations of its own: it was concatenated from several "
+        "rollouts, or not made by allocate_rollout. Call successors(rollout) for each part, and "
+        "concatenate the results."
     )
 
 
@@ -333,7 +333,7 @@ def clear_final_observations(rollout: TensorDict) -> None:
 class FinalObservationWriter:
     """Writes the true final observations of ended episodes into a rollout.
 
-    On a CPU immediately. On another device, which episodes have ended is only known after a wait:
+    On a CPU it writes immediately. On another device, knowing the ended episodes requires a wait:
     the writer buffers the observations of all envs for up to `LOOK_EVERY` steps. So call `finish`
     after the last step.
 
@@ -514,9 +514,8 @@ def check_time(rollout: TensorDict) -> None:
     if len(rollout.batch_size) != 2 or rollout.batch_size[1] < 2:
         raise ValueError(
             "Expected a rollout of batch shape [num_envs, steps + 1], got "
-            f"{list(rollout.batch_size)}. Returns and "
-            "advantages need the time structure: pass what the buffer hands out, before "
-            "flattening it into minibatches."
+            f"{list(rollout.batch_size)}. Returns and advantages need the time structure: pass the "
+            "rollout of the buffer, before it is flattened into minibatches."
         )
 
 

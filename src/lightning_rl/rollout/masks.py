@@ -26,18 +26,18 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
     if MASK not in observation_space.spaces:
         return False
     space, sizes = observation_space[MASK], choices_of(action_space)
-    drop = "Leave it out of the observation, or give it another name."
+    drop = "Remove it from the observation, or give it another name."
     if not sizes:
         raise ConfigurationError(
-            f"The observation has '{MASK}', which says what is allowed of several choices, and the "
-            f"action space {action_space} has none: it is continuous. {drop}"
+            f"The observation has '{MASK}', which marks the allowed choices, but the action space "
+            f"{action_space} has no choices: it is continuous. {drop}"
         )
     binary = isinstance(space, gymnasium.spaces.MultiBinary | gymnasium.spaces.Box) and (
         space.dtype is not None and space.dtype.kind in "biu"
     )
     if not binary or space.shape != (sum(sizes),):
         raise ConfigurationError(
-            f"The observation's '{MASK}' is {space}, and the action space {action_space} has "
+            f"The observation's '{MASK}' is {space}, but the action space {action_space} has "
             f"choices of {' + '.join(map(str, sizes))} categories: the mask must be a MultiBinary, "
             f"or a Box of bool or integers 0 and 1, of shape ({sum(sizes)},), in their order."
         )
@@ -89,8 +89,8 @@ def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> No
         fault = (
             f"The action of env {row} at step {step} of the rollout, "
             f"{steps['action'][row, step].tolist()}, is not allowed by the '{MASK}' of its "
-            "observation, and has no probability. Where these are demonstrations, record them with "
-            "the masks of the env in which the policy is to act."
+            "observation, so its probability is 0. Record demonstrations with the masks of the env "
+            "in which the policy will act."
         )
     if ranks.agree(fault is not None):
         raise ConfigurationError(next(filter(None, ranks.gather_over_ranks(fault))))

@@ -119,7 +119,7 @@ class SweepJournal:
             raise ConfigurationError(
                 f"{self.path} cannot be read: {why}. Begin a new sweep."
             ) from error
-        require(not changed, f"{self.path} is of a sweep with another trainer.best_mode.")
+        require(not changed, f"{self.path} belongs to a sweep with another trainer.best_mode.")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -197,8 +197,8 @@ class SweepJournal:
         )
         require(
             not allowed or self._descriptor is not None,
-            f"{self._directory} lies on a file system without locks, by which several processes "
-            "share a sweep: one of them must run it, by --resume.",
+            f"{self._directory} lies on a file system without locks, which several processes need "
+            "to share a sweep: run it in one process, by --resume.",
         )
 
     def leave(self) -> None:

@@ -52,7 +52,7 @@ def _distribution(where: str, value: Any) -> BaseDistribution:
         require(len(value) > 0, f"{where} is an empty list: give the values to choose from.")
         texts = [json.dumps(one, default=str) for one in value]  # YAML has dates
         twice = next((one for one in texts if texts.count(one) > 1), None)
-        require(twice is None, f"{where} has {twice} twice: each value is tried once a seed.")
+        require(twice is None, f"{where} has {twice} twice: each value is tried once per seed.")
         return CategoricalDistribution(texts)
     shapes = "a list of values, [0.1, 0.2], or a range, {low: 1.0e-5, high: 1.0e-2, log: true}"
     require(isinstance(value, dict), f"{where} must be {shapes}; got {value!r}.")
@@ -137,7 +137,7 @@ def check_first(space: Space, points: Sequence[Point]) -> None:
             there = (", ".join(map(str, ends)),) if _is_choice(space[name]) else ends
             require(
                 holds(space[name], value),
-                f"sweep.first: {name} is {point[name]!r}, and sweep.space has it "
+                f"sweep.first: {name} is {point[name]!r}, but sweep.space has it "
                 f"{between.format(*there)}.",
             )
 
@@ -147,8 +147,8 @@ def size_of(space: Space) -> int:
     ranges = [name for name, allowed in space.items() if not _is_choice(allowed)]
     require(
         not ranges,
-        f"sweep.search: grid tries every value, and {', '.join(ranges)} has no end of them: "
-        "list the values, or choose sweep.search: random.",
+        f"sweep.search: grid tries every value, but {', '.join(ranges)} is a range: list the "
+        "values, or choose sweep.search: random.",
     )
     return math.prod(len(ends_of(allowed)) for allowed in space.values())
 
@@ -186,9 +186,9 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
 
 
 def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
-    """Build the pruner that ends trials early; without a setting, one that does nothing."""
+    """Build the pruner that ends trials early; without a setting, a pruner that does nothing."""
     if settings.pruner is None:
-        require(not settings.pruner_args, "sweep.pruner_args are of no pruner: name one.")
+        require(not settings.pruner_args, "sweep.pruner_args needs sweep.pruner: name a pruner.")
         return optuna.pruners.NopPruner()  # with None, Optuna would use its own default
     known = [name for name in optuna.pruners.__all__ if name != "BasePruner"]
     pruner: optuna.pruners.BasePruner = _made(

@@ -76,14 +76,16 @@ OUTCOMES = {
 }
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
-"""Checks options of `fit`, alone and with each of several others; returns the configuration."""
+"""Checks options of `fit`, alone and with each list of further options; returns the
+configuration."""
 
 
 def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     """Begin, resume or join a sweep.
 
     Args:
-        options: of the command line: `--sweep...`, `--resume`, `--join`, and options of `fit`.
+        options: options of the command line: `--sweep...`, `--resume`, `--join`, and options of
+            `fit`.
         parse: checks options of `fit`.
         begin: runs `rl-cli fit` in its own process.
     """
@@ -115,8 +117,8 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
 def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
         cure = {
-            "--ckpt_path": "trials begin with a policy by --trainer.init_from",
-            "--seed_everything": "say --sweep.seeds",
+            "--ckpt_path": "to start trials from a policy, set --trainer.init_from",
+            "--seed_everything": "set --sweep.seeds",
         }.get(name, "each trial has a directory of its own, below --output_dir")
         require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
     require(
@@ -162,7 +164,10 @@ def _flags(options: Sequence[str]) -> set[str]:
 def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
     """Read a sweep to resume or join, and apply the settings that may change."""
     resumed, joined = value_of("--resume", own), value_of("--join", own)
-    require(resumed is None or joined is None, "A sweep is resumed or joined: give one of both.")
+    require(
+        resumed is None or joined is None,
+        "A sweep is either resumed or joined: give --resume or --join.",
+    )
     changeable = OF_A_MACHINE if joined else (*OF_A_MACHINE, "trials")
     allowed = {f"--sweep.{name}" for name in changeable}
     wrong = (_flags(own) - allowed - {"--resume", "--join"}) | (
@@ -170,15 +175,15 @@ def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) 
     )
     require(
         not wrong,
-        f"A sweep is resumed as it was begun: {', '.join(sorted(wrong))} cannot be changed, but "
+        f"A resumed sweep keeps its settings: {', '.join(sorted(wrong))} cannot be changed, but "
         f"{', '.join(sorted(allowed))} can.",
     )
     directory = _found(str(resumed or joined), value_of("--output_dir", rest) or "outputs")
     kept = kept_settings(directory / SETTINGS)
     require(
         kept.search not in UNPICKLING or (value_of("--trust_code", rest) or "").lower() == "true",
-        f"sweep.search of {directory} is {kept.search}, which unpickles what {JOURNAL} holds: that "
-        "runs code. Add --trust_code true if only you can write there.",
+        f"sweep.search of {directory} is {kept.search}, which unpickles the content of {JOURNAL}: "
+        "that can run code. Add --trust_code true if only you can write there.",
     )
     before = kept.trials
     for name in changeable:
@@ -253,7 +258,7 @@ class _Sweep:
             seeds = list(range(1, seeds + 1))
         require(
             isinstance(seeds, list) and not any(isinstance(seed, bool) for seed in seeds),
-            "seed_everything is true or false in the configuration: say --sweep.seeds.",
+            "seed_everything is true or false in the configuration: set --sweep.seeds.",
         )
         assert isinstance(seeds, list)
         require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
@@ -273,13 +278,13 @@ class _Sweep:
         sampler_of(given, 0), pruner_of(given)  # raise if Optuna lacks them
         require(
             given.search != GRID or given.trials is None,
-            f"sweep.trials is {given.trials}, but a grid tries every point: leave it out, or "
-            "choose sweep.search: random.",
+            f"sweep.trials is {given.trials}, but a grid tries every point: remove it, or choose "
+            "sweep.search: random.",
         )
         require(
             given.search != GRID or not given.first,
-            "sweep.first is tried before what a search chooses, and a grid tries every point: "
-            "leave it out, or choose sweep.search: random.",
+            "sweep.first is tried before the points of a search, but a grid tries every point: "
+            "remove it, or choose sweep.search: random.",
         )
 
     def _check_cores(self, threads: int, trainer: dict[str, Any]) -> None:
@@ -289,17 +294,18 @@ class _Sweep:
         check_range("sweep.jobs", given.jobs, least=1)
         require(
             cores == 0 or threads <= cores,
-            f"sweep.cores_per_trial is {cores}, and trainer.num_threads {trainer['num_threads']}"
-            f"{f' in each of {ranks} processes (trainer.devices)' * (ranks > 1)}: its threads "
-            f"would wait for each other. Give it {threads}, or 0, which pins none.",
+            f"sweep.cores_per_trial is {cores}, but trainer.num_threads is {trainer['num_threads']}"
+            f"{f' in each of {ranks} processes (trainer.devices)' * (ranks > 1)}: "
+            f"threads would wait for each other. Set cores_per_trial to {threads}, or to 0 for no "
+            "pinning.",
         )
         usable = usable_cores()
         wanted = (given.jobs or 1) * cores
         require(
             wanted <= usable,
-            f"sweep.jobs {given.jobs or 1} of {cores} cores each (sweep.cores_per_trial) are "
-            f"{wanted}, and this process may use {usable}: fewer of them, or "
-            "sweep.cores_per_trial 0, which pins none.",
+            f"sweep.jobs: {given.jobs or 1} trials of {cores} cores each (sweep.cores_per_trial) "
+            f"need {wanted} cores, but this process may use {usable}: lower one of them, or set "
+            "sweep.cores_per_trial to 0 for no pinning.",
         )
         self.jobs = given.jobs or max(1, usable // max(1, cores))
         self._cores = cores_of(self.jobs, cores)
@@ -448,7 +454,7 @@ class _Sweep:
             why = running.process.last_line()
         self.journal.report(trial, curve)  # the pruner compares other trials with it
         self.journal.finish(trial, score, pruned=pruned)
-        outcome = f"failed: {why} (all of it: {self.directory / f'{trial.name}.log'})"
+        outcome = f"failed: {why} (full output: {self.directory / f'{trial.name}.log'})"
         if score is not None:
             outcome = (
                 f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "

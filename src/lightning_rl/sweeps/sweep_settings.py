@@ -36,8 +36,8 @@ class SweepSettings:
     """Trials of a sweep, and how many run in parallel.
 
     Args:
-        seeds: of each point of the space: a number n for 1 to n, or a list of seeds. Default: the
-            configuration's seed.
+        seeds: seeds of each point of the space: a number n for 1 to n, or a list of seeds. Default:
+            the configuration's seed.
         space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
             {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
         search: grid (all combinations of the values), random, or a class of optuna.samplers such
@@ -78,8 +78,10 @@ def sweep_parser() -> OptionParser:
         allow_abbrev=False,
         usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
         "...]",
-        description="Train by several seeds and settings, some at a time. Other options are "
-        "passed to fit for all trials.",
+        description=(
+            "Train with several seeds and settings, several trials at a time. Other options are "
+            "passed to fit for all trials."
+        ),
     )
     parser.add_argument(
         "--resume", type=str, default=None, help="Directory of a sweep to resume, or last."
@@ -135,7 +137,7 @@ def _check_name(path: str, message: str) -> str:
     known = [one.name for one in fields(SweepSettings)]
     if name in known:
         return name
-    cure = f" Settings of the trials stand below space: space: {{{path}: [...]}}."
+    cure = f" Put settings of the trials below space: space: {{{path}: [...]}}."
     raise UsageError(
         f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else GONE.get(name, '')} "
         f"A sweep has {', '.join(known)}."
@@ -148,8 +150,9 @@ def _text_of(given: str) -> tuple[str, str]:
     if given.endswith((".yaml", ".yml")) and not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.y*ml")]
         raise UsageError(
-            f"--sweep names the file {given}, which is not there{closest(given, beside)}. It holds "
-            "settings of a sweep, such as seeds: 5; a configuration of the trials is --config's."
+            f"--sweep names the file {given}, which does not exist{closest(given, beside)}. It "
+            "must hold settings of a sweep, such as seeds: 5; give the configuration of the trials "
+            "as --config."
         )
     return (read_text(path), given) if os.path.isfile(given) else (given, "--sweep")
 

@@ -31,7 +31,7 @@ class TrialProcess:
 
     Args:
         begin: runs the command line.
-        arguments: of the command line.
+        arguments: arguments of the command line.
         cores: cores and number of threads of the process; None: all cores.
         log: file for its output, which is appended.
 

@@ -36,7 +36,7 @@ class Constructed:
     _construction: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember the arguments. A copy gets none: its state has the arguments of the original."""
+        """Remember the arguments. A copy has none: its state holds the original's arguments."""
         self = super().__new__(cls)
         self.__dict__["_construction"] = _construction_of(cls, args, kwargs)
         return self

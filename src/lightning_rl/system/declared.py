@@ -120,7 +120,7 @@ def describe_type(kind: Any) -> str:
 
 
 def shorten_message(message: str) -> str:
-    """Shorten a message of jsonargparse to what concerns the user."""
+    """Shorten a message of jsonargparse to the part for users."""
     key = re.search(r'Parser key "([^"]+)"', message)
     of_class, of_choices = r"<class '(?:\w+\.)*(\w+)'>", r"typing\.Literal\[(.+?)\]"
     kinds = re.findall(f"Expected a (?:{of_class}|{of_choices})", message)

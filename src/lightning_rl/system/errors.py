@@ -53,7 +53,7 @@ def check_range(
 ) -> None:
     """Refuse a number outside an interval with closed (`least`, `most`) or open ends.
 
-    None stands for a setting that is switched off, and always passes.
+    None, a setting that is switched off, always passes.
 
     Raises:
         ConfigurationError: naming the setting, the value and the allowed interval.

@@ -49,7 +49,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def shown(path: Path) -> Path:
-    """Return an absolute path relative to the working directory, if it lies in it."""
+    """Return an absolute path relative to the working directory, if it is inside."""
     with suppress(OSError, ValueError):  # deleted working directory, or a path outside of it
         return path.relative_to(Path.cwd())
     return path
@@ -84,7 +84,7 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
 
 
 def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
-    """Open a file for reading that may come from others.
+    """Open a file for reading; it may come from other people.
 
     A link could expose a private file, and a pipe or a device never ends.
 
@@ -102,8 +102,8 @@ def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
     real = os.path.realpath(path)
     if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
         raise ConfigurationError(
-            f"{path} is a link that leads out of {inside}, to {real}, and is not read. Copy that "
-            "file there if it is yours."
+            f"{path} is a link that leads out of {inside}, to {real}, and is not read. If the file "
+            "is yours, copy it into the directory."
         )
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -191,17 +191,14 @@ def check_writable(directory: Path) -> None:
 
 
 def check_still_there(directory: Path) -> None:
-    """Raise a `WriteError` if a directory was deleted: a write would create another one."""
+    """Raise a `WriteError` if a directory was deleted: a write would create it again."""
     if not directory.is_dir():
         raise WriteError(gone(directory))
 
 
 def gone(directory: Path) -> str:
     """Return the message for a directory that was deleted during the run."""
-    return (
-        f"Cannot write into {directory}: it was deleted while the run went on, with all that was "
-        "in it."
-    )
+    return f"Cannot write into {directory}: it was deleted during the run, with all its files."
 
 
 def remove_leftovers(directory: str | Path) -> None:
@@ -222,7 +219,7 @@ def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
         ConfigurationError: if another process has the lock (unless `wait`), or for a link.
     """
     if path.is_symlink():  # its target would be overwritten
-        raise ConfigurationError(f"{path} is a link, and a lock is a file: remove it.")
+        raise ConfigurationError(f"{path} is a link, but a lock must be a file: remove the link.")
     if fcntl is None:
         return None
     try:
@@ -286,7 +283,7 @@ def _refusal(error: BaseException) -> OSError | None:
 
 
 def _explained(target: Path, error: OSError) -> WriteError:
-    there = " What was there before is whole." if target.is_file() else ""
+    there = " The previous file is unchanged." if target.is_file() else ""
     cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
     free = ""
     if error.errno == errno.ENOSPC:

@@ -28,7 +28,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             each process acts alone, and needs the memory of a whole policy. `sharded` gathers each
             block at each step, which all processes take together.
         process_group_backend: `nccl` or `gloo`. Default: by the device.
-        timeout: of an exchange between processes.
+        timeout: timeout of an exchange between processes.
     """
 
     def __init__(

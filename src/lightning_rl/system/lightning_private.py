@@ -1,6 +1,7 @@
 """The internals of Lightning that the package uses; no other file touches them.
 
-Tried with lightning 2.6.6. A test checks `OF_LIGHTNING`, and names what another version lacks.
+Tried with lightning 2.6.6. A test checks `OF_LIGHTNING`, and names the missing parts of another
+version.
 """
 
 import subprocess
@@ -36,14 +37,14 @@ class Counter(Protocol):
 
 
 def counter_of_steps(trainer: Trainer) -> Counter:
-    """Return the counter behind `trainer.global_step` in manual optimization, since 2022."""
+    """Return the counter that `trainer.global_step` reads in manual optimization."""
     return trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
 
 
 def skip_signal_exchange(trainer: Trainer) -> None:
     """Skip the exchange about signals before each batch, which takes 2 ms with gloo.
 
-    The caller handles the signals instead of Lightning, whose answer would always be no.
+    The caller handles the signals instead of Lightning.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]  # there is no hook
 

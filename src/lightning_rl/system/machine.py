@@ -1,4 +1,4 @@
-"""Optimisations for some machines, with a switch for each; what a machine can draw with."""
+"""Optimisations for some machines, with a switch for each, and the choice of MuJoCo's renderer."""
 
 import ctypes
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
 def check_size(text: str, name: str, cure: str = "Correct it.") -> None:
     """Raise an error for YAML that is invalid, or larger than any configuration."""
     if (reason := _too_large(text)) is not None:
-        raise ConfigurationError(f"{name} holds {reason}, as no configuration does. {cure}")
+        raise ConfigurationError(f"{name} holds {reason}, too much for a configuration. {cure}")
 
 
 def check_keys(text: str, name: str) -> None:
@@ -85,7 +85,7 @@ def check_keys(text: str, name: str) -> None:
         lines = (f"{first} and again in line {second}", f"{first}, twice")[first == second]
         raise ConfigurationError(
             f"{name} has the key '{path}' in line {lines}: only the last one would count. Remove "
-            "one of them, or write what stands under both under one."
+            "one of them, or merge both."
         )
 
 

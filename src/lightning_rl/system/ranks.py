@@ -144,7 +144,7 @@ def disconnect() -> None:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Return whether an error only means that another rank is lost; that rank says why."""
+    """Return whether an error only means that another rank is lost, which reports the reason."""
     return isinstance(error, LostRankError | dist.DistBackendError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)
     )

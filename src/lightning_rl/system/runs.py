@@ -166,7 +166,7 @@ def refuse_live_run(run_dir: Path | None) -> None:
 
 
 def _claim(path: Path) -> bool:
-    """Make a directory; return whether the name was free, or none can be made there."""
+    """Make a directory if that is possible; return false if the name is taken."""
     if not ranks.is_first_process():
         return not path.exists()
     new = [parent for parent in path.absolute().parents if not parent.exists()]

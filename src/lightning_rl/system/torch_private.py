@@ -1,7 +1,7 @@
 """The internals of torch that the package uses; no other file imports them.
 
-Tried with torch 2.13.0. A test checks the imports below, and names what another version lacks.
-Nothing is compiled without `torch._inductor`; the rest is required.
+Tried with torch 2.13.0. A test checks the imports below, and names the missing parts of another
+version. Nothing is compiled without `torch._inductor`; the rest is required.
 """
 
 from collections.abc import Callable

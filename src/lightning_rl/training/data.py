@@ -268,8 +268,9 @@ class RLDataModule(LightningDataModule):
             ConfigurationError: always; the message explains how to resume.
         """
         raise ConfigurationError(
-            f"{cls.__name__} is not loaded from a checkpoint: make one, and give the checkpoint to "
-            "the trainer, trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
+            f"{cls.__name__} cannot be loaded from a checkpoint: create it, and pass the "
+            "checkpoint to the trainer, trainer.fit(model, data, ckpt_path=...) or "
+            "trainer.validate(...)."
         )
 
     @property

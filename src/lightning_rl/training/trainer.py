@@ -91,8 +91,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "accumulate_grad_batches": (
         1,
         "for Lightning one rollout is a batch; the update makes its own minibatches. For larger "
-        "ones raise model.batch_size; if memory runs out, set the policy's micro_batch_size, "
-        "which accumulates gradients",
+        "minibatches raise model.batch_size; if memory runs out, set the policy's "
+        "micro_batch_size, which accumulates gradients",
     ),
     "gradient_clip_val": (
         None,
@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "gradient_clip_algorithm": (
         None,
-        "gradients are clipped by the norm of the whole: set model.max_grad_norm",
+        "gradients are clipped by the norm of the whole gradient: set model.max_grad_norm",
     ),
     "barebones": (
         False,
@@ -469,8 +469,8 @@ class RLTrainer(Trainer, Constructed):
         before = getattr(self, limit)
         if before == 0:
             rank_zero_info(
-                f"trainer.{limit} is 0, which leaves out evaluations while training; this one was "
-                "asked for, and takes place."
+                f"trainer.{limit} is 0, which disables evaluations during training; this requested "
+                "evaluation still runs."
             )
             setattr(self, limit, 1.0)
         try:

@@ -143,7 +143,7 @@ def _class_name(part: Mapping[str, Any]) -> str | None:
 
 
 def _control_period(metadata: Mapping[str, Any]) -> float | None:
-    """Return the seconds between two env steps; None if the env does not give them."""
+    """Return the seconds between two env steps; None if the env does not report them."""
     period = metadata.get("control_period")
     if period is None and metadata.get("render_fps"):
         period = 1.0 / float(metadata["render_fps"])

@@ -25,7 +25,7 @@ class CheckedReturns(gymnasium.Wrapper):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]  # a property there too
-        """The env's own spec: `gymnasium.make` must not add this wrapper."""
+        """The env's own spec, so that `gymnasium.make` does not add this wrapper."""
         return self.env.spec
 
     def reset(

@@ -60,7 +60,7 @@ class ActionTerm(ABC, Constructed):
         """Return the space of actions [size].
 
         Raises:
-            ConfigurationError: as many scales as that were not given.
+            ConfigurationError: another number of scales was given.
         """
         bound = np.inf if self.clip is None else self.clip
         require(

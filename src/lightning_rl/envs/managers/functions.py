@@ -96,7 +96,7 @@ def randomize(
         name: name of the entry or of the parameter.
         low: least number, for all of an entry's numbers or for each.
         high: greatest number.
-        operation: what happens with a number.
+        operation: `set`, `add` or `scale`.
         shared: use one random number for all numbers of an entry.
     """
     nominal = env.env.parameters().get(name)

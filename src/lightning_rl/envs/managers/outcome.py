@@ -142,7 +142,7 @@ def checked(term: BoundTerm, value: Any, env: EnvView, dtype: torch.dtype | None
     """Return the value of a term, if it is a tensor [N] of numbers or of `dtype`.
 
     Raises:
-        EnvFaultError: names the term and what it returned.
+        EnvFaultError: names the term and the returned value.
     """
     if (
         not isinstance(value, Tensor)

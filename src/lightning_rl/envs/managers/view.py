@@ -51,7 +51,7 @@ class SeesNoState:
 
 
 class EnvView:
-    """What a term sees of M rows of an env: all N in a step, and the reset rows at a reset.
+    """The view that a term gets of M rows of an env: all N in a step, the reset rows at a reset.
 
     A subclass adds named views of a simulator's state. Terms write nothing: all that changes from
     step to step is in the state.
@@ -65,7 +65,7 @@ class EnvView:
         before: [M], the state before the step; at a reset the first state.
         episode: [M] int64, index of the episode.
         measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
-            `simulate` may add what it computes anyway.
+            `simulate` may add quantities that it computes anyway.
         outcome: flags [M] bool of the termination terms, by name. Rewards and metrics read them by
             `success`, `fail`, `terminated` and `truncated`.
     """

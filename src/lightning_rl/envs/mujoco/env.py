@@ -129,8 +129,8 @@ class MujocoEnv(ManagedEnv):
         max_episode_steps: time limit, in steps.
         backend: `auto` is `c` on a CPU and `warp` on a GPU.
         num_threads: threads of the C library.
-        max_contacts: of `warp`: contacts per world, on average. Default: MuJoCo Warp's guess.
-        max_constraints: of `warp`: constraint rows of any world. Default: MuJoCo Warp's guess.
+        max_contacts: for `warp`: contacts per world, on average. Default: MuJoCo Warp's guess.
+        max_constraints: for `warp`: constraint rows of any world. Default: MuJoCo Warp's guess.
         camera: name of the camera of pictures. Default: a free camera that follows the first
             moving body.
         device: device of the state.
@@ -257,7 +257,7 @@ class MujocoEnv(ManagedEnv):
         return ctrl + self._offset
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
-        """Return what pictures of states [M] show besides the model, M lists."""
+        """Return the markers in pictures of states [M], M lists."""
         return [[] for _ in range(len(state))]
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
@@ -345,7 +345,7 @@ class MujocoEnv(ManagedEnv):
         return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def _described(self) -> dict[str, Any]:
-        """Return what a robot needs to run an exported policy."""
+        """Return the metadata that a robot needs to run an exported policy."""
         model = self.layout.model
         description: dict[str, Any] = {
             "render_fps": self.render_fps,

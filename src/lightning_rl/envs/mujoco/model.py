@@ -1,4 +1,4 @@
-"""Read a MuJoCo model, name the parts of its state, and define what a backend computes."""
+"""Read a MuJoCo model, name the parts of its state, and define the interface of a backend."""
 
 import os
 from abc import ABC, abstractmethod
@@ -92,7 +92,7 @@ class Layout:
         drives: names of the actuators; an actuator without a name gets its joint's name.
         joints: names of the joints that the actuators move; for actuators of other kinds, their own
             names.
-        kinds: what each actuator takes: `position`, `velocity` or `force`.
+        kinds: kind of each actuator's control: `position`, `velocity` or `force`.
         num_sensordata: numbers of the model's own sensors.
 
     Raises:

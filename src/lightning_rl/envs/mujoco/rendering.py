@@ -27,7 +27,7 @@ class Marker(NamedTuple):
 
 
 class Camera:
-    """Pictures of one world at a time.
+    """Draw pictures of one world at a time.
 
     Args:
         model: the compiled `mujoco.MjModel`.

@@ -174,7 +174,7 @@ class Keyboard(Device):
         self.given_steering = steering
         used = [*self.keys.values(), *(steering or {})]
         double = sorted({key for key in used if used.count(key) > 1})
-        require(not double, f"The keys {double} have two meanings each: give each key one.")
+        require(not double, f"The keys {double} have two meanings each: give each key one meaning.")
         self._window: _Window | None = None
         self._taken_over = False
 

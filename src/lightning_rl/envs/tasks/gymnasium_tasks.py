@@ -155,7 +155,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
-    """Add Gymnasium's masks: for each entry of a tree the envs that it applies to."""
+    """Add Gymnasium's masks: for each entry of a tree, a mask of the envs that have it."""
     masked: dict[str, Any] = {}
     for key, value in info.items():
         masked[key] = _masked(value, mask) if isinstance(value, dict) else value

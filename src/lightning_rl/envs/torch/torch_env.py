@@ -56,8 +56,8 @@ class TorchEnv(VectorEnv):
         start_size: K, random numbers per start.
         in_torch: whether a step is torch operations alone, which may be compiled.
         differentiable: whether rewards and observations have gradients with respect to actions and
-            states, for `APG` and `SHAC`. Clamps pass none beyond their bounds, and events such as
-            a success pass none at all.
+            states, for `APG` and `SHAC`. A clamp has no gradient beyond its bounds, and events such
+            as a success have none at all.
         seed: [N] int64, the seed of each env; initially env i has the seed i.
         episode: [N] int64, the number of earlier episodes of this seed.
         elapsed: [N] int64, env steps since the episode began.
@@ -148,7 +148,7 @@ class TorchEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin episodes; without a seed, every env begins its next one."""
+        """Begin episodes; without a seed, every env begins its next episode."""
         kept = None
         if seed is None:
             self.episode = self.episode + 1

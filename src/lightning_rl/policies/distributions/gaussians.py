@@ -23,7 +23,7 @@ UNIT_LIMIT = 1.0 - 1e-6
 """Actions are clamped to this before atanh, which is infinite at the bounds."""
 
 LARGEST_BOUND = 1e6
-"""Larger bounds count as none: many envs write float32's maximum or 1e10."""
+"""Larger bounds count as infinite: many envs write float32's maximum or 1e10."""
 
 
 def distribution_for(
@@ -82,8 +82,8 @@ def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlat
     require(not squash, f"squash is for continuous actions; the action space is {space}.")
     require(
         not noise_correlation,
-        f"noise_correlation={noise_correlation} is of the noise of continuous actions; the action "
-        f"space is {space}. Leave it out.",
+        f"noise_correlation={noise_correlation} is for continuous actions, but the action space is "
+        f"{space}. Remove it.",
     )
 
 
@@ -100,11 +100,12 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
         entry = np.argwhere(amiss)[0].tolist()
         bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
         warnings.warn(
-            f"Not every entry of the action space {space} has two bounds, low < high, so none is "
-            "rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also in "
-            f"entry {entry} with the bounds {bounds}, and the env clips what lies outside. Wrap "
-            "the env so that each entry has two bounds, or takes [-1, 1] for what it can do "
-            "(gymnasium.wrappers.TransformAction); set rescale_action: false if this is meant.",
+            f"Not every entry of the action space {space} has two bounds, low < high, so no entry "
+            "is rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also "
+            f"in entry {entry} with the bounds {bounds}, and the env clips actions outside of its "
+            "bounds. Wrap the env so that each entry has two bounds "
+            "(gymnasium.wrappers.TransformAction); if you want no scaling, set rescale_action: "
+            "false.",
             stacklevel=2,
         )
     return False
@@ -330,7 +331,7 @@ class Squashing(ActionDistribution):
         require(
             bool(largest <= LARGEST_BOUND),
             f"{user} needs finite action bounds; the action space is {space}. {cure}"
-            + (" Bounds beyond a million count as none." if np.isfinite(largest) else ""),
+            + (" Bounds beyond a million count as infinite." if np.isfinite(largest) else ""),
         )
         low = torch.as_tensor(space.low).float().flatten()
         high = torch.as_tensor(space.high).float().flatten()
@@ -360,8 +361,8 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))). Source: Haarnoja et al. 2018, "Soft
     Actor-Critic", appendix C. The entropy is the entropy of u plus the mean of the last term, by
     Gauss-Hermite quadrature with 24 nodes per dimension (Abramowitz & Stegun 1964, 25.4.46; error
-    1e-6 at a standard deviation of u of 1, 6e-4 at 2, .02 at 4). Differs from the usual estimate
-    from the sampled u, which is noisy, and depends on the acting policy.
+    1e-6 at a standard deviation of u of 1, 6e-4 at 2, .02 at 4). The usual estimate, from the
+    sampled u, is noisy and depends on the acting policy.
     """
 
     nodes: Tensor

@@ -18,7 +18,7 @@ class JointDistribution(ActionDistribution):
     parts in order. Extra fields of part i get its number as a suffix: `unit_action_0`.
 
     Args:
-        places: of the parts in a flat action [A], see `StructuredActions`.
+        places: places of the parts in a flat action [A], see `StructuredActions`.
         parts: a distribution for each part, of choices as [B, D] and of a Box in its shape.
     """
 

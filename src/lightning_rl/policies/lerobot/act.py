@@ -58,7 +58,7 @@ class ACTNetwork(Network):
     Source: Zhao et al. 2023, "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware".
 
     Args:
-        settings: of config.json.
+        settings: settings in config.json.
         directory: gives the features.
 
     Raises:
@@ -86,7 +86,7 @@ class ACTNetwork(Network):
         self.cameras = list(directory.cameras)
         require(
             bool(self.cameras) or environment is not None,
-            f"{directory.path}: an ACT reads a picture or {ENVIRONMENT}, and has neither.",
+            f"{directory.path}: an ACT reads a picture or {ENVIRONMENT}, but has neither.",
         )
         if settings.use_vae:
             self._add_latent_encoder(state, directory.action_size)

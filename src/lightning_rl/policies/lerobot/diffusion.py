@@ -84,7 +84,7 @@ class DiffusionNetwork(Network):
     Names of layers are LeRobot's. Source: Chi et al. 2023, "Diffusion Policy".
 
     Args:
-        settings: of config.json.
+        settings: settings in config.json.
         directory: gives the features.
 
     Raises:
@@ -145,7 +145,8 @@ class DiffusionNetwork(Network):
         Args:
             condition: [B, G].
             noise: [B, H, A], standard normal.
-            more: of DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the mean.
+            more: for DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the
+                mean.
         """
         actions = noise
         for number, step in enumerate(self._steps):
@@ -222,9 +223,10 @@ class DiffusionHead(ActionHead):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "A diffusion policy has no log-prob of its actions, and is not cloned here. Train its "
-            "noise: policy: {class_path: NoisePolicy, init_args: {base: {class_path: "
-            "LeRobotPolicy, init_args: {path: DIR}}}}."
+            "A diffusion policy has no log-prob of its actions, and cannot be cloned. Instead, "
+            "train its noise: policy: "
+            "{class_path: NoisePolicy, init_args: {base: {class_path: LeRobotPolicy, init_args: "
+            "{path: DIR}}}}."
         )
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
@@ -235,10 +237,10 @@ class _DenoisingStep(NamedTuple):
     """A step of a chain: mean = clean_factor * clean + other_factor * other.
 
     Attributes:
-        time: of the noisy actions.
+        time: time of the noisy actions.
         signal, spread: factors of clean actions and of noise in the noisy actions.
         clean_factor, other_factor: see above.
-        std: of the noise that is added to the mean.
+        std: standard deviation of the noise that is added to the mean.
         limit: clean actions are clipped to ±limit; infinite for no clipping.
         predicts_noise: whether the network predicts noise instead of clean actions.
         implicit: whether `other` is the noise (DDIM) instead of the noisy actions (DDPM).
@@ -258,7 +260,7 @@ class _DenoisingStep(NamedTuple):
         """Return the mean of the next actions [B, H, A].
 
         Args:
-            prediction: of the network, [B, H, A].
+            prediction: prediction of the network, [B, H, A].
             noisy: actions [B, H, A].
         """
         clean, noise = prediction, prediction
@@ -486,8 +488,8 @@ def _check(settings: DiffusionSettings, directory: PolicyDirectory) -> None:
     factor = 2 ** len(settings.down_dims)
     require(
         settings.horizon % factor == 0,
-        f"{file}: horizon={settings.horizon} is no multiple of {factor}, as "
-        f"down_dims={list(settings.down_dims)} needs.",
+        f"{file}: horizon={settings.horizon} is no multiple of {factor}, which "
+        f"down_dims={list(settings.down_dims)} requires.",
     )
     first = settings.n_obs_steps - 1
     check_range(

@@ -29,7 +29,7 @@ UNUSED = (
     *("push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
     "pretrained_revision",
 )
-"""Fields of every config.json that are read elsewhere, or that do not change what a policy does."""
+"""Fields of every config.json that are read elsewhere, or that do not change a policy's outputs."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PolicyDirectory:
     """The content of config.json.
 
     Attributes:
-        path: of the directory.
+        path: path of the directory.
         config: all fields.
         inputs: features of the observation, in their order.
         action_size: A.
@@ -92,7 +92,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
     """Read config.json of a local directory that LeRobot's `save_pretrained` wrote.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         overrides: fields to replace in config.json.
 
     Raises:
@@ -109,7 +109,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
     kind = config.get("type")
     require(
         kind in KINDS,
-        f"{file} describes a policy of type '{kind}', and {', '.join(KINDS)} can be read.",
+        f"{file} describes a policy of type '{kind}', but only {', '.join(KINDS)} can be read.",
     )
     inputs = _features(config, "input_features", file)
     outputs = _features(config, "output_features", file)
@@ -137,8 +137,8 @@ def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings
         require(
             name in known,
             f"{directory.path / 'config.json'} has '{name}', which is no field of LeRobot "
-            f"{VERSION}'s {directory.kind}{closest(name, known)}. What it changes is not known, so "
-            "the policy is not read.",
+            f"{VERSION}'s {directory.kind}{closest(name, known)}. Its effect is unknown, so the "
+            "policy is not loaded.",
         )
         given[name] = tuple(value) if isinstance(value, list) else value
         require(
@@ -154,7 +154,7 @@ def refuse_unsupported(directory: PolicyDirectory, options: Mapping[str, tuple[A
     """Refuse options of config.json that are not supported.
 
     Args:
-        directory: of the policy.
+        directory: directory of the policy.
         options: by name, the value in config.json and the supported value.
 
     Raises:
@@ -163,8 +163,8 @@ def refuse_unsupported(directory: PolicyDirectory, options: Mapping[str, tuple[A
     for name, (value, supported) in options.items():
         require(
             value == supported,
-            f"{directory.path / 'config.json'} sets {name}: {json.dumps(value)}, and only "
-            f"{name}: {json.dumps(supported)} is supported for {directory.kind}.",
+            f"{directory.path / 'config.json'} sets {name}: {json.dumps(value)}, but only {name}: "
+            f"{json.dumps(supported)} is supported for {directory.kind}.",
         )
 
 

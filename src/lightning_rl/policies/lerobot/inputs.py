@@ -37,10 +37,10 @@ class Inputs(nn.Module):
     """Finds the inputs of a policy in an observation, and normalises them.
 
     Args:
-        directory: of the policy.
-        processors: of the policy.
-        network: of the policy. Several observations are the first dimension of each entry.
-        space: of the observation.
+        directory: directory of the policy.
+        processors: processors of the policy.
+        network: network of the policy. Several observations are the first dimension of each entry.
+        space: space of the observation.
         keys: by LeRobot's name of an input, the key of the observation; null leaves a picture out.
         padding: token that fills an instruction; None without instructions.
 
@@ -64,14 +64,14 @@ class Inputs(nn.Module):
         self.processors, self.padding = processors, padding
         require(
             isinstance(space, gymnasium.spaces.Dict),
-            f"A LeRobot policy reads a Dict of {', '.join(directory.inputs)}, and the observation "
+            f"A LeRobot policy reads a Dict of {', '.join(directory.inputs)}, but the observation "
             f"is {space}.",
         )
         assert isinstance(space, gymnasium.spaces.Dict)
         for name in keys:
             require(
                 name in directory.inputs,
-                f"keys names '{name}', and the policy in {directory.path} reads "
+                f"keys names '{name}', but the policy in {directory.path} reads "
                 f"{', '.join(directory.inputs)}{closest(name, directory.inputs)}.",
             )
         raw = {new: old for old, new in processors.rename.items()}
@@ -80,7 +80,7 @@ class Inputs(nn.Module):
         require(
             all(name in directory.cameras for name in left_out)
             and (not left_out or (network.any_size and bool(cameras))),
-            f"keys leaves out {', '.join(left_out)}, which {directory.kind} cannot do without.",
+            f"keys leaves out {', '.join(left_out)}, which {directory.kind} needs.",
         )
         self.sources: dict[str, Source] = {}
         for name in [*(one for one in directory.inputs if one in USUAL), *cameras]:
@@ -89,15 +89,15 @@ class Inputs(nn.Module):
             source = Source(given) if given else _found(raw.get(name, name), name, space, seen)
             require(
                 source is not None and source.key in space.spaces,
-                f"The policy in {directory.path} reads {name}, and the observation has "
-                f"{', '.join(space.spaces)}. Say which key it is: keys: {{{name}: KEY}}.",
+                f"The policy in {directory.path} reads {name}, but the observation has "
+                f"{', '.join(space.spaces)}. Name the key: keys: {{{name}: KEY}}.",
             )
             assert source is not None
             _check_space(name, space[source.key], source, directory.inputs[name].shape, network)
             self.sources[name] = source
         require(
             padding is None or LANGUAGE in space.spaces,
-            f"The policy in {directory.path} reads an instruction, and the observation has no "
+            f"The policy in {directory.path} reads an instruction, but the observation has no "
             f"{LANGUAGE}: wrap the env in VLAObservation, with tokenizer: {directory.path}.",
         )
 
@@ -187,6 +187,6 @@ def _check_space(
     kind = "is a picture of uint8, of" if len(wanted) == 3 else "has"
     require(
         fits,
-        f"{name} {kind} the shape {[*lead, *wanted]}, and '{source.key}' of the observation is "
+        f"{name} {kind} the shape {[*lead, *wanted]}, but '{source.key}' of the observation is "
         f"{space}.{cure if steps > 1 else ''}",
     )

@@ -58,8 +58,8 @@ class LeRobotBackbone(Backbone):
     """The network of a LeRobot policy, from observations to features.
 
     Args:
-        directory: of the policy.
-        network: of the directory.
+        directory: directory of the policy.
+        network: network of the directory.
         inputs: reads the observation.
     """
 
@@ -97,7 +97,8 @@ class LeRobotPolicy(ChunkPolicy):
     directory.
 
     Args:
-        observation_space, action_space: of one env. Default: the names and sizes of the directory.
+        observation_space, action_space: spaces of one env. Default: the names and sizes of the
+            directory.
         path: required; local directory, read whenever the policy is created.
         keys: by LeRobot's name of an input, such as `observation.images.top`, the key of the env's
             observation. By default the same name, its last part, or `proprio` and `rgb`. Null
@@ -225,7 +226,7 @@ class LeRobotPolicy(ChunkPolicy):
             return self.head.sample(features, None)["action"]
         require(
             self.noise_size > 0,
-            f"noise is of policies that begin from noise, and this is a {self.directory.kind}.",
+            f"noise is for policies that start from noise, but this is a {self.directory.kind}.",
         )
         action: Tensor = cast(Any, self.head).act(features, noise.flatten(1))
         return action
@@ -301,12 +302,12 @@ def _check_actions(
     require(
         shape[1:] == (directory.action_size,),
         f"The policy in {directory.path} has chunks of actions of {directory.action_size} numbers, "
-        f"and the action space is {space}. Wrap the env: {{class_path: ActionChunk, init_args: "
-        f"{{env: ..., chunk_size: {steps}}}}}.",
+        f"but the action space is {space}. Wrap the env: "
+        f"{{class_path: ActionChunk, init_args: {{env: ..., chunk_size: {steps}}}}}.",
     )
     require(
         shape[0] == steps,
-        f"The policy in {directory.path} executes {steps} actions of a chunk, and the env's chunks "
+        f"The policy in {directory.path} executes {steps} actions of a chunk, but the env's chunks "
         f"have {shape[0]}: set chunk_size: {steps}, or overrides: {{n_action_steps: {shape[0]}}} "
         f"(at most {network.max_actions}).",
     )

@@ -39,14 +39,14 @@ AFTER = ("unnormalizer_processor", "device_processor")
 """Steps after the network."""
 
 RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
-"""Steps that are read if they are disabled."""
+"""Steps that are accepted only if they are disabled."""
 
 
 class Normalizer(nn.Module):
     """Normalise by the statistics of a dataset, and invert it.
 
-    MEAN_STD: (x - mean) / (std + eps). Others map their two statistics to -1 and 1:
-    2 (x - low) / (high - low) - 1, with eps instead of a difference of 0.
+    MEAN_STD: (x - mean) / (std + eps). Other modes map their two statistics to -1 and 1: 2 (x -
+    low) / (high - low) - 1, with eps instead of a difference of 0.
 
     Args:
         mode: a key of `MODES`.
@@ -86,7 +86,7 @@ class Tokenization:
     """How an instruction becomes tokens.
 
     Attributes:
-        name: of the tokenizer, in the tokenizer step.
+        name: name of the tokenizer, in the tokenizer step.
         max_length: longest number of tokens.
         new_line: end an instruction with a new line.
         padding_side, padding, truncation: as in transformers.
@@ -122,15 +122,15 @@ class Processors(nn.Module):
     """The two files of processors of a policy.
 
     Args:
-        directory: of the policy.
+        directory: directory of the policy.
         dataset_stats: dataset of LeRobot, or its `meta/stats.json`, to normalise by instead of the
             policy's statistics.
 
     Attributes:
         rename: LeRobot's names of inputs, by the names that data have.
         normalizers: by feature, with slashes for dots; `action` apart.
-        action: normalises actions; None for none.
-        tokenization: of instructions; None without instructions.
+        action: normalises actions; None without normalisation.
+        tokenization: tokens of instructions; None without instructions.
 
     Raises:
         ConfigurationError: for a missing or damaged file, a step that is not supported, or missing
@@ -189,7 +189,7 @@ def read_statistics(path: str) -> dict[str, Tensor]:
     """Read the statistics of a LeRobot dataset, by names such as `observation.state.mean`.
 
     Args:
-        path: of the dataset, or of its `meta/stats.json`.
+        path: path of the dataset, or of its `meta/stats.json`.
 
     Raises:
         ConfigurationError: if there is no such file, or it holds something else.
@@ -226,7 +226,8 @@ def find_local(name: str, places: Sequence[Path], file: str, setting: str) -> st
     """Return the first directory that has a file: a place, or `name` in a place.
 
     Raises:
-        ConfigurationError: if none has it; `setting` names another place.
+        ConfigurationError: if no directory has the file; the message names `setting`, which sets
+            another directory.
     """
     # A place itself counts only by its name: a policy's own config.json is another one's.
     known = [one for one in places if one.resolve().name == Path(name).name]
@@ -286,9 +287,9 @@ def _steps(
             continue
         require(
             name in known,
-            f"{place} has the step '{name or step.get('class')}'"
-            f"{' with enabled: true' if name in RELATIVE else ''}, which is not supported. These "
-            f"are: {', '.join(known)}.",
+            f"{place} has the step "
+            f"'{name or step.get('class')}'{' with enabled: true' if name in RELATIVE else ''}, "
+            f"which is not supported. Supported are: {', '.join(known)}.",
         )
         require(
             config.get("float_dtype") in (None, "float32"),
@@ -298,7 +299,7 @@ def _steps(
         state: dict[str, Tensor] = {}
         if "state_file" in step:
             tensors = path / Path(step["state_file"]).name
-            require(tensors.is_file(), f"{place} names {tensors.name}, which is not there.")
+            require(tensors.is_file(), f"{place} names {tensors.name}, which is missing.")
             state = load_weights(tensors)
         yield name, config, state
 
@@ -327,8 +328,8 @@ def _normalizers(
         )
         if not any(key.startswith(f"{name}.") for key in state):
             warnings.warn(
-                f"{path} has no statistics of {name}, which is not normalised, as in LeRobot. Give "
-                "dataset_stats to normalise it.",
+                f"{path} has no statistics of {name}, so it is not normalised, as in LeRobot. To "
+                "normalise it, give dataset_stats.",
                 stacklevel=4,
             )
             continue

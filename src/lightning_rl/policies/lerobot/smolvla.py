@@ -82,10 +82,10 @@ class SmolVLANetwork(Network):
     Efficient Robotics".
 
     Args:
-        settings: of config.json.
+        settings: settings of config.json.
         directory: gives the features.
         language_model: local directory of the language model's config.json.
-        tokenizer: of transformers.
+        tokenizer: tokenizer of transformers.
 
     Raises:
         ConfigurationError: for unsupported settings or features.
@@ -130,7 +130,7 @@ class SmolVLANetwork(Network):
 
     @property
     def expert(self) -> "Expert":
-        """The part that flows; a head owns it."""
+        """The velocity network of the flow; the head owns it."""
         return self._expert[0]
 
     @property
@@ -240,7 +240,7 @@ class Expert(nn.Module):
     """The velocity of noisy actions, which attend to the prefix: every layer, or to each other.
 
     Args:
-        settings: of config.json.
+        settings: settings of config.json.
         text: settings of the language model's text.
 
     Attributes:
@@ -288,7 +288,7 @@ class Expert(nn.Module):
         """Return the velocity [B, K, P].
 
         Args:
-            features: of `SmolVLANetwork`.
+            features: features of `SmolVLANetwork`.
             x: noisy actions [B, K, P].
             t: [B], 1 for noise and 0 for actions.
         """

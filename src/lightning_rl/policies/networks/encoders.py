@@ -27,9 +27,9 @@ from lightning_rl.policies.weights import compared, weights_at
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 ChannelNormalization = Literal["none", "group", "layer"]
-"""Of convolution channels, before the activation: GroupNorm (Wu and He 2018) in groups of at least
-8 channels, one group of all channels, or none. No BatchNorm: its outputs would differ between
-acting and learning."""
+"""Normalization of convolution channels, before the activation: GroupNorm (Wu and He 2018) in
+groups of at least 8 channels, one group of all channels, or none. No BatchNorm: its outputs would
+differ between acting and learning."""
 
 
 class Encoder(nn.Module, ABC):
@@ -70,8 +70,8 @@ def of_critic(make: EncoderFactory, space: gymnasium.Space[Any]) -> Encoder:
         return make(space)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"The critic's own encoder, of what it reads: {error} (critic_encoder names another "
-            "one than the actor's.)"
+            f"The critic's own encoder cannot read the critic's observation: {error} (Set "
+            "critic_encoder to use another encoder than the actor's.)"
         ) from None
 
 
@@ -177,7 +177,7 @@ class PictureEncoder(Encoder):
     A subclass sets `size`, and `layers` for pictures [M, C, H, W] of `input_shape`.
 
     Args:
-        observation_space: of a picture.
+        observation_space: observation space of a picture.
         normalize: scale each channel by its running mean and variance over all pixels. Much faster
             learning if a bright background fills the picture.
         crop: (top, left, height, width) in pixels. Default: the whole picture.
@@ -212,7 +212,7 @@ class PictureEncoder(Encoder):
             )
             raise ConfigurationError(
                 f"{name} reads one picture, a Box of uint8 [H, W, C], [H, W] or [K, H, W, C], or "
-                f"of floats between -1 and 1, and the observation space is {observation_space}: "
+                f"of floats between -1 and 1, but the observation space is {observation_space}: "
                 f"{cure}."
             )
         shape = cast(tuple[int, ...], observation_space.shape)
@@ -289,7 +289,7 @@ class PictureEncoder(Encoder):
         require(
             len(channels) == len(kernels) == len(strides) > 0,
             f"{name}: channels={list(channels)}, kernels={list(kernels)} and "
-            f"strides={list(strides)} have one entry for each convolution, so as many.",
+            f"strides={list(strides)} must have the same length, one entry per convolution.",
         )
         for of_what, numbers in (
             ("channels", channels),
@@ -368,13 +368,14 @@ class NatureCNN(PictureEncoder):
     Differs from the paper: orthogonal weights, with a gain of sqrt(2).
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`.
+        observation_space: observation space of a picture, see `PictureEncoder`.
         size: D, number of features.
-        channels: of each convolution.
-        kernels: of each convolution, in pixels.
-        strides: of each convolution, in pixels.
+        channels: channels of each convolution.
+        kernels: kernels of each convolution, in pixels.
+        strides: strides of each convolution, in pixels.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the channels; unless `none`, also a LayerNorm of the features.
+        normalization: normalization of the channels; unless `none`, also a LayerNorm of the
+            features.
 
     Raises:
         ConfigurationError: if the space is no picture, or too small for the kernels.
@@ -410,13 +411,13 @@ class SpatialSoftmaxCNN(PictureEncoder):
     et al. 2016, equations 1 and 2. Differs: smaller convolutions, with orthogonal weights.
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`.
+        observation_space: observation space of a picture, see `PictureEncoder`.
         points: K, channels of the last 1x1 convolution; 2K features, (x, y) of each point.
-        channels: of each convolution before it.
-        kernels: of each convolution, in pixels.
-        strides: of each convolution, in pixels. Large strides make the softmax coarse.
+        channels: channels of each earlier convolution.
+        kernels: kernels of each convolution, in pixels.
+        strides: strides of each convolution, in pixels. Large strides make the softmax coarse.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the channels of each convolution.
+        normalization: normalization of the channels of each convolution.
 
     Raises:
         ConfigurationError: if the space is no picture, or too small for the kernels.
@@ -467,11 +468,12 @@ class ImpalaCNN(PictureEncoder):
     Source: Espeholt et al. 2018, "IMPALA", figure 3, the large architecture.
 
     Args:
-        observation_space: of a picture of any size, see `PictureEncoder`.
+        observation_space: observation space of a picture of any size, see `PictureEncoder`.
         size: D, number of features.
-        channels: of each section; each section halves height and width.
+        channels: channels of each section; each section halves height and width.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        normalization: of the residual blocks; unless `none`, also a LayerNorm of the features.
+        normalization: normalization of the residual blocks; unless `none`, also a LayerNorm of the
+            features.
 
     Raises:
         ConfigurationError: if the space is no picture, or a number is below 1.
@@ -578,15 +580,16 @@ class DictEncoder(Encoder):
         super().__init__(observation_space)
         if not isinstance(observation_space, gymnasium.spaces.Dict):
             raise ConfigurationError(
-                f"DictEncoder reads a Dict of observations, and the observation space is "
-                f"{observation_space}: name the encoder of that alone, NatureCNN for a picture."
+                "DictEncoder reads a Dict of observations, but the observation space is "
+                f"{observation_space}: use an encoder for that space, such as NatureCNN for a "
+                "picture."
             )
         given = dict(encoders or {})
         known = sorted(observation_space.keys())
         unknown = [key for key in given if key not in known]
         require(
             not unknown,
-            f"DictEncoder.encoders names '{', '.join(unknown)}', and the observation has the keys "
+            f"DictEncoder.encoders names '{', '.join(unknown)}', but the observation has the keys "
             f"{', '.join(known)}{closest(unknown[0], known) if unknown else ''}.",
         )
         self.encoders = nn.ModuleDict()
@@ -637,10 +640,10 @@ class FrozenEncoder(Encoder):
     pictures.
 
     Args:
-        observation_space: of one env.
+        observation_space: observation space of one env.
         encoder: makes the encoder that gets the weights.
         weights: a state dict (`torch.save`, safetensors) or a checkpoint; no code in it runs.
-        prefix: of the names in the file, such as `policy.encoder.` in a checkpoint.
+        prefix: prefix of the names in the file, such as `policy.encoder.` in a checkpoint.
 
     Raises:
         ConfigurationError: if the file cannot be read, or has other weights.
@@ -667,7 +670,7 @@ class FrozenEncoder(Encoder):
             not any(report),
             f"FrozenEncoder: the weights of {weights} do not fit a {type(self.inner).__name__} "
             f"with these settings: {report}. Give `encoder` the settings that they were trained "
-            "with, and `prefix` what their names begin with.",
+            "with, and `prefix` the beginning of their names.",
         )
         self.inner.load_state_dict(state)
         self.inner.requires_grad_(False)

@@ -26,7 +26,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 Normalization = Literal["none", "layer", "rms"]
-"""Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
+"""Normalization of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or
+none."""
 
 NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 """By their names in settings."""
@@ -35,10 +36,10 @@ Network = Literal["perceptron", "residual"]
 """Plain hidden layers, or residual blocks."""
 
 Initialization = Literal["orthogonal", "fan_in"]
-"""Of weights: orthogonal with zero biases (Andrychowicz et al. 2021, "What Matters in On-Policy
-Reinforcement Learning", section 3.2); or weights and biases uniform within ±1/sqrt(n) for n inputs,
-as in `torch.nn.Linear` (Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement
-Learning", section 7)."""
+"""Initialization: orthogonal weights with zero biases (Andrychowicz et al. 2021, "What Matters in
+On-Policy Reinforcement Learning", section 3.2); or weights and biases uniform within ±1/sqrt(n) for
+n inputs, as in `torch.nn.Linear` (Lillicrap et al. 2016, "Continuous Control with Deep
+Reinforcement Learning", section 7)."""
 
 EXPANSION = 4
 """Inner units of a residual block per input."""
@@ -52,7 +53,7 @@ def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
     """Refuse layers with more than `MOST_WEIGHTS` weights, before allocating them.
 
     Args:
-        sizes: of the layers, starting with the input.
+        sizes: sizes of the layers, starting with the input.
         copies: number of such networks.
 
     Raises:
@@ -154,8 +155,8 @@ def check_residual(hidden_sizes: Sequence[int], setting: str) -> None:
     """
     require(
         len(set(hidden_sizes)) == 1,
-        f"network: residual has a block for each of the hidden sizes, all of one width, such as "
-        f"[256, 256]; got {setting}={list(hidden_sizes)}.",
+        "network: residual has one block per hidden size, and all must be equal, such as [256, "
+        f"256]; got {setting}={list(hidden_sizes)}.",
     )
 
 
@@ -200,9 +201,9 @@ def flat_observation_size(space: gymnasium.Space[Any]) -> int:
     if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
         require(
             len(space.shape) < 3,
-            f"Observation space {space} looks like an image: a perceptron cannot take it. Give the "
-            "policy an encoder (policy.init_args.encoder: {class_path: NatureCNN}; for a Dict with "
-            "pictures DictEncoder), or observe a state.",
+            f"Observation space {space} looks like an image: a perceptron cannot read it. Give the "
+            f"policy an encoder (policy.init_args.encoder: {{class_path: NatureCNN}}; for a Dict "
+            "with pictures DictEncoder), or observe a state.",
         )
         return math.prod(space.shape)
     raise ConfigurationError(
@@ -247,7 +248,7 @@ def read_keys(
     """Return the keys of a Dict observation that a network reads; None for other observations.
 
     Args:
-        space: of one observation.
+        space: space of one observation.
         chosen: the keys in the setting; None for all but `NO_INPUT`.
         setting: name of the setting, for the message: `actor_keys`.
         ignored: keys that no network of the policy reads.
@@ -258,8 +259,8 @@ def read_keys(
     if not isinstance(space, gymnasium.spaces.Dict):
         require(
             chosen is None,
-            f"{setting}={list(chosen or ())} chooses among the keys of a Dict observation, and the "
-            f"observation space is {space}. Leave {setting} out.",
+            f"{setting}={list(chosen or ())} chooses among the keys of a Dict observation, but the "
+            f"observation space is {space}. Remove {setting}.",
         )
         return None
     known = sorted(space.keys())
@@ -269,8 +270,8 @@ def read_keys(
     names = ", ".join(known)
     require(
         not unknown,
-        f"{setting} names '{', '.join(unknown)}', and the observation has the keys {names}"
-        f"{closest(unknown[0], known) if unknown else ''}.",
+        f"{setting} names '{', '.join(unknown)}', but the observation has the keys "
+        f"{names}{closest(unknown[0], known) if unknown else ''}.",
     )
     both = [key for key in keys if key in ignored]
     require(
@@ -278,8 +279,8 @@ def read_keys(
     )
     require(
         len(keys) > 0,
-        f"The network would read no key of the observation, which has {names or 'none'}: name "
-        f"those it reads in {setting}. (An action_mask is no input unless it is named there.)",
+        f"The network would read no key of the observation, which has {names or 'none'}: name the "
+        f"keys that it reads in {setting}. (An action_mask is an input only if it is named there.)",
     )
     return tuple(keys)
 

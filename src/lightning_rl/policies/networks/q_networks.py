@@ -70,12 +70,12 @@ class QEnsemble(nn.Module):
         hidden_sizes: units of the hidden layers; see `mlp` for a residual network.
         num_critics: E.
         activation: one of `ACTIVATIONS`.
-        normalization: of hidden units: `layer` and `rms` before the activation, or at the start of
-            a residual block; `batch` of the input of each layer.
+        normalization: normalization of hidden units: `layer` and `rms` before the activation, or at
+            the start of a residual block; `batch` of the input of each layer.
         network: `perceptron` or `residual`.
         num_outputs: values per critic, such as one per action; 1 with `atoms`.
-        atoms: of categorical critics; None for critics that output values.
-        initialization: of the weights; the gain of the last layer is 1.
+        atoms: atoms of categorical critics; None for critics that output values.
+        initialization: initial weights; the gain of the last layer is 1.
 
     Attributes:
         atoms: [K], or None.

@@ -82,8 +82,8 @@ class ResNet(nn.Sequential):
     are torchvision's.
 
     Args:
-        blocks: of each section, see `BLOCKS`.
-        norm: makes the normalisation of so many channels.
+        blocks: blocks of each section, see `BLOCKS`.
+        norm: makes the normalisation layer for a number of channels.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ResNet18(PictureEncoder):
     acting and learning. Colors are scaled as for networks trained on ImageNet.
 
     Args:
-        observation_space: of a picture, see `PictureEncoder`.
+        observation_space: observation space of a picture, see `PictureEncoder`.
         weights: file or directory of weights of torchvision, timm or Hugging Face; no code in it
             runs. Default: random weights.
 
@@ -129,7 +129,7 @@ class ResNet18(PictureEncoder):
         super().__init__(observation_space, **kwargs)
         require(
             self.input_shape[0] == 3,
-            f"ResNet18 reads one picture of three colors, and this one has {self.input_shape[0]} "
+            f"ResNet18 reads one picture of three colors, but this one has {self.input_shape[0]} "
             "channels: use ImpalaCNN.",
         )
         network = ResNet()

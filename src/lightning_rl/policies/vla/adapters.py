@@ -112,7 +112,10 @@ def with_fresh_adapter(
     names = {key: _plain(key) for key in own if key not in adapter}
     renamed = {key: saved[plain] for key, plain in names.items() if plain in saved}
     renamed |= {key: value for key, value in saved.items() if key not in names.values()}
-    note = f"The checkpoint has no LoRA adapter: the policy's own begins fresh, {len(adapter)} "
+    note = (
+        "The checkpoint has no LoRA adapter: the policy's own adapter starts fresh, "
+        f"{len(adapter)} "
+    )
     return renamed | adapter, f"{note}entries, and the saved weights go into the base model."
 
 
@@ -131,7 +134,8 @@ def _saved_settings(place: Path) -> dict[str, Any]:
     )
     settings = read_json(file)
     require(
-        "peft_type" in settings, f"{file} has no peft_type: it is not of save_pretrained of peft."
+        "peft_type" in settings,
+        f"{file} has no peft_type: it was not written by save_pretrained of peft.",
     )
     return settings
 
@@ -144,7 +148,7 @@ def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> 
         for target in targets:
             require(
                 any(name == target or name.endswith(f".{target}") for name in names),
-                f"{source}: target_modules has '{target}', and no module of the model has that "
+                f"{source}: target_modules has '{target}', but no module of the model has that "
                 f"name{closest(str(target), ends)}.",
             )
     for setting in ("target_modules", "exclude_modules"):

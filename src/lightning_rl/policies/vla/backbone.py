@@ -100,7 +100,7 @@ def refuse_unknown_tokens(tokens: Tensor, vocabulary: int) -> None:
     unknown = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
     require(
         not unknown,
-        f"An instruction has the token {(unknown or [0])[0]}, and the model knows 0 to "
+        f"An instruction has the token {(unknown or [0])[0]}, but the model's tokens are 0 to "
         f"{vocabulary - 1}: tokenise instructions by the model's own tokenizer, or give the model "
-        "a larger vocabulary (of TinyVLA the setting vocabulary).",
+        "a larger vocabulary (TinyVLA: vocabulary).",
     )

@@ -47,7 +47,7 @@ class CustomVLA(Policy):
     with `--trust_code true`. Weights run no code.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         model_path: required; file of weights (.safetensors, .pt, .pth or .bin), or a directory with
             one file or its shards. Read whenever the policy is created.
         model_class: required; import path of the class.
@@ -57,7 +57,8 @@ class CustomVLA(Policy):
         micro_batch_size: see `Policy`.
         ignore_keys: keys of a Dict observation that the model does not read. A class with an
             attribute `reads` refuses further keys.
-        log_std_init: of a plain model, initial log standard deviation of its actions.
+        log_std_init: initial log standard deviation of a plain model, initial log standard
+            deviation of its actions.
         meta: see `load_vla_model`.
 
     Raises:
@@ -88,8 +89,8 @@ class CustomVLA(Policy):
             )
         if model_path is None:
             raise ConfigurationError(
-                f"CustomVLA has no model_path: give {WEIGHTS}. A model that begins without weights "
-                "is a Policy of its own: name it as the policy's class_path."
+                f"CustomVLA has no model_path: give {WEIGHTS}. For a model that starts from random "
+                "weights, write a Policy, and name it as the policy's class_path."
             )
         cls = import_model_class(model_class)
         plain = _check_methods(cls, model_class)
@@ -188,8 +189,8 @@ class PlainModel(nn.Module):
         super().__init__()
         require(
             isinstance(action_space, gymnasium.spaces.Box) and action_space.dtype.kind == "f",
-            f"{type(model).__name__} returns actions as numbers, and the action space is "
-            f"{action_space}: give it evaluate_actions(td), as lightning_rl.Policy has it.",
+            f"{type(model).__name__} returns actions as numbers, but the action space is "
+            f"{action_space}: define evaluate_actions(td), as in lightning_rl.Policy.",
         )
         self.model, self.shape = model, tuple(action_space.shape or ())
         self.size = math.prod(self.shape)

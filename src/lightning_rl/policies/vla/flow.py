@@ -31,7 +31,7 @@ class FlowSettings:
     Args:
         steps: K, Euler steps from noise to action.
         noise: `sde`: in a rollout one step of K, drawn per sample, is stochastic, with a fixed
-            deviation. `learnt`: all steps are, with a learnt deviation.
+            deviation. `learnt`: all steps are stochastic, with a learnt deviation.
         noise_level: s of the stochastic step, see `flow_transition`.
         noise_range: smallest and largest deviation of `learnt`, in units of the action bounds.
         hidden_sizes: units of the hidden layers of a `SlotExpert`.
@@ -53,8 +53,8 @@ class FlowHead(ActionHead):
     (K passes), with entropy. Deterministic acting integrates the ODE from `fixed_noise`, one draw
     of seed 0, the same for all observations; `decode` integrates it from given noise.
 
-    An expert may flow more numbers per action than the env takes (`action_size` P > A, padding):
-    they count in no log-prob and no loss.
+    An expert may move more numbers per action than the env takes (`action_size` P > A). These
+    padding numbers count in no log-prob and no loss.
 
     Source: Liu et al. 2025, "Flow-GRPO" (`sde`), with one stochastic step as in Chen et al. 2025,
     "pi_RL: Online RL Fine-tuning for Flow-based VLA Models"; Zhang et al. 2025, "ReinFlow"
@@ -209,7 +209,7 @@ class FlowHead(ActionHead):
         return flow_transition(x, velocity, t, step_size=size, noise_level=self.noise_level)
 
     def _own(self, numbers: Tensor) -> Tensor:
-        """Return the numbers [B, L] of the action of numbers [B, K, P]: without the padding."""
+        """Return numbers [B, K, P] without the padding, as [B, L]."""
         own: Tensor = numbers[..., : self.action_size].flatten(1)
         return own
 
@@ -270,7 +270,7 @@ class SlotExpert(nn.Module):
     """The default expert: a perceptron on the slots, x and the time.
 
     Args:
-        space: of one chunk, [K, *A].
+        space: space of one chunk, [K, *A].
         slot_size: D; a linear layer narrows slots of more than 32 numbers.
         hidden_sizes: units of the hidden layers.
     """

@@ -31,8 +31,8 @@ class ActionHead(nn.Module, ABC):
     """A distribution over action chunks [K, A] within the bounds of a Box.
 
     Args:
-        space: of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
-        level: `token` gives a log-prob per number, [B, K * A]; others one per action, [B, K].
+        space: space of one chunk, [K, *A]; its bounds, or `statistics`, correspond to -1 and 1.
+        level: `token` gives a log-prob per number, [B, K * A]; other levels one per action, [B, K].
         statistics: see `action_bounds`.
 
     Attributes:
@@ -81,7 +81,7 @@ class ActionHead(nn.Module, ABC):
         """Return `action` [B, K, *A], `sample_log_prob` [B, parts] and `fields`.
 
         Args:
-            features: of the observations [B].
+            features: features of the observations [B].
             noise: [B, Z], from `draw_noise`; None for the mode. A flow has no log-prob of its mode,
                 and returns the action alone.
         """
@@ -98,7 +98,7 @@ class ActionHead(nn.Module, ABC):
         """Return the loss of imitating given actions, and the entropy, [B, parts].
 
         Args:
-            features: of the observations [B].
+            features: features of the observations [B].
             action: [B, K, *A].
             noise: [B, Z], from `draw_clone_noise`; None if Z = 0.
         """
@@ -251,7 +251,7 @@ def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[
     """Return the values of -1 and of 1 for each number of a chunk, two tensors [L].
 
     Args:
-        space: of one chunk, [K, *A]; its bounds are used without statistics.
+        space: space of one chunk, [K, *A]; its bounds are used without statistics.
         statistics: the values of -1 and of 1 for one action, [*A] each; or a JSON file with `q01`
             and `q99` (or `min` and `max`) of the model's training actions, at the top, under
             `action`, or under a dataset's name.
@@ -283,7 +283,7 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
     require(
         Path(path).is_file(),
         f"No action statistics at {path}: give the JSON file that came with the model (such as "
-        "dataset_statistics.json), or leave action_statistics out for the bounds of the env.",
+        "dataset_statistics.json), or remove action_statistics to use the bounds of the env.",
     )
     content: Any = read_json(Path(path))
     while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():
@@ -296,7 +296,7 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
         if low is not None and high is not None:
             require(
                 len(low) == len(high) == size,
-                f"{path} is about actions of {len(low)} numbers, the env's have {size}.",
+                f"{path} has actions of {len(low)} numbers, but the env's have {size}.",
             )
             return [float(x) for x in low], [float(x) for x in high]
     raise ConfigurationError(

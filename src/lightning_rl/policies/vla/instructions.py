@@ -64,8 +64,8 @@ class InstructionTokenizer:
             tokens = tokens[: self._steps.max_length]
         require(
             len(tokens) <= self._length,
-            f"The instruction '{text}' has {len(tokens)} tokens, length={self._length} has room "
-            "for fewer: raise it.",
+            f"The instruction '{text}' has {len(tokens)} tokens, more than length={self._length}: "
+            "raise length.",
         )
         padded = np.full(self._length, self._tokenizer.pad_token_id or 0, np.int64)
         padded[: len(tokens)] = tokens

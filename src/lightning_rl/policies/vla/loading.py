@@ -35,7 +35,7 @@ Kind = Literal["class", "hf", "hf_config"]
 """Source of a model: a class, a directory of transformers, or a configuration alone."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Of weights, by their names in settings."""
+"""Dtypes of weights, by their names in settings."""
 
 ALLOWED = ("lightning_rl.",)
 """Packages of classes that need no `trust_code`."""
@@ -64,12 +64,12 @@ def load_vla_model(
         kind: `class`, an import path with arguments and optional weights; `hf`, a local directory
             from `save_pretrained` of transformers, with safetensors; `hf_config`, random weights.
         path: file of weights (`class`), directory (`hf`), or `config.json` or its directory.
-        config: of `hf_config`, instead of a path; with `model_type`.
-        model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
-        model_config: of `class`, the arguments of its constructor.
+        config: for `hf_config`, a configuration with `model_type` instead of a path.
+        model_class: for `class`, a class of `lightning_rl`, or any class with `trust_code`.
+        model_config: for `class`, the arguments of its constructor.
         trust_code: import any class, and code next to weights. Checkpoints cannot set it.
         strict: refuse weights with other names or shapes; otherwise warn.
-        dtype: of the weights, `float32` or `bfloat16`.
+        dtype: dtype of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a new adapter.
         adapter: directory of a saved adapter to train, instead of `lora`.
         freeze: patterns of parameter names that are not trained, such as `*vision*`.
@@ -105,7 +105,7 @@ def load_vla_model(
 
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
-    """With `meta`, create tensors on `meta` if this is not the first process; yield whether so."""
+    """With `meta`, create tensors on `meta` except in the first process; yield whether it does."""
     away = meta and not ranks.is_first_process()
     with torch.device("meta") if away else nullcontext():
         yield away
@@ -122,7 +122,7 @@ def _with_adapter(
 def _recompute_activations(model: nn.Module) -> None:
     require(
         hasattr(model, "gradient_checkpointing_enable"),
-        f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
+        f"{type(model).__name__} has no gradient_checkpointing_enable: remove "
         "gradient_checkpointing.",
     )
     cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
@@ -229,7 +229,7 @@ def _from_class(
     require(
         trust_code or model_class.startswith(ALLOWED),
         f"{model_class} is not imported: importing runs its code. Set trust_code: true if you "
-        f"trust it; without, classes come from {', '.join(ALLOWED)}.",
+        f"trust it; otherwise classes must come from {', '.join(ALLOWED)}.",
     )
     model = instantiate_model(import_model_class(model_class), model_config)
     if path is not None:
@@ -250,8 +250,8 @@ def _from_directory(
     )
     require(
         not (Path(path) / "adapter_config.json").is_file(),
-        f"{path} holds an adapter, whose base model transformers would load in its place: give the "
-        "model's own directory as path, and the adapter's as adapter.",
+        f"{path} holds an adapter, and transformers would load its base model instead: give the "
+        "directory of the model as path, and of the adapter as adapter.",
     )
     transformers = extra("transformers")
     try:

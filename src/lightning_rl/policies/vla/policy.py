@@ -24,7 +24,7 @@ class ChunkPolicy(Policy):
     """A backbone with an action head and a value head; base class of `VLAPolicy`.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         backbone: turns observations into features.
         make_head: makes the head for the space of a chunk [K, *A], after `backbone.build`.
         value_hidden_size: units of the value head.
@@ -167,14 +167,15 @@ class VLAPolicy(ChunkPolicy):
     `ActionChunk`). For models with their own way of acting use `CustomVLA` or a `Policy`.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         backbone: default: `TinyVLA`.
         head: `token`, n bins per number of the chunk; `gaussian`; or `flow`, see `FlowHead`.
         log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
             ratio leaves the clip range soonest.
         num_bins: n of the token head.
-        temperature: of tokens, or a factor of the Gaussian deviation; acting and training.
-        log_std_init: of the Gaussian head, in units of the action bounds.
+        temperature: of tokens, or factor of the Gaussian deviation, in acting and training.
+        log_std_init: initial log standard deviation of the Gaussian head, in units of the action
+            bounds.
         flow: settings of the flow head. Default: `FlowSettings()`.
         action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
         kwargs: see `ChunkPolicy`.
@@ -201,12 +202,12 @@ class VLAPolicy(ChunkPolicy):
         check_range("temperature", temperature, above=0)
         require(
             head == "flow" or flow is None,
-            f"flow is of the flow head, and head is {head}: set head: flow, or leave it out.",
+            f"flow is for head: flow, but head is {head}: set head: flow, or remove flow.",
         )
         require(
             head != "flow" or temperature == 1,
-            f"temperature={temperature:g} is of tokens and Gaussians, and head is flow: set "
-            "flow.noise_level, or leave it out.",
+            f"temperature={temperature:g} is for tokens and Gaussians, but head is flow: set "
+            "flow.noise_level, or remove temperature.",
         )
         body = TinyVLA() if backbone is None else backbone
 
@@ -244,9 +245,9 @@ def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
     highest = int(language.high.max())
     require(
         highest < backbone.vocabulary or highest == np.iinfo(cast(Any, language.dtype)).max,
-        f"The instructions of the env have tokens up to {highest}, and {type(backbone).__name__} "
-        f"knows those below {backbone.vocabulary}: tokenise them by the model's own tokenizer, or "
-        "give the model a larger vocabulary (of TinyVLA the setting vocabulary).",
+        f"The instructions of the env have tokens up to {highest}, but {type(backbone).__name__} "
+        f"has only tokens below {backbone.vocabulary}: tokenise instructions by the model's own "
+        "tokenizer, or give the model a larger vocabulary (TinyVLA: vocabulary).",
     )
 
 

@@ -26,7 +26,7 @@ class TinyVLA(Backbone):
     last layers.
 
     Args:
-        channels: of the convolution's layers.
+        channels: channels of the convolution's layers.
         hidden_size: E, units of the layers after it.
         slot_size: D.
         vocabulary: upper bound (exclusive) of instruction tokens.

@@ -74,7 +74,7 @@ class TransformersBackbone(Backbone):
         self.condition_tokens = list(condition_tokens or spare)
         require(
             all(0 <= token < embeddings for token in self.condition_tokens),
-            f"condition_tokens={self.condition_tokens} are not of the model, whose tokens are 0 to "
+            f"condition_tokens={self.condition_tokens} are not tokens of the model, which are 0 to "
             f"{embeddings - 1}.",
         )
         self.slot_size = self.summary_size = int(_of(settings.text_config, "hidden_size"))

@@ -18,7 +18,7 @@ class EnvStepBudget(Callback):
         if self._reached(trainer, pl_module):
             trainer.should_stop = True
             rank_zero_info(
-                "The budget was used up already; raise data.total_env_steps to train on."
+                "The budget is already used up; raise data.total_env_steps to continue training."
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:

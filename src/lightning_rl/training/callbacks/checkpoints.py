@@ -34,7 +34,7 @@ PATHS: dict[str, type] = {
 }
 """Paths in the state of a `ModelCheckpoint`, which deletes these files when better ones exist.
 
-They are not loaded from checkpoints, which might name any file; scores are.
+The paths are not loaded from checkpoints, which might name any file; scores are loaded.
 """
 
 

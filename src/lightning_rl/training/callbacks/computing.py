@@ -12,7 +12,7 @@ from lightning_rl.training.callbacks.typed import data_of
 
 
 def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
-    """Return the implementations that a run uses, of several with equal results up to rounding.
+    """Return which implementations a run uses; their results are equal up to rounding.
 
     Returns:
         `compiled` and `why`; `steps_compiled` and `steps_why`, for a batched torch env;

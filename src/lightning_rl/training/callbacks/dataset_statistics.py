@@ -16,13 +16,13 @@ from lightning_rl.training.callbacks.typed import algorithm_of
 
 
 class DatasetStatistics(Callback):
-    """Begin a run with the statistics of a LeRobot dataset, to which the run's observations add.
+    """Begin a run with the statistics of a LeRobot dataset; the run's observations update them.
 
     All running means and variances of the policy's inputs are set: of `normalize_observation`, and
     of encoders with `normalize`. A resumed run keeps its own.
 
     Args:
-        path: of the dataset, or of its `meta/stats.json`.
+        path: path of the dataset, or of its `meta/stats.json`.
         keys: the dataset's column for a key of the observation, such as
             `{arm: observation.state}`. Default: LeRobot's names, as `rl-cli record` writes them.
 
@@ -47,8 +47,8 @@ class DatasetStatistics(Callback):
         )
         require(
             not any(int(one.count) for one in moments),
-            "DatasetStatistics: the policy has statistics already, from trainer.init_from: remove "
-            "one of the two.",
+            "DatasetStatistics: the policy already has statistics, from trainer.init_from: remove "
+            "this callback or init_from.",
         )
         module.policy.update_normalization(self._rollout(module.policy.observation_space))
         for one in moments:
@@ -85,7 +85,7 @@ class DatasetStatistics(Callback):
             return (shaped * 255.0).expand(leaf.shape)
         require(
             found.numel() == max(1, torch.Size(leaf.shape).numel()),
-            f"DatasetStatistics: '{column}' of {self._path} has {found.numel()} numbers, and the "
+            f"DatasetStatistics: '{column}' of {self._path} has {found.numel()} numbers, but the "
             f"observation's shape is {list(leaf.shape)}.",
         )
         return found.reshape(leaf.shape)

@@ -28,7 +28,7 @@ OF_SETTINGS = ".settings"
 class EnvStepLogger(Logger):
     """A logger with env steps on the x-axis, also for callbacks that count iterations.
 
-    A resumed run removes what the interrupted run logged after the checkpoint.
+    A resumed run removes the entries that the interrupted run logged after the checkpoint.
     """
 
     module: Algorithm | None = None
@@ -39,7 +39,7 @@ class EnvStepLogger(Logger):
 
     @abstractmethod
     def purge_after(self, env_steps: int) -> None:
-        """Remove what was logged after this number of env steps."""
+        """Remove the entries after this number of env steps."""
 
 
 class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):

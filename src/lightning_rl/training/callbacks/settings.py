@@ -27,9 +27,9 @@ OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from", "restore_replay"
 class SettingsWriter(Callback):
     """Write the settings of a run to its loggers at the beginning, and into its checkpoints.
 
-    A run has one `SettingsWriter`. The command line has its own, which knows the configuration;
-    this one, for runs in Python, reads the constructor arguments of algorithm, policy, data module
-    and trainer. A setting that cannot be written (a lambda, an object of a foreign class) is
+    A run has one `SettingsWriter`. The command line has a subclass that writes the configuration;
+    this class, for runs in Python, reads the constructor arguments of algorithm, policy, data
+    module and trainer. A setting that cannot be written (a lambda, an object of a foreign class) is
     described in words, which the error on loading quotes.
     """
 

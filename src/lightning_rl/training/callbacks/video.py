@@ -176,8 +176,7 @@ class VideoRecorder(Callback):
             reason = " ".join(str(error).split()) or type(error).__name__
             if not self._training:
                 raise ConfigurationError(
-                    f"The film that was asked for cannot be made: {reason} (Without one: --video "
-                    "false.)"
+                    f"The requested film cannot be made: {reason} (Without a film: --video false.)"
                 ) from error
             rank_zero_warn(f"No more videos: {reason}")
         self._clock.spent = before + time.perf_counter() - began  # includes nested attempts
