@@ -762,12 +762,11 @@ WHOLE = [
     ),
     (
         "--model my_mod.Thing",
-        f"'my_mod.Thing' for model is not a subclass of Algorithm, as it must be; {OF_MODEL}.",
+        f"'my_mod.Thing' for model is not a subclass of Algorithm, but must be; {OF_MODEL}.",
     ),
     (
         "--data.collector my_mod.Thing",
-        "'my_mod.Thing' for data.collector is not a subclass of Collector, as it must be; "
-        f"{OF_COLLECTOR}.",
+        f"'my_mod.Thing' for data.collector is not a subclass of Collector, but must be; {OF_COLLECTOR}.",
     ),
     (
         "--model needs_mod.Thing",
@@ -798,8 +797,8 @@ WHOLE = [
     (
         "--data.env.id lightning_r/CartPole-v0",
         "No Gymnasium env 'lightning_r/CartPole-v0': its namespace 'lightning_r' is not "
-        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For "
-        "an env of another package, name the module that registers it: "
+        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For an "
+        "env of another package, name the module that registers it: "
         "its_module:lightning_r/CartPole-v0.",
     ),
     (

@@ -398,7 +398,7 @@ def test_a_sweep_that_is_not_there_is_refused(capsys):
     for given, message in {
         "outputs/ppo_sweep_2": "it has no sweep.yaml; close matches: ppo_sweep_1. Give",
         "outputs/ppo_sweep_1": "sweep.yaml has an unknown setting 'sedes'; close matches: seeds, ",
-        "outputs/ppo_sweep_3": "It is of an earlier version: begin a new sweep.",
+        "outputs/ppo_sweep_3": "It was written by an earlier version: begin a new sweep.",
     }.items():
         for option in ("--resume", "--join"):
             with pytest.raises(SystemExit):

@@ -321,7 +321,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         return sum(one.statistics.skipped for one in self.objectives.values())
 
     def learn_by(self, learner: Learner) -> None:
-        """Take the optimizer steps from now on by a learner; `fit` calls it."""
+        """Set the learner that takes the optimizer steps; `fit` calls this."""
         self._learner = learner
         self.updates = learner.updates
         self.update = next(iter(self.updates.values()))

@@ -457,8 +457,7 @@ def _unknown_class(name: str, family: type, path: str) -> str:
 
 def _of_another_kind(name: str, family: type, path: str) -> str:
     return (
-        f"'{name}' for {path} is not a subclass of {family.__name__}, as it must be"
-        f"{_known(family)}."
+        f"'{name}' for {path} is not a subclass of {family.__name__}, but must be{_known(family)}."
     )
 
 
