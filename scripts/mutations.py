@@ -453,8 +453,8 @@ MUTATIONS = (
     Mutation(
         "datasets/frames.py",
         "the rarer class weighs less",
-        "(observation, label, weight[label])",
-        "(observation, label, torch.ones(len(label)))",
+        '"weight": weight[label]}',
+        '"weight": torch.ones(len(label))}',
         "numerics/test_reward_classifier.py",
     ),
     Mutation(
@@ -1180,11 +1180,39 @@ MUTATIONS = (
         "faults/test_recording.py",
     ),
     Mutation(
-        "datasets/label.py",
+        "algorithms/value_fit.py",
         "an episode is judged by a value that has seen its return",
-        "trained_on = [i for i in order if i not in held_out] or held_out",
-        "trained_on = order",
+        '(minibatch["fold"] != part).float()',
+        'torch.ones_like(minibatch["fold"], dtype=torch.float32)',
+        "numerics/test_recap.py",
+    ),
+    Mutation(
+        "datasets/label.py",
+        "more steps are good than episodes succeed",
+        "return MOST_POSITIVE if success_rate is None else min(MOST_POSITIVE, success_rate)",
+        "return MOST_POSITIVE",
         "numerics/test_labels.py",
+    ),
+    Mutation(
+        "policies/conditioned.py",
+        "a clone is taught with guidance",
+        "return self.inner.clone_loss(_told(td, td[CONDITION]))",
+        "return self.inner.clone_loss(self._guided(td, td[CONDITION]))",
+        "numerics/test_recap.py",
+    ),
+    Mutation(
+        "datasets/demonstrations.py",
+        "good steps are told to be bad",
+        'torch.where(good, CODES["good"], CODES["bad"])',
+        'torch.where(good, CODES["bad"], CODES["good"])',
+        "numerics/test_labels.py",
+    ),
+    Mutation(
+        "cli/recap.py",
+        "episodes that were recorded before a kill are recorded twice",
+        "                    if place >= kept:\n",
+        "                    if True:\n",
+        "numerics/test_recap.py",
     ),
     Mutation(
         "datasets/episode_files.py",

@@ -48,6 +48,9 @@ from lightning_rl.algorithms import (
 from lightning_rl.algorithms import (
     RewardClassifier as RewardClassifier,
 )
+from lightning_rl.algorithms import (
+    ValueFit as ValueFit,
+)
 from lightning_rl.audit.check_env import (
     check_env as check_env,
 )
@@ -97,6 +100,9 @@ from lightning_rl.datasets import (
     MixedReplay as MixedReplay,
 )
 from lightning_rl.datasets import (
+    ReturnFrames as ReturnFrames,
+)
+from lightning_rl.datasets import (
     label_dataset as label_dataset,
 )
 from lightning_rl.datasets import (
@@ -119,9 +125,6 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     CartPole as CartPole,
-)
-from lightning_rl.envs import (
-    Conditioned as Conditioned,
 )
 from lightning_rl.envs import (
     EncodedObservations as EncodedObservations,
@@ -212,6 +215,12 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies import (
     Backbone as Backbone,
+)
+from lightning_rl.policies import (
+    BackboneEncoder as BackboneEncoder,
+)
+from lightning_rl.policies import (
+    ConditionedPolicy as ConditionedPolicy,
 )
 from lightning_rl.policies import (
     CustomVLA as CustomVLA,

@@ -18,6 +18,7 @@ USAGE = """usage: rl-cli SUBCOMMAND [options]
   report    compare runs:        rl-cli report outputs --output report.html
   record    record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard
   label     label them:          rl-cli label demos --success 0 3 7 --failure all
+  recap     in rounds:  rl-cli recap --config recap_doors.yaml --run_dir doors
   collect   for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot
 
   --config FILE       YAML file, or the bare name of a shipped one
@@ -35,7 +36,7 @@ USAGE = """usage: rl-cli SUBCOMMAND [options]
 
 SUBCOMMANDS = (
     *("fit", "validate", "test", "check", "play", "export"),
-    *("sweep", "report", "record", "label", "collect"),
+    *("sweep", "report", "record", "label", "recap", "collect"),
 )
 
 

@@ -334,7 +334,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep", "serch.yaml"],
             2,
-            "the file serch.yaml, which is not there; close matches: search.yaml.",
+            "the file serch.yaml, which does not exist; close matches: search.yaml.",
         ),
         (
             ["--sweep.first", "[{model.gamma: 0.9}]", *GAMMAS],
@@ -398,7 +398,7 @@ def test_a_sweep_that_is_not_there_is_refused(capsys):
     for given, message in {
         "outputs/ppo_sweep_2": "it has no sweep.yaml; close matches: ppo_sweep_1. Give",
         "outputs/ppo_sweep_1": "sweep.yaml has an unknown setting 'sedes'; close matches: seeds, ",
-        "outputs/ppo_sweep_3": "It is of an earlier version: begin a new sweep.",
+        "outputs/ppo_sweep_3": "It was written by an earlier version: begin a new sweep.",
     }.items():
         for option in ("--resume", "--join"):
             with pytest.raises(SystemExit):

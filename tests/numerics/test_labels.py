@@ -10,7 +10,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl import ActorCritic, Conditioned, Demonstrations, EpisodeWriter, GymnasiumEnv
+from lightning_rl import (
+    ActorCritic,
+    ConditionedPolicy,
+    Demonstrations,
+    EpisodeWriter,
+    GymnasiumEnv,
+)
 from lightning_rl.cli.app import run
 from lightning_rl.datasets import (
     LabelSettings,
@@ -20,13 +26,12 @@ from lightning_rl.datasets import (
     write_minari,
 )
 from lightning_rl.datasets.label import (
-    fit_values,
     positive_steps,
     return_to_go,
     step_advantage,
     success_reward,
 )
-from lightning_rl.envs.wrappers.condition import conditioned, unconditioned, with_condition
+from lightning_rl.policies.conditioned import conditioned
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import make_collector
 
@@ -94,29 +99,17 @@ def test_rewards_of_success_count_the_steps_that_were_still_needed():
 
 def test_a_share_is_positive_and_what_somebody_did_who_took_over():
     advantage, intervened = torch.arange(20.0), torch.zeros(20, dtype=torch.bool)
-    assert positive_steps(advantage, intervened, 0.3).nonzero().flatten().tolist() == [
-        *range(14, 20)
-    ]
+    good, threshold = positive_steps(advantage, intervened, 0.3)
+    assert good.nonzero().flatten().tolist() == [*range(14, 20)]
+    assert 13 <= threshold < 14
     intervened[:10] = True
-    good = positive_steps(advantage, intervened, 0.3).nonzero().flatten().tolist()
-    assert good == [*range(10), 17, 18, 19], "and the threshold is of the others alone"
-    assert positive_steps(advantage, torch.ones(20, dtype=torch.bool), 0.3).all()
-
-
-def test_a_value_is_what_other_episodes_came_to():
-    """Returns that can be told from the observation are found; those that cannot are not remembered."""
-    generator = torch.Generator().manual_seed(0)
-    features = [torch.randn(20, 3, generator=generator).double() for _ in range(20)]
-    plain = [one[:, 0] * 2 - one[:, 1] + 5 for one in features]
-    values = fit_values(features, plain, 80, seed=1)
-    assert (torch.cat(values) - torch.cat(plain)).square().mean() < 0.1 * torch.cat(plain).var()
-    again = fit_values(features, plain, 80, seed=1)
-    assert all(torch.equal(one, other) for one, other in zip(values, again, strict=True))
-    marked = [torch.eye(8)[i].expand(5, -1).double() for i in range(8)]
-    chance = [torch.full((5,), float(i % 2)).double() for i in range(8)]
-    values = fit_values(marked, chance, 200, seed=1)
-    assert (torch.cat(values) - torch.cat(chance)).abs().mean() > 0.4, (
-        "each knows its own mark alone"
+    good, _ = positive_steps(advantage, intervened, 0.3)
+    assert good.nonzero().flatten().tolist() == [*range(10), 17, 18, 19], (
+        "and the threshold is of the others alone"
+    )
+    assert positive_steps(advantage, torch.ones(20, dtype=torch.bool), 0.3)[0].all()
+    assert not positive_steps(torch.ones(5), torch.zeros(5, dtype=torch.bool), 0.3)[0].any(), (
+        "a tie with the threshold is not above it"
     )
 
 
@@ -126,7 +119,7 @@ def test_what_is_written_is_read_again(tmp_path, finalise):
     writer = record(path, finalise=finalise)
     del writer
     before = read_episodes(path)
-    found = label(path, value="mean", gamma=0.9, n_steps=2, positive=0.4)
+    found = label(path, gamma=0.9, n_steps=2, positive=0.4)
     assert (found.episodes, found.successes, found.failures, found.steps) == (5, 3, 2, 20)
     episodes = read_episodes(path)
     rewards = [success_reward(n, s, 6, 6) for n, s in zip(LENGTHS, SUCCESS, strict=True)]
@@ -134,7 +127,8 @@ def test_what_is_written_is_read_again(tmp_path, finalise):
     mean = torch.cat(returns).mean()
     advantages = [step_advantage(one, mean.expand(len(one)), 0.9, 2) for one in returns]
     taken_over = torch.cat([episode.intervened for episode in episodes])
-    good = positive_steps(torch.cat(advantages).double(), taken_over, 0.4).split(LENGTHS)
+    good, _ = positive_steps(torch.cat(advantages).double(), taken_over, 0.4)
+    good = good.split(LENGTHS)
     for i, (old, new) in enumerate(zip(before, episodes, strict=True)):
         torch.testing.assert_close(new.extra["reward"], rewards[i].float())
         torch.testing.assert_close(new.extra["return"], returns[i].float())
@@ -151,8 +145,8 @@ def test_what_is_written_is_read_again(tmp_path, finalise):
 
 
 def test_statistics_are_those_of_the_labels(dataset):
-    label(dataset, value="mean")
-    label(dataset, reward="env", value="mean")
+    label(dataset)
+    label(dataset, reward="env")
     values = torch.cat([episode.extra["return"] for episode in read_episodes(dataset)])
     told = json.loads((dataset / "meta/stats.json").read_text())["complementary_info.return"]
     assert told["mean"] == pytest.approx([float(values.mean())])
@@ -171,7 +165,7 @@ def test_success_is_said_anew(tmp_path):
     assert "reward" not in read_episodes(path)[0].extra, "nothing is written"
     label(path, success=[0, 3], failure="all")
     assert [one.success for one in read_episodes(path)] == [True, False, False, True, False]
-    label(path, success=[1], value="mean")
+    label(path, success=[1])
     assert [one.success for one in read_episodes(path)] == [True, True, False, True, False]
 
 
@@ -186,17 +180,42 @@ def test_what_is_recorded_into_it_later_is_not_labelled_until_it_is(dataset):
     assert all(one.extra["advantage"].isfinite().all() for one in read_episodes(dataset))
 
 
-def test_each_task_has_its_own_threshold(tmp_path):
+def test_each_task_has_its_own_threshold_and_share(tmp_path):
     path = tmp_path / "data"
     record(path, (20, 20), (True, False), "one")
-    record(path, (20, 20), (False, False), "other")
-    label(path, epochs=2)
-    for first in (0, 2):
-        good = [
-            one.extra["advantage_positive"][~one.intervened]
-            for one in read_episodes(path)[first : first + 2]
-        ]
-        assert int(torch.cat(good).sum()) == 12  # 30 % of 38, up to where the quantile lies
+    record(path, (20, 20, 20, 20, 20), (True, False, False, False, False), "other")
+    done = label(path)
+    assert [task.task for task in done.tasks] == ["one", "other"]
+    assert [task.success_rate for task in done.tasks] == [0.5, 0.2]
+    assert [task.share for task in done.tasks] == [0.3, 0.2], "the success rate, at most .3"
+    for rows, share, task in ((slice(0, 2), 0.3, 0), (slice(2, 7), 0.2, 1)):
+        chosen = read_episodes(path)[rows]
+        good = torch.cat([one.extra["advantage_positive"][~one.intervened] for one in chosen])
+        advantage = torch.cat([one.extra["advantage"] for one in chosen])
+        assert float(good.mean()) == pytest.approx(share, abs=0.03)
+        assert done.tasks[task].spread == pytest.approx(done.tasks[task].error), "of a mean"
+        known = torch.cat([one.extra["return"] for one in chosen])
+        assert done.tasks[task].spread == pytest.approx(float(known.std(correction=0)))
+        assert done.tasks[task].threshold < float(advantage.max())
+    assert not done.tasks[1].doubts()
+
+
+def test_labels_that_may_do_harm_are_doubted(tmp_path):
+    path = tmp_path / "data"
+    record(path, (6, 6, 6, 6), (True, False, False, False))
+
+    def values(directory):
+        assert directory == path
+        return [torch.zeros(6)] * 4
+
+    with pytest.warns(UserWarning, match=r"positive=0.3 exceeds the success rate 0.25") as found:
+        label(path, positive=0.3)
+    assert len(found) == 1, "a mean is not expected to explain returns"
+    with pytest.warns(UserWarning, match=r"does not explain the returns \(error / spread 2.46"):
+        label_dataset(path, value=values)
+    with pytest.raises(ConfigurationError, match=r"not written \(doubtful: refuse\): Task"):
+        label_dataset(path, LabelSettings(doubtful="refuse", gamma=0.5), value=values)
+    assert float(read_episodes(path)[0].extra["return"].min()) == pytest.approx(-5 / 11), "gamma 1"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +243,7 @@ def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, name, step):
 
             try:
                 setattr(os, name, call)
-                label(path, value="mean")
+                label(path)
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -234,7 +253,7 @@ def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, name, step):
         episodes = read_episodes(path)
         assert [len(episode) for episode in episodes] == list(LENGTHS)
         assert len({len(episode.extra) for episode in episodes}) == 1, "all or none"
-        label(path, value="mean")
+        label(path)
         assert sum(one.extra["return"].isfinite().sum() for one in read_episodes(path)) == 20
         assert {one.name for one in path.iterdir()} == {"data", "meta"}
     assert at > 2
@@ -282,7 +301,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     record("data", success=[None] * 5, reward=np.nan)
     with pytest.raises(ConfigurationError, match="has no rewards"):
         MixedReplay(*SPACES, 1, demonstrations="data")
-    run(["label", "data", "--success", "0", "3", "--failure=all", "--epochs", "2"])
+    run(["label", "data", "--success", "0", "3", "--failure=all", "--value_steps", "2"])
     out = capsys.readouterr().out
     assert "5 episodes (success 2, failure 3), 20 steps: " in out
     assert "Dataset: data" in out
@@ -298,42 +317,37 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
 # --- what a policy is conditioned on ---
 
 
-def test_a_condition_is_one_number_more():
-    env = Conditioned(gymnasium.make("CartPole-v1"))
-    seen, _ = env.reset(seed=1)
-    assert seen[-1] == 1
-    assert env.observation_space.contains(seen)
-    seen, *_ = env.step(0)
-    assert seen.dtype == np.float32
-    assert seen[-1] == 1
-    assert env.observation_space.shape == (5,)
-    assert unconditioned(env.observation_space) == gymnasium.make("CartPole-v1").observation_space
+def test_a_condition_is_two_numbers_more():
+    flat = gymnasium.make("CartPole-v1").observation_space
+    assert conditioned(flat).shape == (6,)
+    assert conditioned(flat).high[4:].tolist() == [1, 1]
     tree = Dict({"state": Box(-1, 1, (2,))})
-    assert unconditioned(conditioned(tree)) == tree
-    found = with_condition({"state": torch.zeros(2, 2)}, torch.tensor([0.0, 1.0]))
-    assert found["condition"].tolist() == [[0], [1]]
-    for space in (Box(0, 255, (3,), np.uint8), gymnasium.spaces.Discrete(3)):
-        with pytest.raises(ConfigurationError, match="Conditioned adds a number to"):
+    assert conditioned(tree)["condition"].shape == (2,)
+    for space in (Box(0, 255, (3,), np.uint8), gymnasium.spaces.Discrete(3), conditioned(tree)):
+        with pytest.raises(ConfigurationError, match="ConditionedPolicy adds two numbers to"):
             conditioned(space)
-    with pytest.raises(ConfigurationError, match="has no place for the condition"):
-        unconditioned(SPACES[0])
 
 
-def demonstrations(path, wrappers=(Conditioned,), **settings):
-    env = GymnasiumEnv(2, "CartPole-v1", wrappers=wrappers, vectorization="sync")
-    policy = ActorCritic(env.single_observation_space, env.single_action_space)
-    return make_collector(Demonstrations, env, policy, 8, 0, path=path, **settings)
+def demonstrations(path, policy=ConditionedPolicy, **settings):
+    env = GymnasiumEnv(2, "CartPole-v1", vectorization="sync")
+    spaces = (env.single_observation_space, env.single_action_space)
+    made = policy(*spaces, ActorCritic) if policy is ConditionedPolicy else policy(*spaces)
+    return make_collector(Demonstrations, env, made, 8, 0, path=path, **settings)
 
 
-def test_demonstrations_hand_out_the_label_beside_each_observation(dataset):
-    label(dataset, value="mean")
+def test_demonstrations_hand_out_the_label_of_each_step(dataset):
+    assert "advantage" not in demonstrations(str(dataset)).collect().keys()
+    label(dataset)
     rollout = demonstrations(str(dataset), condition="advantage_positive").collect()
+    plain = demonstrations(str(dataset)).collect()
     for row, episode in enumerate(read_episodes(dataset)):
         length = len(episode)
-        seen = rollout["observation"][row, :length]
-        assert torch.equal(seen[:, :4], episode.observation[:length])
-        assert torch.equal(seen[:, 4], episode.extra["advantage_positive"])
-    assert 0 < rollout["observation"][:, :-1, 4].sum() < 20
+        assert torch.equal(rollout["observation"][row, :length], episode.observation[:length])
+        expected = torch.where(episode.extra["advantage_positive"] == 1, 1, 2)
+        assert torch.equal(rollout["condition"][row, :length], expected), "good is 1, bad is 2"
+        assert torch.equal(rollout["advantage"][row, :length], episode.extra["advantage"])
+    assert set(rollout["condition"][:, :-1].unique().tolist()) == {0, 1, 2}
+    assert not plain["condition"].any(), "absent without labels"
 
 
 def test_a_condition_that_is_not_there_is_refused(dataset):
@@ -341,11 +355,13 @@ def test_a_condition_that_is_not_there_is_refused(dataset):
         ConfigurationError, match=r"'advantage_positive'; it has no labels. Label it"
     ):
         demonstrations(str(dataset), condition="advantage_positive")
-    with pytest.raises(ConfigurationError, match="no place for the condition"):
-        demonstrations(str(dataset), wrappers=(), condition="advantage_positive")
+    with pytest.raises(
+        ConfigurationError, match=r"ActorCritic ignores conditions: set model.policy"
+    ):
+        demonstrations(str(dataset), ActorCritic, condition="advantage_positive")
     with pytest.raises(ConfigurationError, match="the env's own expert has no labels"):
         demonstrations(None, condition="advantage_positive")
-    label(dataset, value="mean")
+    label(dataset)
     record(dataset, (2,), (True,))
     with pytest.raises(ConfigurationError, match="has no condition"):
         demonstrations(str(dataset), condition="advantage_positive")

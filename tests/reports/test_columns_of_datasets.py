@@ -67,7 +67,7 @@ LISTS = pa.list_(pa.float32())
         ("observation.state", pa.array([[1.0, 2]] * 6 + [None], LISTS), "1 values are missing"),
         ("observation.state", pa.array([[1.0, 2]] * 6 + [[1, None]], LISTS), "missing"),
         ("observation.state", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
-        ("observation.state", pa.array([[1.0, 2, 3]] * 7, LISTS), "3 values a row"),
+        ("observation.state", pa.array([[1.0, 2, 3]] * 7, LISTS), "3 values per row"),
         ("observation.state", pa.array(["text"] * 7), "it holds string, no numbers"),
         ("action", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
         ("complementary_info.a", pa.array([0.0, 0, None, 0, 0, 0, 0]), "1 values are missing"),
@@ -118,7 +118,7 @@ def test_names_with_slashes_are_kept_through_joining_and_labelling(tmp_path, pic
             writer.add(seen(t), np.zeros(2), 1.0, t == 2, False, extra={"cost/time": t, "b": 0})
         writer.end_episode(seen(3), success=True)
     writer.finalise()
-    label_dataset(tmp_path, LabelSettings(value="mean"))
+    label_dataset(tmp_path, LabelSettings())
     for settings in ({}, {"observation_space": space, "action_space": ACTION}):
         episode = read_episodes(tmp_path, **settings)[1]
         assert set(episode.observation) == {"arm/left", "eye/0"}
@@ -149,7 +149,7 @@ def test_strangers_columns_with_slashes_are_read_and_labelled(tmp_path):
     columns = numbers(7, **{"observation.a/b": zeros, "complementary_info.c/d": zeros + 1})
     columns["next.success"] = np.array([0, 0, 0, 1, 0, 0, 1], bool)
     make(tmp_path, columns=columns)
-    label_dataset(tmp_path, LabelSettings(value="mean"))
+    label_dataset(tmp_path, LabelSettings())
     episode = read_episodes(tmp_path)[0]
     assert set(episode.observation) == {"state", "a/b"}
     assert episode.extra["c/d"].tolist() == [1, 1, 1, 1]

@@ -10,7 +10,7 @@ from lightning_rl import EpisodeWriter, read_episodes, write_minari
 from lightning_rl.datasets.label import LabelSettings, label_dataset
 from tests.reports.datasets import ACTION, STATE, make, numbers, pa, pq, refused
 
-MEAN = LabelSettings(value="mean")
+MEAN = LabelSettings()
 SUCCESS = np.array([0, 0, 0, 1, 0, 0, 0], bool)
 
 

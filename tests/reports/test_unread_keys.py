@@ -23,7 +23,7 @@ from lightning_rl.system.errors import ConfigurationError
 
 ACTIONS = Box(-1, 1, (2, 2))
 SEEN = {"rgb": Box(0, 255, (16, 16, 3), np.uint8), "language": Box(0, 8, (3,), np.int64)}
-CONDITION = Box(0, 1, (1,), np.float32)
+CONDITION = Box(0, 1, (2,), np.float32)
 
 
 def space(**more):
@@ -34,7 +34,7 @@ def observed(condition, **more):
     observation = {
         "rgb": torch.full((1, 16, 16, 3), 90, dtype=torch.uint8),
         "language": torch.tensor([[1, 2, 3]]),
-        "condition": torch.full((1, 1), condition),
+        "condition": torch.tensor([[condition, 1.0 - condition]]),  # good or bad
     }
     return TensorDict({"observation": TensorDict(observation | more, [1])}, [1])
 
@@ -91,7 +91,7 @@ def test_what_a_backbone_does_not_read_is_refused_or_ignored_by_name(key):
 
 
 def observed_with_touch():
-    td = observed(1.0, touch=torch.zeros(1, 1))
+    td = observed(1.0, touch=torch.zeros(1, 2))
     return TensorDict({"observation": td["observation"].exclude("condition")}, [1])
 
 

@@ -16,3 +16,4 @@ from lightning_rl.algorithms.reward_classifier import RewardClassifier as Reward
 from lightning_rl.algorithms.sac import SAC as SAC
 from lightning_rl.algorithms.shac import SHAC as SHAC
 from lightning_rl.algorithms.td3 import TD3 as TD3
+from lightning_rl.algorithms.value_fit import ValueFit as ValueFit

@@ -20,8 +20,10 @@ from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches, steps_of
 from lightning_rl.datasets import Demonstrations
+from lightning_rl.functional import advantage_weight
 from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.policies import Policy
+from lightning_rl.policies.conditioned import CODES, CONDITION
 from lightning_rl.policies.teacher import Teacher
 from lightning_rl.rollout.contract import (
     add_transition_field,
@@ -30,7 +32,14 @@ from lightning_rl.rollout.contract import (
     map_tree,
     time_major,
 )
+from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+MOST_WEIGHT = 20.0
+"""Largest weight of a step before the weights are scaled."""
+
+DROPOUT = 0.2
+"""Default share of steps whose condition is dropped."""
 
 
 class BehaviorCloning(Algorithm):
@@ -47,13 +56,18 @@ class BehaviorCloning(Algorithm):
 
     Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
     Navigation"; Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
-    Prediction to No-Regret Online Learning" (DAgger). Differs from the latter: training continues
-    from the last weights, on the newest rollout or on the replay, not on all steps so far.
+    Prediction to No-Regret Online Learning" (DAgger). Differs from DAgger: training continues from
+    the last weights, on the newest rollout or on the replay, not on all steps so far.
 
     Args:
         policy: the policy to train; a critic is not trained.
         n_epochs: passes over the demonstrations, or over a rollout, per iteration.
         ent_coef: weight of the entropy bonus.
+        advantage_temperature: T of advantage-weighted regression: each step has the weight
+            exp(advantage / T), at most 20, scaled to mean 1. The dataset needs the labels of
+            `rl-cli label`, whose returns lie in [-1, 0]; 0.05 is usual. Default: equal weights.
+        condition_dropout: share of the steps whose condition is replaced by absent, in each pass,
+            for a `ConditionedPolicy`. Default: 0.2.
         sequence_length: steps of truncated backpropagation through time, for a policy with a
             memory; `rollout` for whole demonstrations. Default: 32. See `OnPolicyAlgorithm`.
         burn_in: steps before each sequence, see `OnPolicyAlgorithm`.
@@ -77,6 +91,8 @@ class BehaviorCloning(Algorithm):
         policy: Policy,
         n_epochs: int = 10,
         ent_coef: float = 0.0,
+        advantage_temperature: float | None = None,
+        condition_dropout: float | None = None,
         sequence_length: SequenceLength = None,
         burn_in: int = 0,
         teacher: str | list[str] | None = None,
@@ -89,7 +105,18 @@ class BehaviorCloning(Algorithm):
         check_sequences(policy, sequence_length, burn_in)
         check_range("n_epochs", n_epochs, least=1)
         check_entropy(policy, ent_coef)
+        check_range("advantage_temperature", advantage_temperature, above=0)
+        check_range("condition_dropout", condition_dropout, least=0, most=1)
         check_range("teacher_env_steps", teacher_env_steps, least=0)
+        conditioned = CONDITION in policy.extra_fields
+        require(
+            conditioned or condition_dropout is None,
+            f"condition_dropout={condition_dropout} is for a ConditionedPolicy, and the policy is "
+            f"a {type(policy).__name__}: remove it, or wrap the policy.",
+        )
+        default = DROPOUT if conditioned else 0.0
+        self.condition_dropout = default if condition_dropout is None else condition_dropout
+        self.advantage_temperature = advantage_temperature
         require(
             teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
             f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
@@ -163,7 +190,7 @@ class BehaviorCloning(Algorithm):
             rollout = self.labelled(rollout, teacher)
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
         mask = ~padding[:, :-1]
-        add_transition_field(rollout, "weight", mask.float())
+        add_transition_field(rollout, "weight", self._weight(rollout, mask))
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
         if self.data.replay is None:
@@ -174,6 +201,7 @@ class BehaviorCloning(Algorithm):
         else:
             minibatches = self._replayed(rollout)
         for minibatch in minibatches:
+            self._drop_condition(minibatch)
             noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
             # Here and not in the loss: a compiled loss cannot draw from a generator.
             self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
@@ -182,7 +210,7 @@ class BehaviorCloning(Algorithm):
     def _replayed(self, rollout: TensorDict) -> Iterator[TensorDict]:
         """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay.
 
-        There are as many as in `n_epochs` passes over the rollout.
+        Their number equals that of `n_epochs` passes over the rollout.
         """
         count = self.minibatches_per_iteration()
         # The replay prefers the executed actions, which the labels replace.
@@ -200,6 +228,31 @@ class BehaviorCloning(Algorithm):
                 "weight": torch.ones(len(batch), device=self.device)
             }
             yield minibatch.update(fields)
+
+    def _weight(self, rollout: TensorDict, mask: Tensor) -> Tensor:
+        """Return the weight [N, T] of each step: 0 for padding, mean 1 over the others."""
+        counted = mask.float()
+        if self.advantage_temperature is None:
+            return counted
+        advantage = rollout.get("advantage", None)
+        require(
+            advantage is not None and bool(advantage[:, :-1][mask].isfinite().all()),
+            f"advantage_temperature={self.advantage_temperature} needs the advantage of each step, "
+            "and the demonstrations do not have it: label the dataset, rl-cli label PATH, or "
+            "remove advantage_temperature.",
+        )
+        scale = 1.0 / self.advantage_temperature
+        weight = advantage_weight(advantage[:, :-1], scale, MOST_WEIGHT) * counted
+        total, count = ranks.sum_over_ranks(torch.stack((weight.sum(), counted.sum())))
+        scaled: Tensor = weight * (count / total)
+        return scaled
+
+    def _drop_condition(self, minibatch: TensorDict) -> None:
+        if self.condition_dropout > 0:
+            condition = minibatch[CONDITION]
+            drawn = torch.rand(condition.shape, generator=self.generator, device=condition.device)
+            dropped = drawn < self.condition_dropout
+            minibatch[CONDITION] = condition.masked_fill(dropped, CODES["absent"])
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
         """Return a rollout [N, T+1] with the teacher's actions instead of the executed actions."""

@@ -9,18 +9,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
+from lightning_rl.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.collectors.evaluation import logged_values, summarize
 from lightning_rl.datasets import LabelledFrames
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import fits
-from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range, require
 
@@ -28,7 +24,7 @@ FRAMES_AT_ONCE = 256
 """Frames per forward pass of an evaluation."""
 
 
-class RewardClassifier(Algorithm):
+class RewardClassifier(FrameAlgorithm):
     """Train a classifier of success on the labelled frames of a recorded dataset.
 
     It needs `data.env: LabelledFrames`, and a policy for its observations. The policy's action is
@@ -58,64 +54,22 @@ class RewardClassifier(Algorithm):
         ConfigurationError: for a number out of range.
     """
 
-    uses_replay = False
+    env_class = LabelledFrames
     error_rates: Tensor
-
-    FIELDS = ("observation", "action", "weight")
-    """The fields of a rollout that the loss reads; `action` holds the label."""
 
     def __init__(
         self, policy: Policy, n_epochs: int = 1, threshold: float = 0.5, **kwargs: Any
     ) -> None:
-        super().__init__(policy, **kwargs)
-        check_range("n_epochs", n_epochs, least=1)
+        super().__init__(policy, n_epochs, **kwargs)
         check_range("threshold", threshold, above=0, below=1)
-        self.n_epochs = n_epochs
         self.threshold = threshold
         self.register_buffer("error_rates", torch.full((2,), torch.nan))
         self._judged: list[tuple[int, Tensor, Tensor]] = []
 
-    def configure_objectives(self) -> list[Objective]:
-        return [self.objective(self.loss)]
-
-    def minibatches_per_iteration(self) -> int:
-        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
-
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        if stage == "fit":
-            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
-        _ = self.frames
-        require(
-            self.data.evaluates_on_the_training_env,
-            "RewardClassifier is evaluated on the episodes that data.env holds out; data.eval_env "
-            "could contain training data. Remove data.eval_env.",
-        )
-
     @property
     def frames(self) -> LabelledFrames:
-        """The evaluation env, with the held-out episodes.
-
-        Raises:
-            ConfigurationError: if it is not `LabelledFrames`.
-        """
-        env = self.data.eval_env
-        require(
-            isinstance(env, LabelledFrames),
-            "RewardClassifier trains on the frames of a recorded dataset, but data.env is a "
-            f"{type(env).__name__}: set data.env: {{class_path: LabelledFrames, init_args: "
-            "{path: ...}}.",
-        )
-        return cast(LabelledFrames, env)
-
-    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        rollout["action"].copy_(rollout["label"])
-        flat = flat_transitions(rollout, [*self.FIELDS, *self.policy.extra_fields])
-        how = (self.n_epochs, self.batch_size, self.generator, _nothing)
-        for epoch in epochs(TransitionSampler(flat), *how):
-            for minibatch in epoch:
-                self.update(minibatch)
-        self.finish_iteration(rollout)
+        """The evaluation env, with the held-out episodes."""
+        return cast(LabelledFrames, self.frames_env)
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted cross-entropy of samples [B], and scalars to log."""
@@ -182,11 +136,6 @@ class RewardClassifier(Algorithm):
 
 def _mean(flags: Tensor) -> Tensor:
     return flags.float().mean()
-
-
-def _nothing(flat: TensorDict, index: Tensor, sizes: Any) -> dict[str, Tensor]:
-    """Return no drawn fields: the weight of a frame is equal in all processes."""
-    return {}
 
 
 def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: float) -> Any:

@@ -30,14 +30,14 @@ def _in(package: str, names: str) -> str:
 
 _ENCODERS = (
     "Encoder",
-    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder ResNet18 "
-    "SpatialSoftmaxCNN",
+    "BackboneEncoder DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder "
+    "ResNet18 SpatialSoftmaxCNN",
 )
-_PROBES = "ActionProbe TimeLimitProbe TwoDoors ValueProbe"
+_PROBES = "ActionProbe FiveDoors TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames MujocoEnv "
-    "PointMass PushBlocks PushCube Quadruped Reach TensorSimulator WithTerms "
+    "PointMass PushBlocks PushCube Quadruped Reach ReturnFrames TensorSimulator WithTerms "
     f"{_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
@@ -62,14 +62,14 @@ _WRAPPERS = (
 )
 _POLICIES = (
     "Policy",
-    "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
-    "GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy SlowPolicy "
-    "SquashedActorCritic VLAPolicy",
+    "ActorCritic ActorOnly ConditionedPolicy CustomVLA DeterministicActorCritic "
+    "DiscreteActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy "
+    "SlowPolicy SquashedActorCritic VLAPolicy",
 )
 _TABLE = {
     "model": (
         "Algorithm",
-        "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
+        "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
@@ -88,7 +88,7 @@ _TABLE = {
     "optimizer": ("Optimizer", _in("torch.optim", _OPTIMIZERS)),
     "wrappers": (
         "Wrapper",
-        "ActionMask ClassifiedReward Conditioned Intervention VLAObservation "
+        "ActionMask ClassifiedReward Intervention VLAObservation "
         f"{_in(f'{OURS}.envs', 'HideEntries PenaltyTerms people.gym_hil.PickCube')} "
         f"{_in('gymnasium.wrappers', _WRAPPERS)}",
     ),

@@ -39,6 +39,7 @@ from lightning_rl.cli.parsing import (
     accept_plain_numpy_numbers,
     asks_for_help,
 )
+from lightning_rl.cli.recap import recap
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.system import ranks
@@ -343,9 +344,18 @@ def _sweep(options: Sequence[str]) -> None:
     sweep(options, _parsed, run)
 
 
+def _label(options: Sequence[str]) -> None:
+    label(options, run)
+
+
+def _recap(options: Sequence[str]) -> None:
+    recap(options, run)
+
+
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "record": record,
-    "label": label,
+    "label": _label,
+    "recap": _recap,
     "collect": collect,
     "export": export,
     "sweep": _sweep,

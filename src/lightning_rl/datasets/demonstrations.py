@@ -10,15 +10,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.collectors import Collector, CollectorContext
-from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.datasets.ends import Ends
 from lightning_rl.datasets.episode import Episode, Episodes, Outside
+from lightning_rl.datasets.playing import play_side_by_side
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
-from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.envs.wrappers.chunk_wrapper import single
-from lightning_rl.envs.wrappers.condition import unconditioned, with_condition
 from lightning_rl.functional import first_episode_mask
+from lightning_rl.policies.conditioned import CODES, CONDITION
 from lightning_rl.policies.vla.instructions import InstructionTokenizer
 from lightning_rl.rollout.contract import (
     allocate_rollout,
@@ -44,16 +43,19 @@ class Demonstrations(Collector):
         fps: steps per second of the env, which must equal the dataset's. Default: the env's own.
         tokenizer: directory of a tokenizer, see `VLAObservation`: the tasks of the dataset, in
             words, become the `language` of the observation. Default: the dataset has `language`.
-        condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`, that is
-            appended to each observation; the env's last wrapper must be `Conditioned`.
+        condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`: the
+            condition of a `ConditionedPolicy` is good if the label is 1, otherwise bad. Default:
+            absent. A chunk has the condition of its first step.
         episodes_per_rollout: number of episodes that each rollout reads and keeps in memory; each
             pass over the dataset shuffles them. Default: read all episodes once.
         ends: how episodes ended if the dataset does not record it, see `read_episodes`.
         actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
 
+    If the dataset has `advantage` labels, rollouts have the field `advantage` [N, T+1].
+
     Raises:
-        ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, or
-            if a step has no condition.
+        ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, if
+            a step has no condition, or if the policy does not read the condition.
     """
 
     acted_by_policy = False
@@ -78,6 +80,11 @@ class Demonstrations(Collector):
         self._rollouts = 0
         self._dataset: Episodes | None = None
         self._condition = condition
+        require(
+            condition is None or CONDITION in self.policy.extra_fields,
+            f"condition is {condition!r}, and {type(self.policy).__name__} ignores conditions: set "
+            "model.policy: {class_path: ConditionedPolicy, init_args: {policy: ...}}.",
+        )
         self._tokenizer, seen = _tokenizer_for(tokenizer, env.single_observation_space)
         if path is None:
             for name, given in (("condition", condition), ("tokenizer", tokenizer)):
@@ -95,7 +102,7 @@ class Demonstrations(Collector):
         self._dataset = read_episodes(
             path,
             keys,
-            observation_space=seen if condition is None else unconditioned(seen),
+            observation_space=seen,
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
             fps=fps or _fps_of(env),
             ends=ends,
@@ -138,6 +145,8 @@ class Demonstrations(Collector):
             extra_fields=self.policy.extra_fields | self.env.extra_fields,
         )
         rollout["padding"] = torch.zeros_like(rollout["done"])
+        if self._dataset is not None and "advantage" in self._dataset[0].extra:
+            rollout["advantage"] = torch.zeros_like(rollout["reward"])
         return rollout.to(self.policy.version.device)
 
     def _fill(self, episodes: Iterable[Episode]) -> None:
@@ -145,15 +154,23 @@ class Demonstrations(Collector):
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         clear_final_observations(rollout)
         chunk = getattr(self.env, "chunk_size", 1)
+        labels = []
         for row, episode in enumerate(episodes):
-            self._conditioned(self._with_instructions(episode)).write_into(
-                rollout, row, chunk, self.env.steps_per_action
-            )
+            execute = self.env.steps_per_action
+            self._with_instructions(episode).write_into(rollout, row, chunk, execute)
+            if "advantage" in rollout.keys():
+                advantage = episode.extra["advantage"][::execute]
+                rollout["advantage"][row, : len(advantage)] = advantage.to(rollout["advantage"])
+            if self._condition is not None:
+                labels.append(self._labels(episode)[::execute] > 0.5)
         rollout["padding"].fill_(True)  # also the last slot, which is no step
         rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
         for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
             rollout[key] = value.unflatten(0, rollout.batch_size)
+        for row, good in enumerate(labels):
+            codes = torch.where(good, CODES["good"], CODES["bad"])
+            rollout[CONDITION][row, : len(codes)] = codes.to(rollout[CONDITION])
 
     def _drawn(self, number: int) -> list[int]:
         """Return the episodes of rollout `number`; each pass has its own order."""
@@ -173,11 +190,10 @@ class Demonstrations(Collector):
         language = torch.stack([coded[text] for text in [*words, words[-1]]])
         return replace(episode, observation={**episode.observation, "language": language})
 
-    def _conditioned(self, episode: Episode) -> Episode:
-        """Return an episode with the condition appended to its observations [L+1, ...]."""
-        if self._condition is None:
-            return episode
+    def _labels(self, episode: Episode) -> Tensor:
+        """Return the label [L] of each step that the policy is conditioned on."""
         assert self._dataset is not None
+        assert self._condition is not None
         labels = episode.extra.get(self._condition)
         require(
             labels is not None and labels.ndim == 1 and bool(labels.float().isfinite().all()),
@@ -187,9 +203,7 @@ class Demonstrations(Collector):
             f"{self._dataset.path}",
         )
         assert labels is not None
-        asked_for = labels.new_ones(1)  # final observation: the condition of a policy that acts
-        conditions = torch.cat((labels, asked_for))
-        return replace(episode, observation=with_condition(episode.observation, conditions))
+        return labels
 
 
 def _fps_of(env: VectorEnv) -> float | None:
@@ -235,44 +249,10 @@ def expert_episodes(
             f"{type(env).__name__} has no expert to record: give a dataset of demonstrations as "
             "path, or use a task with an expert, such as PushBlocks."
         )
-    expert = cast(Callable[[TensorDict], Tensor], env.expert)
-    for first in range(seed, seed + episodes, env.num_envs):
-        count = min(env.num_envs, seed + episodes - first)
-        yield from _side_by_side(env, expert, list(range(first, first + count)), calls)
-
-
-def _side_by_side(
-    env: TorchEnv,
-    expert: Callable[[TensorDict], Tensor],
-    seeds: list[int],
-    calls: PhaseTimer,
-) -> Iterator[Episode]:
-    """Play one episode per seed in parallel, and yield them in the order of `seeds`."""
-    seen: list[Any] = []
-
-    def choose(observation: Observation, running: Tensor) -> Tensor:
-        seen.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
-        return expert(env.state)
-
+    expert, task = cast(Callable[[TensorDict], Tensor], env.expert), env
     assert env.max_episode_steps is not None
-    playing = FirstEpisodes(env, choose, seeds, env.max_episode_steps, calls)
-    slots: list[dict[str, Any]] = []
-    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
-    for info in playing:
-        slot = {key: getattr(playing, key) for key in ("action", *RESULTS)}
-        slot |= {"success": info["success"], "final": info["final_obs"]}
-        slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
-        lengths += playing.counted
-    observations = map_tree(lambda *column: torch.stack(column), *seen)
-    steps = map_tree(lambda *column: torch.stack(column), *slots)
-    for row, length in enumerate(lengths[: len(seeds)].tolist()):
-        begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
-        final = map_tree(lambda leaf, row=row, n=length: leaf[n - 1 : n, row], steps["final"])
-        one = {key: steps[key][:length, row] for key in ("action", *RESULTS, "success")}
-        yield Episode(
-            observation=map_tree(lambda *parts: torch.cat(parts), begun, final),
-            success=bool(one.pop("success")[-1]),
-            intervened=torch.zeros(length, dtype=torch.bool),
-            task="",
-            **one,
+    for first in range(seed, seed + episodes, env.num_envs):
+        seeds = range(first, min(first + env.num_envs, seed + episodes))
+        yield from play_side_by_side(
+            env, lambda *_: expert(task.state), seeds, env.max_episode_steps, calls
         )

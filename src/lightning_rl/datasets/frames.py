@@ -1,5 +1,9 @@
-"""Show recorded frames of success and failure, to train a classifier of success."""
+"""Show recorded frames, to train a classifier of success or a value."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -7,11 +11,13 @@ from gymnasium.spaces import Discrete
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.datasets.episode import Episode
+from lightning_rl.datasets.label import LabelSettings, Rewards, by_task, returns_of
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies.spaces import space_of
-from lightning_rl.rollout.contract import FieldSpec, map_tree
+from lightning_rl.rollout.contract import FieldSpec, leaves_of_tree, map_tree
 from lightning_rl.system.errors import check_range, require
 
 FRAMES_PER_EPISODE = 100
@@ -21,14 +27,56 @@ Negatives = Literal["all", "failures"]
 """Negative frames: all other frames, or only frames of failed episodes."""
 
 
-class LabelledFrames(TorchEnv):
+class RecordedFrames(TorchEnv):
+    """Base class of envs that show random frames of recorded episodes; the action is the answer.
+
+    A step scores the answer for the current frame (reward 1 if correct) and shows the next one. The
+    frames stay in memory in the dataset's dtype, pictures as uint8, once per process.
+    """
+
+    start_size = 1
+    _shown: tuple[Observation, dict[str, Tensor]] | None = None
+
+    @abstractmethod
+    def read(self) -> tuple[Observation, dict[str, Tensor]]:
+        """Read the training frames: observations [F, ...]; `label` and other fields, [F] each."""
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        return TensorDict({"frame": self._drawn(uniform)}, [len(uniform)])
+
+    def observe(self, state: TensorDict) -> Observation:
+        observation, _ = self._frames()
+        return map_tree(lambda leaf: leaf.index_select(0, state["frame"]), observation)  # type: ignore[no-any-return]  # a tensor or a tree
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        _, fields = self._frames()
+        info = {name: values[state["frame"]] for name, values in fields.items()}
+        right = action == info["label"]
+        moved = TensorDict({"frame": self._drawn(self.uniform(1))}, state.batch_size)
+        return moved, right.float(), torch.zeros_like(right), info
+
+    def _drawn(self, uniform: Tensor) -> Tensor:
+        """Map random numbers [M, 1] in [0, 1) to frames [M]."""
+        count = len(self._frames()[1]["label"])
+        return (uniform[:, 0] * count).long().clamp_(max=count - 1)
+
+    def _frames(self) -> tuple[Observation, dict[str, Tensor]]:
+        # Read on first use: the env of an evaluation never needs them.
+        if self._shown is None:
+            observation, fields = self.read()
+            fields = {name: values.to(self.device) for name, values in fields.items()}
+            self._shown = (observation.to(self.device), fields)
+        return self._shown
+
+
+class LabelledFrames(RecordedFrames):
     """Env that shows random frames of recorded episodes; the action is the answer: 1 for success.
 
-    `RewardClassifier` trains in it. A step scores the answer for the current frame (reward 1 if
-    correct) and shows the next one. Whole episodes are held out for evaluation: consecutive frames
-    are nearly equal, so held-out frames of training episodes would only test memory.
-
-    The frames stay in memory in the dataset's dtype, pictures as uint8, once per process.
+    `RewardClassifier` trains in it, see `RecordedFrames`. Whole episodes are held out for
+    evaluation: consecutive frames are nearly equal, so held-out frames of training episodes would
+    only test memory.
 
     Args:
         num_envs: number of frames per step.
@@ -51,8 +99,6 @@ class LabelledFrames(TorchEnv):
             failed episodes.
     """
 
-    start_size = 1
-
     def __init__(
         self,
         num_envs: int,
@@ -71,7 +117,6 @@ class LabelledFrames(TorchEnv):
         self._learnt, self.held_out = self._split(held_out, split_seed)
         space = space_of(self._episodes[self._learnt[0]].observation)
         super().__init__(num_envs, space, Discrete(2), FRAMES_PER_EPISODE, device)
-        self._shown: tuple[Observation, Tensor, Tensor] | None = None
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -93,43 +138,12 @@ class LabelledFrames(TorchEnv):
             seen.append(map_tree(lambda x, n=count, k=kept: x[:n][k], episode.observation))
             labels.append(label[kept])
         label = torch.cat(labels)
-        observation = map_tree(lambda *parts: torch.cat(parts), *seen)
-        if isinstance(observation, dict):
-            observation = TensorDict(observation, [len(label)])
-        return observation, label
+        return _joined(seen), label
 
-    def initial_state(self, uniform: Tensor) -> TensorDict:
-        return TensorDict({"frame": self._drawn(uniform)}, [len(uniform)])
-
-    def observe(self, state: TensorDict) -> Observation:
-        observation, *_ = self._frames()
-        return map_tree(lambda leaf: leaf.index_select(0, state["frame"]), observation)  # type: ignore[no-any-return]  # a tensor or a tree
-
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        _, labels, weights = self._frames()
-        label = labels[state["frame"]]
-        right = action == label
-        moved = TensorDict({"frame": self._drawn(self.uniform(1))}, state.batch_size)
-        info = {"label": label, "weight": weights[state["frame"]]}
-        return moved, right.float(), torch.zeros_like(right), info
-
-    def _drawn(self, uniform: Tensor) -> Tensor:
-        """Map random numbers [M, 1] in [0, 1) to frames [M]."""
-        count = len(self._frames()[1])
-        return (uniform[:, 0] * count).long().clamp_(max=count - 1)
-
-    def _frames(self) -> tuple[Observation, Tensor, Tensor]:
-        """Return the training frames: observations [F, ...], labels and weights [F]."""
-        # Read on first use: the env of an evaluation never needs them.
-        if self._shown is None:
-            observation, label = self.frames_of(self._learnt)
-            weight = len(label) / (2 * label.bincount(minlength=2)).float()
-            parts = (observation, label, weight[label])
-            self._shown = tuple(part.to(self.device) for part in parts)  # type: ignore[assignment]  # three of them
-        assert self._shown is not None
-        return self._shown
+    def read(self) -> tuple[Observation, dict[str, Tensor]]:
+        observation, label = self.frames_of(self._learnt)
+        weight = len(label) / (2 * label.bincount(minlength=2)).float()
+        return observation, {"label": label, "weight": weight[label]}
 
     def _split(self, share: float, seed: int) -> tuple[list[int], list[int]]:
         successes = self._episodes.successes()
@@ -167,3 +181,131 @@ class LabelledFrames(TorchEnv):
             "frames of its shortest episode would show success with positive_frames: "
             f"{self._positive_frames}. Lower positive_frames, or record failures.",
         )
+
+
+class ReturnFrames(RecordedFrames):
+    """Env that shows random steps of recorded episodes; the answer is the bin of the return.
+
+    `ValueFit` trains in it, see `RecordedFrames`. The bins are equidistant, from -1 to 0 for
+    returns of success, else from the lowest to the highest return. With several tasks, and without
+    `language`, the observation has a one-hot of the task, as last numbers or as key `task`.
+
+    Args:
+        num_envs: number of frames per step.
+        path: of a dataset, see `read_episodes`.
+        keys: see `LabelledFrames`.
+        reward: `success` or `env`, see `LabelSettings`.
+        failure_cost: see `LabelSettings`.
+        gamma: discount per step.
+        bins: number of bins.
+        folds: number of parts of the dataset, see `ValueFit`.
+        split_seed: draws the parts.
+        device: of the frames.
+
+    Attributes:
+        extra_fields: `label`, the bin, and `fold`, the part of the episode, [N] int64.
+
+    Raises:
+        ConfigurationError: for a number out of range, a missing dataset, fewer episodes than folds,
+            and episodes without a success label.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        path: str,
+        keys: dict[str, str] | None = None,
+        reward: Rewards = "success",
+        failure_cost: float | None = None,
+        gamma: float = 1.0,
+        bins: int = 201,
+        folds: int = 4,
+        split_seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_range("bins", bins, least=2)
+        check_range("folds", folds, least=2)
+        self.settings: dict[str, Any] = {
+            **{"keys": keys, "reward": reward, "failure_cost": failure_cost, "gamma": gamma},
+            **{"bins": bins, "folds": folds, "split_seed": split_seed},
+        }
+        self.folds, self._split_seed = folds, split_seed
+        self._episodes = read_episodes(path, keys)
+        require(
+            len(self._episodes) >= folds,
+            f"The dataset at {path} has {len(self._episodes)} episodes, fewer than folds={folds}: "
+            "record more, or lower folds.",
+        )
+        # Without observations: the pictures of all episodes may not fit into memory.
+        self._steps = [replace(one, observation=None) for one in self._episodes]
+        self._tasks = [0] * len(self._steps)
+        for task, rows in enumerate(by_task(self._steps).values()):
+            for row in rows:
+                self._tasks[row] = task
+        space = space_of(self.steps_of(0))
+        super().__init__(num_envs, space, Discrete(bins), FRAMES_PER_EPISODE, device)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        return super().extra_fields | dict.fromkeys(("label", "fold"), ((), torch.int64))
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    @cached_property
+    def returns(self) -> list[Tensor]:
+        """The returns [L] of each episode.
+
+        Raises:
+            ConfigurationError: for an episode without a success label, or without rewards.
+        """
+        names = ("reward", "failure_cost", "gamma")
+        settings = LabelSettings(**{name: self.settings[name] for name in names})
+        return returns_of(self._episodes.path, self._steps, settings)
+
+    @cached_property
+    def support(self) -> Tensor:
+        """The centers [bins] of the bins."""
+        low, high = -1.0, 0.0
+        if self.settings["reward"] == "env":
+            low, high = (float(bound) for bound in torch.cat(self.returns).aminmax())
+        bins: int = self.settings["bins"]
+        return low + max(high - low, 1e-6) * torch.linspace(0, 1, bins, dtype=torch.float64)
+
+    def steps_of(self, number: int) -> Observation:
+        """Return the observations [L, ...] of an episode, with the task if there are several."""
+        return self._seen(self._episodes[number], self._tasks[number])
+
+    def fold_of(self, number: int) -> int:
+        """Return the part of an episode, which more episodes in the dataset do not change."""
+        block, place = divmod(number, self.folds)
+        generator = torch.Generator().manual_seed(self._split_seed + block)
+        return int(torch.randperm(self.folds, generator=generator)[place])
+
+    def read(self) -> tuple[Observation, dict[str, Tensor]]:
+        seen = [self._seen(*one) for one in zip(self._episodes, self._tasks, strict=True)]
+        returns = torch.cat(self.returns)
+        low, high = self.support[0], self.support[-1]
+        place = (returns - low) / (high - low) * (len(self.support) - 1)
+        folds = [torch.full((len(one),), self.fold_of(i)) for i, one in enumerate(self.returns)]
+        bins = place.round().long().clamp(0, len(self.support) - 1)
+        return _joined(seen), {"label": bins, "fold": torch.cat(folds)}
+
+    def _seen(self, episode: Episode, task: int) -> Observation:
+        length, count = len(episode), max(self._tasks) + 1
+        seen: Any = map_tree(lambda leaf: leaf[:length], episode.observation)
+        if count == 1 or (isinstance(seen, dict) and "language" in seen):
+            return _joined([seen])
+        mark = torch.eye(count)[task].expand(length, -1)
+        if isinstance(seen, dict):
+            return _joined([{**seen, "task": mark}])
+        return torch.cat((seen, mark.to(seen)), 1)
+
+
+def _joined(observations: Sequence[Any]) -> Observation:
+    """Concatenate trees of observations [L, ...]."""
+    joined = map_tree(lambda *parts: torch.cat(parts), *observations)
+    if isinstance(joined, dict):
+        (_, leaf), *_ = leaves_of_tree("observation", joined)
+        return TensorDict(joined, [len(leaf)])
+    return joined  # type: ignore[no-any-return]  # a tensor

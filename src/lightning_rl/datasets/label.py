@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from lightning_rl.datasets import lerobot_format as lerobot
 from lightning_rl.datasets.directory import (
@@ -28,24 +29,75 @@ from lightning_rl.datasets.minari import minari_folder
 from lightning_rl.datasets.statistics import STATISTICS, ColumnStatistics, joined_statistics
 from lightning_rl.datasets.tables import TableFile, with_column, write_tables
 from lightning_rl.functional.advantages import reversed_scan
-from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded
 
 Rewards = Literal["success", "env"]
 """Reward of a step: time until success, or the recorded reward of the env."""
 
-Values = Literal["fitted", "mean"]
-"""Baseline of the advantage: a value fitted to observations, or the mean return of the task."""
+Values = Callable[[Path], Sequence[Tensor]]
+"""Returns the values [L] of each episode of a dataset."""
 
 Chosen = Sequence[int] | Literal["all"]
 """Episode numbers from 0. `all`: all episodes that the other list does not name."""
 
-PARTS = 4
-"""Number of folds: the value of a fold is fitted to the other folds."""
+Labels = dict[str, list[Tensor]]
+"""Labels [L] of each episode, by name."""
 
-HIDDEN, LEARNING_RATE, BATCH = (64, 64), 1e-3, 256
-"""Hidden layers of the value network, and settings of its fit."""
+MOST_POSITIVE = 0.3
+"""Default share of good steps, where at least as many episodes succeed."""
+
+MOST_ERROR = 0.7
+"""Largest error of a value, in units of the spread of returns, that is not doubtful."""
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """Summary of the labels of one task.
+
+    Attributes:
+        task: in words.
+        steps: number of steps.
+        success_rate: share of successful episodes; None if unknown.
+        share: share of good steps that was asked for, without interventions.
+        positive: share of steps labelled good.
+        threshold: of the advantage; NaN if all steps are interventions.
+        error: root mean squared error between value and return.
+        spread: standard deviation of the returns: the `error` of a constant value.
+        fitted: whether the value is a fitted one.
+    """
+
+    task: str
+    steps: int
+    success_rate: float | None
+    share: float
+    positive: float
+    threshold: float
+    error: float
+    spread: float
+    fitted: bool
+
+    @property
+    def relative_error(self) -> float:
+        """Error divided by spread; 0 if all returns are equal."""
+        return self.error / self.spread if self.spread > 0 else 0.0
+
+    def doubts(self) -> list[str]:
+        """Return the reasons why cloning by these labels may do harm."""
+        name = f"Task '{self.task}': " if self.task else ""
+        found = []
+        if self.fitted and self.relative_error > MOST_ERROR:
+            found.append(
+                f"{name}the value does not explain the returns (error / spread "
+                f"{self.relative_error:.2f}, above {MOST_ERROR}), so advantages are mostly noise: "
+                "record more episodes, or fit the value longer or with a better encoder."
+            )
+        if self.success_rate is not None and self.share > self.success_rate:
+            found.append(
+                f"{name}positive={self.share:g} exceeds the success rate {self.success_rate:.2f}, "
+                "so bad steps are labelled good: lower positive, or leave it out."
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -58,8 +110,7 @@ class LabelSummary:
         failures: number of episodes that failed; the others have no success label.
         steps: number of steps of all episodes.
         positive: number of steps with an advantage above the threshold, or of an intervention.
-        error: root mean squared error between value and return.
-        returns_std: standard deviation of the returns: the `error` of a constant value.
+        tasks: summary of each task.
     """
 
     episodes: int
@@ -67,8 +118,7 @@ class LabelSummary:
     failures: int
     steps: int
     positive: int
-    error: float
-    returns_std: float
+    tasks: list[TaskSummary]
 
 
 def success_reward(length: int, success: bool, longest: int, failure_cost: float) -> Tensor:
@@ -108,8 +158,10 @@ def step_advantage(
     return advantage
 
 
-def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> Tensor:
-    """Return a mask [L] of the good steps: advantage above a threshold, or an intervention.
+def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> tuple[Tensor, float]:
+    """Return a mask [L] of the good steps and their threshold.
+
+    A step is good if its advantage is above the threshold, or if it is an intervention.
 
     Args:
         advantage: [L], of one task.
@@ -119,61 +171,10 @@ def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> Tenso
     """
     own = advantage[~intervened]
     if not len(own):
-        return intervened.clone()
+        return intervened.clone(), float("nan")
     # torch.quantile takes at most 2^24 numbers.
     threshold = float(np.quantile(own.numpy(), 1 - share))
-    return (advantage > threshold) | intervened
-
-
-def fit_values(
-    features: Sequence[Tensor], returns: Sequence[Tensor], epochs: int, seed: int
-) -> list[Tensor]:
-    """Fit perceptrons to the returns by cross-fitting, and return the values [L] of each episode.
-
-    Args:
-        features: of each episode, [L, D].
-        returns: of each episode, [L].
-        epochs: passes over the steps.
-        seed: of the weights, the folds and the order of steps.
-    """
-    # A network can memorise the returns that it was fitted to; every advantage would be near 0.
-    # So each fold gets the values of a network that was fitted to the other folds.
-    count = len(features)
-    values: list[Tensor] = list(returns)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        order = torch.randperm(count).tolist()
-        for part in range(min(PARTS, count)):
-            held_out = order[part::PARTS]
-            trained_on = [i for i in order if i not in held_out] or held_out
-            seen, known = (torch.cat([x[i] for i in trained_on]) for x in (features, returns))
-            value = _fitted(seen, known, epochs)
-            for i in held_out:
-                values[i] = value(features[i]).to(returns[i])
-    return values
-
-
-def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor], Tensor]:
-    centre, width = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
-    mean, std = returns.mean(), returns.std(correction=0).clamp(min=1e-6)
-    inputs = ((features - centre) / width).float()
-    targets = ((returns - mean) / std).float()
-    network = mlp(inputs.shape[1], HIDDEN, 1)
-    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
-    with torch.enable_grad():
-        for _ in range(epochs):
-            for batch in torch.randperm(len(inputs)).split(BATCH):
-                loss = nn.functional.mse_loss(network(inputs[batch]).squeeze(-1), targets[batch])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-
-    @torch.no_grad()
-    def value(seen: Tensor) -> Tensor:
-        found: Tensor = network(((seen - centre) / width).float()).squeeze(-1)
-        return found * std + mean
-
-    return value
+    return (advantage > threshold) | intervened, threshold
 
 
 @dataclass(frozen=True)
@@ -184,12 +185,12 @@ class LabelSettings:
         reward: `success` (see `success_reward`; every episode needs a success label) or `env`.
         failure_cost: cost of a failure, in steps. Default: the longest episode of the task.
         gamma: discount per step.
-        value: baseline of the advantage; `fitted` uses all observations except pictures.
-        epochs: passes over the steps in the fit of the value.
         n_steps: number of rewards in an advantage before the value follows. Default: all rewards
             up to the episode's end.
-        positive: share of good steps per task, see `positive_steps`.
-        seed: of the fit.
+        positive: share of good steps per task, see `positive_steps`. Default: the task's success
+            rate, at most 0.3.
+        doubtful: warn, or refuse to write, if a fitted value does not explain the returns (error /
+            spread above 0.7), or if `positive` exceeds the success rate.
 
     Raises:
         ConfigurationError: for a setting out of range.
@@ -198,18 +199,21 @@ class LabelSettings:
     reward: Rewards = "success"
     failure_cost: float | None = None
     gamma: float = 1.0
-    value: Values = "fitted"
-    epochs: int = 50
     n_steps: int | None = None
-    positive: float = 0.3
-    seed: int = 1
+    positive: float | None = None
+    doubtful: Literal["warn", "refuse"] = "warn"
 
     def __post_init__(self) -> None:
         check_range("failure_cost", self.failure_cost, least=0)
         check_range("gamma", self.gamma, least=0, most=1)
-        check_range("epochs", self.epochs, least=1)
         check_range("n_steps", self.n_steps, least=1)
         check_range("positive", self.positive, above=0, below=1)
+
+    def share(self, success_rate: float | None) -> float:
+        """Return the share of good steps of a task with this success rate."""
+        if self.positive is not None:
+            return self.positive
+        return MOST_POSITIVE if success_rate is None else min(MOST_POSITIVE, success_rate)
 
 
 def label_dataset(
@@ -218,6 +222,7 @@ def label_dataset(
     *,
     success: Chosen = (),
     failure: Chosen = (),
+    value: Values | None = None,
 ) -> LabelSummary:
     """Write labels of all steps into a LeRobotDataset v3.0: the whole dataset or nothing.
 
@@ -230,10 +235,13 @@ def label_dataset(
         settings: of the labels. Default: `LabelSettings()`.
         success: episodes that succeeded; replaces the recorded success.
         failure: episodes that failed; replaces the recorded success.
+        value: baseline of the advantage, such as `ValueFit.values`. Default: the mean return of the
+            task.
 
     Raises:
-        ConfigurationError: for an unknown episode, a dataset without the needed columns, a Minari
-            dataset, and a dataset that another process is writing.
+        ConfigurationError: for doubtful labels (see `LabelSettings`), an unknown episode, a dataset
+            without the needed columns, a Minari dataset, and a dataset that another process is
+            writing.
         WriteError: if the disk is full: labelling needs room for a copy.
     """
     directory = expanded(path)
@@ -253,54 +261,99 @@ def label_dataset(
             directory, len(episodes), success, failure
         ).items():
             episodes[number].success = succeeded
-        labels = _labels(directory, episodes, settings or LabelSettings())
+        chosen = settings or LabelSettings()
+        rewards = _rewards(directory, episodes, chosen)
+        values = None if value is None else value(directory)
+        labels, tasks = _labels(episodes, rewards, values, chosen)
+        _report_doubts(directory, tasks, chosen)
         _write(directory, reader.places(), episodes, labels)
     finally:
         (directory / LOCK).unlink(missing_ok=True)
         release()
-    return _summary(episodes, labels)
+    return _summary(episodes, labels, tasks)
 
 
-Labels = dict[str, list[Tensor]]
-"""Labels [L] of each episode, by name."""
+def _report_doubts(path: Path, tasks: Sequence[TaskSummary], settings: LabelSettings) -> None:
+    doubts = [doubt for task in tasks for doubt in task.doubts()]
+    require(
+        not doubts or settings.doubtful == "warn",
+        f"The labels of {path} are not written (doubtful: refuse): {' '.join(doubts)}",
+    )
+    for doubt in doubts:
+        rank_zero_warn(doubt)
 
 
-def _labels(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -> Labels:
-    gamma = settings.gamma
-    numbers: dict[tuple[str, ...], list[int]] = {}  # episodes by their task or tasks
+def by_task(episodes: Sequence[Episode]) -> dict[str, list[int]]:
+    """Return the numbers of the episodes of each task, in the order of the tasks' names."""
+    numbers: dict[str, list[int]] = {}
     for i, episode in enumerate(episodes):
-        task = tuple(dict.fromkeys(episode.tasks or (episode.task,)))
+        task = ", ".join(dict.fromkeys(episode.tasks or (episode.task,)))
         numbers.setdefault(task, []).append(i)
-    tasks = [numbers[task] for task in sorted(numbers)]
-    rewards = _rewards(path, episodes, tasks, settings)
+    return {task: numbers[task] for task in sorted(numbers)}
+
+
+def _labels(
+    episodes: Sequence[Episode],
+    rewards: Sequence[Tensor],
+    values: Sequence[Tensor] | None,
+    settings: LabelSettings,
+) -> tuple[Labels, list[TaskSummary]]:
+    """Return labels and a summary of each task; without `values` by the mean return of the task."""
+    gamma = settings.gamma
     returns = [return_to_go(one, gamma) for one in rewards]
-    values = list(returns)
-    if settings.value == "mean":
-        for rows in tasks:
-            mean = torch.cat([returns[i] for i in rows]).mean()
-            for i in rows:
-                values[i] = mean.expand_as(returns[i])
-    else:
-        features = _features(path, episodes, tasks)
-        values = fit_values(features, returns, settings.epochs, settings.seed)
-    pairs = zip(returns, values, strict=True)
-    advantages = [step_advantage(one, value, gamma, settings.n_steps) for one, value in pairs]
-    positive = list(advantages)
-    for rows in tasks:
-        joined = torch.cat([advantages[i] for i in rows])
+    used = list(returns if values is None else values)
+    advantages, positive, summaries = list(returns), list(returns), []
+    for task, rows in by_task(episodes).items():
+        lengths = [len(episodes[i]) for i in rows]
+        joined = torch.cat([returns[i] for i in rows])
+        if values is None:
+            mean = joined.mean()
+            used = [mean.expand_as(one) if i in rows else one for i, one in enumerate(used)]
+        for i in rows:
+            used[i] = used[i].double()
+            advantages[i] = step_advantage(returns[i], used[i], gamma, settings.n_steps)
+        rate = _success_rate([episodes[i].success for i in rows])
+        share = settings.share(rate)
+        advantage = torch.cat([advantages[i] for i in rows])
         intervened = torch.cat([episodes[i].intervened for i in rows])
-        good = positive_steps(joined, intervened, settings.positive).double()
-        parts = good.split([len(episodes[i]) for i in rows])
-        for i, part in zip(rows, parts, strict=True):
+        good, threshold = positive_steps(advantage, intervened, share)
+        for i, part in zip(rows, good.double().split(lengths), strict=True):
             positive[i] = part
-    found = (rewards, returns, values, advantages, positive)
-    return dict(zip(lerobot.LABELS, found, strict=True))
+        error = (joined - torch.cat([used[i] for i in rows])).square().mean().sqrt()
+        spread = float(joined.std(correction=0))
+        summaries.append(
+            TaskSummary(
+                task=task,
+                steps=len(joined),
+                success_rate=rate,
+                share=share,
+                positive=float(good.double().mean()),
+                threshold=threshold,
+                error=float(error),
+                spread=spread,
+                fitted=values is not None,
+            )
+        )
+    found = (rewards, returns, used, advantages, positive)
+    return dict(zip(lerobot.LABELS, map(list, found), strict=True)), summaries
+
+
+def _success_rate(successes: Sequence[bool | None]) -> float | None:
+    known = [one for one in successes if one is not None]
+    return sum(known) / len(known) if known else None
+
+
+def returns_of(
+    path: str | Path, episodes: Sequence[Episode], settings: LabelSettings
+) -> list[Tensor]:
+    """Return the returns [L] of each episode; see `label_dataset` for the errors."""
+    rewards = _rewards(Path(path), episodes, settings)
+    return [return_to_go(one, settings.gamma) for one in rewards]
 
 
 def _rewards(
     path: Path,
     episodes: Sequence[Episode],
-    tasks: Sequence[Sequence[int]],
     settings: LabelSettings,
 ) -> list[Tensor]:
     rewards = [episode.reward.double() for episode in episodes]
@@ -318,7 +371,7 @@ def _rewards(
         "all labels. Set --success and --failure to the numbers of episodes (or all, for the "
         "other episodes), or use the recorded rewards: --reward env.",
     )
-    for rows in tasks:
+    for rows in by_task(episodes).values():
         longest = max(len(episodes[i]) for i in rows)
         cost = longest if settings.failure_cost is None else settings.failure_cost
         for i in rows:
@@ -327,44 +380,16 @@ def _rewards(
     return rewards
 
 
-def _features(
-    path: Path, episodes: Sequence[Episode], tasks: Sequence[Sequence[int]]
-) -> list[Tensor]:
-    """Return the inputs [L, D] of the value: observations and a one-hot task."""
-    features = [_flat(episode.observation, len(episode)) for episode in episodes]
-    require(
-        features[0].shape[1] > 0,
-        f"The observations of {path} are pictures alone, and a value is fitted to numbers: --value "
-        "mean.",
-    )
-    if len(tasks) > 1:
-        for mark, rows in zip(torch.eye(len(tasks), dtype=torch.float64), tasks, strict=True):
-            for i in rows:
-                features[i] = torch.cat((features[i], mark.expand(len(features[i]), -1)), 1)
-    return features
-
-
-def _summary(episodes: Sequence[Episode], labels: Labels) -> LabelSummary:
-    names = ("return", "value", "advantage_positive")
-    returns, values, positive = (torch.cat(labels[name]) for name in names)
+def _summary(episodes: Sequence[Episode], labels: Labels, tasks: list[TaskSummary]) -> LabelSummary:
     success = [episode.success for episode in episodes]
     return LabelSummary(
         episodes=len(success),
         successes=success.count(True),
         failures=success.count(False),
-        steps=len(returns),
-        positive=int(positive.sum()),
-        error=float((returns - values).square().mean().sqrt()),
-        returns_std=float(returns.std(correction=0)),
+        steps=sum(map(len, episodes)),
+        positive=int(torch.cat(labels["advantage_positive"]).sum()),
+        tasks=tasks,
     )
-
-
-def _flat(observation: Any, length: int) -> Tensor:
-    """Flatten a tree of observations [L+1, ...] to [L, D], without the final observation."""
-    if isinstance(observation, Tensor):
-        return observation[:length].reshape(length, -1).double()
-    parts = [_flat(child, length) for child in observation.values()]
-    return torch.cat(parts, 1) if parts else torch.zeros(length, 0, dtype=torch.float64)
 
 
 def _success_labels(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:

@@ -18,6 +18,7 @@ from lightning_rl.envs.people.intervention import InterventionDecision as Interv
 from lightning_rl.envs.people.intervention import InterventionSource as InterventionSource
 from lightning_rl.envs.people.intervention import Script as Script
 from lightning_rl.envs.probes import ActionProbe as ActionProbe
+from lightning_rl.envs.probes import FiveDoors as FiveDoors
 from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
 from lightning_rl.envs.probes import TwoDoors as TwoDoors
 from lightning_rl.envs.probes import ValueProbe as ValueProbe
@@ -32,7 +33,6 @@ from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import VectorEnv as VectorEnv
 from lightning_rl.envs.vector_env import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.action_mask import ActionMask as ActionMask
-from lightning_rl.envs.wrappers.condition import Conditioned as Conditioned
 from lightning_rl.envs.wrappers.encoded import EncodedObservations as EncodedObservations
 from lightning_rl.envs.wrappers.hide import HideEntries as HideEntries
 from lightning_rl.envs.wrappers.penalty import PenaltyTerms as PenaltyTerms

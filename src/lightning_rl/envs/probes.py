@@ -164,3 +164,59 @@ class TwoDoors(TorchEnv):
         noise = state["deviation"].gather(1, state["step"].long().clamp(max=self.length - 1))
         action: Tensor = state["door"] * self.door(state) + noise
         return action
+
+
+class FiveDoors(TorchEnv):
+    """Walk through five doors within ten tries; a try is one action of eight numbers.
+
+    The right door of a try is +c, and -c is locked, with c_i = 0.7 cos(1.5 o + 0.4 i) for an
+    observed o, which changes at each try. A try succeeds if its mean distance from c is below 0.15.
+    An episode succeeds at the fifth door; the tenth try truncates it. The expert walks to either
+    door, half of the time each. A clone succeeds in about 0.1 of the episodes.
+
+    Observation: `proprio` [3], o in [-1, 1], the number of doors divided by 5, and of tries by 10.
+    """
+
+    doors, tries, length, start_size = 5, 10, 8, 10
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
+        box = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        space = gymnasium.spaces.Dict({"proprio": box})
+        action = gymnasium.spaces.Box(-1.0, 1.0, (self.length,), np.float32)
+        super().__init__(num_envs, space, action, self.tries, device)
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        zeros = torch.zeros_like(uniform[:, :1])
+        return TensorDict({"drawn": uniform, "passed": zeros, "tried": zeros}, [len(uniform)])
+
+    def observe(self, state: TensorDict) -> Observation:
+        place = state["drawn"][:, :1] * 2.0 - 1.0
+        numbers = (place, state["passed"] / self.doors, state["tried"] / self.tries)
+        return TensorDict({"proprio": torch.cat(numbers, 1)}, state.batch_size)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        right = (action - self.door(state)).abs().mean(1, keepdim=True) < 0.15
+        passed, tried = state["passed"] + right, state["tried"] + 1
+        moved = {"drawn": self.uniform(self.start_size), "passed": passed, "tried": tried}
+        success = (passed >= self.doors).squeeze(1)
+        info = {"success": success, "metrics": {"right": right.squeeze(1).float()}}
+        return TensorDict(moved, state.batch_size), success.float(), success, info
+
+    def door(self, state: TensorDict) -> Tensor:
+        """Return the right door c [M, 8] of a state [M]."""
+        place = state["drawn"][:, :1] * 2.0 - 1.0
+        number = torch.arange(self.length, device=place.device)
+        return 0.7 * torch.cos(1.5 * place + 0.4 * number)
+
+    def expert(self, state: TensorDict) -> Tensor:
+        """Return the expert's action [M, 8] for a state [M]."""
+        drawn = state["drawn"]
+        side = torch.where(drawn[:, 1:2] < 0.5, -1.0, 1.0)
+        # Standard normal by Box and Muller, from pairs of numbers.
+        radius = (-2.0 * (1.0 - drawn[:, 2:6]).log()).sqrt()
+        angle = 2.0 * math.pi * drawn[:, 6:10]
+        noise = torch.cat((radius * angle.cos(), radius * angle.sin()), 1)
+        action: Tensor = side * self.door(state) + 0.05 * noise
+        return action

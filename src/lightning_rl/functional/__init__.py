@@ -7,6 +7,7 @@ from lightning_rl.functional.advantages import vtrace as vtrace
 from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
 from lightning_rl.functional.flows import flow_matching_loss as flow_matching_loss
 from lightning_rl.functional.flows import flow_transition as flow_transition
+from lightning_rl.functional.flows import guide as guide
 from lightning_rl.functional.flows import interpolate as interpolate
 from lightning_rl.functional.groups import first_episode_mask as first_episode_mask
 from lightning_rl.functional.groups import group_relative_advantage as group_relative_advantage

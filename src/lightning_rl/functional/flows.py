@@ -59,3 +59,17 @@ def flow_transition(
     start, end = x - t * velocity, x + (1.0 - t) * velocity
     drift = t - step_size - sigma_squared * step_size / (2.0 * t)
     return (1.0 - t + step_size) * start + drift * end, (sigma_squared * step_size).sqrt()
+
+
+def guide(conditional: Tensor, absent: Tensor, guidance: Tensor) -> Tensor:
+    """Return absent + guidance (conditional - absent), [B, ...].
+
+    Source: Ho and Salimans 2022, "Classifier-Free Diffusion Guidance", equation 6.
+    Differs from the paper: guidance is 1 + w, and the outputs may be logits or means.
+
+    Args:
+        conditional: [B, ...], output with the condition.
+        absent: [B, ...], output without it.
+        guidance: [B].
+    """
+    return torch.lerp(absent, conditional, guidance.view(-1, *[1] * (absent.dim() - 1)))

@@ -3,6 +3,7 @@
 from lightning_rl.policies.actor_critic import ActorCritic as ActorCritic
 from lightning_rl.policies.actor_critic import ActorOnly as ActorOnly
 from lightning_rl.policies.base import Policy as Policy
+from lightning_rl.policies.conditioned import ConditionedPolicy as ConditionedPolicy
 from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic as DiscreteActorCritic
 from lightning_rl.policies.gripper import GripperActorCritic as GripperActorCritic
 from lightning_rl.policies.lerobot import LeRobotPolicy as LeRobotPolicy
@@ -30,6 +31,7 @@ from lightning_rl.policies.q_actor_critic import SquashedActorCritic as Squashed
 from lightning_rl.policies.q_policy import QPolicy as QPolicy
 from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
 from lightning_rl.policies.vla import Backbone as Backbone
+from lightning_rl.policies.vla import BackboneEncoder as BackboneEncoder
 from lightning_rl.policies.vla import CustomVLA as CustomVLA
 from lightning_rl.policies.vla import FlowSettings as FlowSettings
 from lightning_rl.policies.vla import PerceptronBackbone as PerceptronBackbone

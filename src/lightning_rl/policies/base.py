@@ -25,6 +25,9 @@ from lightning_rl.system.torch_private import version_of
 NOISE = "action_noise"
 """Key of noise that the caller drew before it called `forward`."""
 
+ABSENT, GUIDANCE = "absent_observation", "guidance"
+"""Keys of guidance: the observation [B, ...] without condition, and the factor [B], see `guide`."""
+
 
 class Policy(nn.Module, ABC, Constructed):
     """Base class of all policies.
@@ -51,6 +54,7 @@ class Policy(nn.Module, ABC, Constructed):
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
         joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
+        takes_guidance: whether `forward` and `evaluate_actions` read `ABSENT` and `GUIDANCE`.
         counts_executed: whether `evaluate_actions` masks the log-prob [B] of a chunk by `executed`
             [B, K]. Losses mask log-probs per part.
         masks_actions: whether `action_mask` of the observation limits the choice of actions.
@@ -73,6 +77,7 @@ class Policy(nn.Module, ABC, Constructed):
     has_entropy: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
+    takes_guidance: bool = False
     counts_executed: bool = False
     masks_actions: bool = False
     autocast_dtype: torch.dtype | None = None

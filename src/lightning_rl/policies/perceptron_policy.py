@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.functional import guide
 from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
-from lightning_rl.policies.base import Policy, RolloutActor, noise_for
+from lightning_rl.policies.base import ABSENT, GUIDANCE, Policy, RolloutActor, noise_for
 from lightning_rl.policies.distributions.base import ActionDistribution, widened
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
 from lightning_rl.policies.networks.memory import Memory, MemoryFactory
@@ -168,6 +169,13 @@ class PerceptronPolicy(Policy):
         return type(self).evaluate_actions is PerceptronPolicy.evaluate_actions
 
     @property
+    def takes_guidance(self) -> bool:  # type: ignore[override]  # derived, so read-only
+        # Other classes have deviations among their outputs, or act by other methods.
+        own = (type(self).action_output, type(self).forward, type(self).evaluate_actions)
+        base = PerceptronPolicy
+        return own == (base.action_output, base.forward, base.evaluate_actions)
+
+    @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         size = self.memory_size + self.distribution.state_size
         state: dict[str, FieldSpec] = {"state": ((size,), torch.float32)} if size else {}
@@ -285,6 +293,9 @@ class PerceptronPolicy(Policy):
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
         """Return the inputs [B, F] of the action distribution for the actor's features [B, D]."""
         output = widened(self.actor(features))
+        if ABSENT in td.keys():
+            absent = TensorDict({"observation": td.get(ABSENT)}, td.batch_size)
+            output = guide(output, widened(self.actor(self._encoded(absent))), td[GUIDANCE])
         masked = self.distribution.masked
         return masked(output, td["observation"][MASK]) if self.masks_actions else output
 

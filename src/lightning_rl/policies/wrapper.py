@@ -46,6 +46,7 @@ class PolicyWrapper(Policy):
     evaluates_sequences = _of_inner("evaluates_sequences")
     is_recurrent = _of_inner("is_recurrent")
     joint_ratio = _of_inner("joint_ratio")
+    takes_guidance = _of_inner("takes_guidance")
     counts_executed = _of_inner("counts_executed")
     ignore_keys = _of_inner("ignore_keys")
     masks_actions = _of_inner("masks_actions")

@@ -3,6 +3,7 @@
 from lightning_rl.policies.vla.backbone import Backbone as Backbone
 from lightning_rl.policies.vla.backbone import Features as Features
 from lightning_rl.policies.vla.custom import CustomVLA as CustomVLA
+from lightning_rl.policies.vla.encoder import BackboneEncoder as BackboneEncoder
 from lightning_rl.policies.vla.flow import FlowHead as FlowHead
 from lightning_rl.policies.vla.flow import FlowSettings as FlowSettings
 from lightning_rl.policies.vla.loading import load_vla_model as load_vla_model

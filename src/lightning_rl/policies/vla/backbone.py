@@ -1,13 +1,14 @@
 """Define the interface of backbones, which turn pictures, instruction and state into features."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Optional
 
 import gymnasium
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.functional import guide
 from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import require
@@ -21,11 +22,22 @@ class Features(NamedTuple):
         summary: [B, E], of the whole observation, for the value head.
         prefix: tensors [B, ...] that only the expert of a `FlowHead` reads, such as keys and values
             of each layer.
+        absent: of the same observations without condition; None without guidance.
+        guidance: [B], factor of the guidance; None without guidance.
     """
 
     slots: Tensor
     summary: Tensor
     prefix: tuple[Tensor, ...] = ()
+    absent: Optional["Features"] = None
+    guidance: Tensor | None = None
+
+    def guided(self, output: "Callable[[Features], Tensor]") -> Tensor:
+        """Return an output [B, ...] of the features, with guidance if there is any; see `guide`."""
+        own = output(self)
+        if self.absent is None or self.guidance is None:
+            return own
+        return guide(own, output(self.absent), self.guidance)
 
 
 class Backbone(nn.Module, ABC, Constructed):
@@ -71,8 +83,8 @@ class Backbone(nn.Module, ABC, Constructed):
         Args:
             observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3]; optional: `depth`
                 float32 [B, H, W] or [B, cameras, H, W] in metres, `language` int64 [B, S],
-                `proprio` [B, P], and, if in `reads`, `condition` [B, 1], 1 for a good action (see
-                `Conditioned`).
+                `proprio` [B, P], and, if in `reads`, `condition` [B, 2]: (1, 0) for good, (0, 1)
+                for bad, (0, 0) for absent (see `ConditionedPolicy`).
         """
 
     def token_head(self, num_bins: int) -> nn.Module | None:

@@ -201,8 +201,7 @@ class FlowHead(ActionHead):
         return self._velocity(features, x, self.times[step].expand(x.shape[0]))
 
     def _velocity(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        velocity: Tensor = self.expert(features, x, t)
-        return velocity.float()
+        return features.guided(lambda one: self.expert(one, x, t).float())
 
     def _transition(self, x: Tensor, velocity: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         size = 1.0 / self.steps
@@ -220,7 +219,7 @@ class FlowHead(ActionHead):
         generator: torch.Generator | None,
         uniform: bool,
     ) -> Tensor:
-        """Draw `count` times S normal numbers, and a uniform one if asked for, [*batch, Z]."""
+        """Draw `count` times S normal numbers, and a uniform number if requested, [*batch, Z]."""
         size = count * self.noise_size
         noise = torch.empty(*batch, size + uniform, device=self.center.device)
         noise.normal_(generator=generator)

@@ -158,7 +158,7 @@ class TokenHead(ActionHead):
         return gumbel_(torch.empty(*batch, size, device=self.center.device), generator)
 
     def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
-        log_probs = self._log_probs(features.slots)
+        log_probs = self._log_probs(features)
         tokens = choose(log_probs, noise)
         unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
         return {
@@ -170,7 +170,7 @@ class TokenHead(ActionHead):
     def log_prob_and_entropy(
         self, features: Features, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        log_probs = self._log_probs(features.slots)
+        log_probs = self._log_probs(features)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return self._log_prob_of(log_probs, fields["action_tokens"]), self.sum_by_part(entropy)
 
@@ -179,8 +179,8 @@ class TokenHead(ActionHead):
         place = (self.to_unit(action) + 1.0) * ((self.num_bins - 1) / 2)
         return {"action_tokens": place.round().clamp(0, self.num_bins - 1).to(torch.int64)}
 
-    def _log_probs(self, slots: Tensor) -> Tensor:
-        logits: Tensor = self.to_logits(slots)
+    def _log_probs(self, features: Features) -> Tensor:
+        logits = features.guided(lambda one: self.to_logits(one.slots))
         return (logits.float() / self.temperature).log_softmax(-1)
 
     def _log_prob_of(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class GaussianHead(ActionHead):
         return {"unit_action": ((self.num_slots,), torch.float32)}
 
     def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
-        mean, log_std = self._distribution(features.slots)
+        mean, log_std = self._distribution(features)
         unit = mean if noise is None else torch.addcmul(mean, noise, log_std.exp())
         return {
             "action": self.to_action(unit),
@@ -231,15 +231,15 @@ class GaussianHead(ActionHead):
     def log_prob_and_entropy(
         self, features: Features, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._distribution(features.slots)
+        mean, log_std = self._distribution(features)
         entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(mean)
         return self._log_prob_of(mean, log_std, fields["unit_action"]), self.sum_by_part(entropy)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return {"unit_action": self.to_unit(action)}
 
-    def _distribution(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        mean: Tensor = self.to_mean(slots).squeeze(-1)
+    def _distribution(self, features: Features) -> tuple[Tensor, Tensor]:
+        mean = features.guided(lambda one: self.to_mean(one.slots)).squeeze(-1)
         return mean, self.log_std.clamp(-5.0, 2.0) + math.log(self.temperature)
 
     def _log_prob_of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:

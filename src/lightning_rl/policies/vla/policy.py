@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import Policy, noise_for
+from lightning_rl.policies.base import ABSENT, GUIDANCE, Policy, noise_for
 from lightning_rl.policies.precision import in_float32
 from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.flow import FlowHead, FlowSettings, SlotExpert
@@ -120,7 +120,12 @@ class ChunkPolicy(Policy):
 
     def features(self, td: TensorDict) -> Features:
         """Return the backbone's features of the observations [B] in `td`, slots in float32."""
-        observation = td.get("observation")
+        features = self._features_of(td.get("observation"))
+        if ABSENT not in td.keys():
+            return features
+        return features._replace(absent=self._features_of(td.get(ABSENT)), guidance=td[GUIDANCE])
+
+    def _features_of(self, observation: TensorDict) -> Features:
         if self.ignore_keys:
             observation = observation.exclude(*self.ignore_keys)
         features: Features = self.backbone(observation)
@@ -183,6 +188,8 @@ class VLAPolicy(ChunkPolicy):
     Raises:
         ConfigurationError: for a number out of range, or unsupported spaces or keys.
     """
+
+    takes_guidance = True
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ class TransformersBackbone(Backbone):
     Its inputs are the pictures, the instruction, and one placeholder token per number of the action
     chunk. The last hidden states of the placeholders are the slots, from one pass ("parallel
     decoding"); the first slot is the summary. A linear layer adds `proprio` to the slots;
-    `condition` is one token after the instruction. With `head: token` the bins are the last tokens
-    of the vocabulary.
+    `condition` is one token after the instruction, masked if it is absent. With `head: token` the
+    bins are the last tokens of the vocabulary.
 
     Args:
         kind: `hf` or `hf_config`; see `load_vla_model`.
@@ -29,8 +29,8 @@ class TransformersBackbone(Backbone):
         token_offset: added to the env's tokens, to match the model's numbering.
         padding: the env's masked token. Default: the model's padding token; 0 if it has none, and
             with a `token_offset`.
-        condition_tokens: for conditions 0 and 1, such as "negative" and "positive". Default: the
-            first two tokens that are neither placeholder nor image.
+        condition_tokens: for bad and good, such as "negative" and "positive". Default: the first
+            two tokens that are neither placeholder nor image.
         image_mean: per color, 0 to 1, to scale pixels. Default: from preprocessor_config.json.
         image_std: see `image_mean`.
 
@@ -152,7 +152,9 @@ class TransformersBackbone(Backbone):
             masks.append((words != self.padding).to(masks[0].dtype))
         if "condition" in observation.keys():
             bad, good = self.condition_tokens
-            parts.append(torch.where(observation["condition"] > 0.5, good, bad))
+            condition = observation["condition"] > 0.5
+            parts.append(torch.where(condition[:, :1], good, bad))
+            masks.append(condition.any(1, keepdim=True).to(masks[0].dtype))
         parts.append(torch.full((batch, self.num_slots), self.placeholder, device=device))
         masks += [torch.ones_like(part) for part in parts[len(masks) :]]
         return torch.cat(parts, 1), torch.cat(masks, 1)

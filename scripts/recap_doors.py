@@ -1,0 +1,125 @@
+"""Measure RECAP, advantage weights and successes alone on five doors, for docs/results.md.
+
+    python scripts/recap_doors.py outputs/doors                  # all, five seeds: half an hour
+    python scripts/recap_doors.py outputs/doors --variants recap awr --seeds 1 2
+
+The variants of a seed share the base. What is finished is not repeated.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import yaml
+
+from lightning_rl import Algorithm, EpisodeWriter, read_episodes
+from lightning_rl.cli.app import run
+from lightning_rl.datasets.playing import play_policy
+from lightning_rl.envs import FiveDoors
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "recap_doors.yaml"
+EPISODES, EVALUATED, ROUNDS = 400, 2000, 2
+VARIANTS = ("recap", "recap_default_share", "awr", "successes")
+
+
+def config_of(folder: Path, seed: int, weights: bool) -> Path:
+    """Write the config of a seed: with the condition, or with weights by the advantage."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["seed_everything"] = seed
+    config["trainer"]["logger"] = False
+    settings = config["model"]["init_args"]
+    if weights:
+        settings["policy"] = settings["policy"]["init_args"]["policy"]
+        settings["advantage_temperature"] = 0.05
+        del settings["condition_dropout"]
+    file = folder / ("awr.yaml" if weights else "recap.yaml")
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def success(checkpoint: Path, condition: str | None = None) -> float:
+    """Return the success rate of a checkpoint's policy, asked for its own or another condition."""
+    policy = Algorithm.load_from_checkpoint(checkpoint).policy
+    if condition is not None:
+        policy.condition = condition
+    played = play_policy(FiveDoors(EVALUATED), policy, range(EVALUATED), 10, chunk_size=1)
+    return sum(bool(one.success) for one in played) / EVALUATED
+
+
+def rounds(folder: Path, seed: int, variant: str) -> dict:
+    weights = variant == "awr"
+    run_dir = folder / variant
+    options = ["--config", str(config_of(folder, seed, weights)), "--run_dir", str(run_dir)]
+    options += ["--rounds", str(ROUNDS), "--episodes", str(EPISODES), "--num_envs", "400"]
+    options += ["--n_steps", "1", "--eval_episodes", str(EVALUATED), "--seed", str(seed)]
+    options += ["--positive", "0.2"] if variant == "recap" else []
+    if not weights and variant != "recap":
+        options += ["--base", str(folder / "recap" / "base")]
+    run(["recap", *options])
+    done = json.loads((run_dir / "recap.json").read_text())["done"]
+    stages = ["base", *(f"round {number}" for number in range(1, ROUNDS + 1))]
+    found = {one: done[f"{one} evaluation"]["successes"] / EVALUATED for one in stages}
+    found["error/spread"] = [done[f"{one} labels"]["error_over_spread"] for one in stages[1:]]
+    if not weights:
+        last = run_dir / f"round_{ROUNDS}" / "policy"
+        found |= {"asked for bad": success(last, "bad"), "positives right": right(run_dir)}
+    return found
+
+
+def right(run_dir: Path) -> float:
+    """Return the share of positive tries that walked through the right door."""
+    total = good = 0
+    for episode in read_episodes(run_dir / "dataset"):
+        place = episode.observation["proprio"][: len(episode), :1]
+        door = 0.7 * torch.cos(1.5 * place + 0.4 * torch.arange(8))
+        passed = (episode.action - door).abs().mean(1) < 0.15
+        positive = episode.extra["advantage_positive"] > 0.5
+        total, good = total + int(positive.sum()), good + int((positive & passed).sum())
+    return good / total
+
+
+def successes_alone(folder: Path, seed: int) -> dict:
+    """Clone the successes of all rounds, from the base."""
+    base = folder / "recap" / "base"
+    env, checkpoint, found = FiveDoors(EPISODES), base, {"base": success(base)}
+    dataset = folder / "successes" / "dataset"
+    for number in range(1, ROUNDS + 1):
+        run_dir = folder / "successes" / f"round_{number}"
+        if not run_dir.exists():
+            writer = EpisodeWriter(
+                dataset, env.single_observation_space, env.single_action_space, 10, pictures="png"
+            )
+            policy = Algorithm.load_from_checkpoint(checkpoint).policy
+            seeds = range(seed * 10**6 + number * 10**4, seed * 10**6 + number * 10**4 + EPISODES)
+            for episode in play_policy(env, policy, seeds, 10, chunk_size=1):
+                if episode.success:
+                    writer.write(episode)
+            writer.finalise()
+            options = [f"--data.collector.path={dataset}", "--data.collector.episodes=null"]
+            options += [f"--trainer.init_from={base}", f"--trainer.run_dir={run_dir}"]
+            options += ["--model.policy.init_args.condition=absent"]
+            options += ["--model.policy.init_args.guidance=1.0"]
+            run(["fit", f"--config={config_of(folder, seed, False)}", *options])
+        checkpoint = run_dir
+        found[f"round {number}"] = success(checkpoint)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS)
+    settings = parser.parse_args()
+    for variant in settings.variants:
+        for seed in settings.seeds:
+            folder = settings.folder / str(seed)
+            folder.mkdir(parents=True, exist_ok=True)
+            alone = variant == "successes"
+            found = successes_alone(folder, seed) if alone else rounds(folder, seed, variant)
+            print(f"RESULT {variant} seed {seed}: {json.dumps(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

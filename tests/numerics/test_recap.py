@@ -1,0 +1,562 @@
+"""RECAP: a policy that is told how good its action is, the value of recorded steps, and the rounds of both."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box, Dict, Discrete
+from lightning.pytorch import seed_everything
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRU,
+    PPO,
+    ActorCritic,
+    ActorOnly,
+    AsyncCollector,
+    BackboneEncoder,
+    BehaviorCloning,
+    ConditionedPolicy,
+    ConfigurationError,
+    EpisodeWriter,
+    FlowSettings,
+    PerceptronBackbone,
+    ReturnFrames,
+    RLDataModule,
+    RLTrainer,
+    TinyVLA,
+    ValueFit,
+    VLAPolicy,
+    load_policy,
+    read_episodes,
+)
+from lightning_rl.algorithms import Algorithm
+from lightning_rl.cli import recap as rounds
+from lightning_rl.cli.app import run
+from lightning_rl.datasets.label import by_task
+from lightning_rl.datasets.playing import play_policy
+from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
+from lightning_rl.envs import ActionChunk, FiveDoors, TwoDoors
+from lightning_rl.functional import advantage_weight, guide
+from tests.helpers import assert_same, last, load, train
+
+pytest.importorskip("pyarrow", reason="the extra data is not installed")
+pytest.importorskip("av", reason="the extra data is not installed")
+
+FLAT = Box(-1, 1, (3,), np.float32)
+PROPRIO = Dict({"proprio": FLAT})
+SEEN = Dict({"rgb": Box(0, 255, (16, 16, 3), np.uint8), "language": Box(0, 8, (3,), np.int64)})
+CHUNK = Box(-1, 1, (2, 2), np.float32)
+
+vla = partial(VLAPolicy, backbone=PerceptronBackbone((16,)))
+POLICIES = {
+    "choices": (ActorOnly, FLAT, Discrete(3)),
+    "numbers": (partial(ActorCritic, hidden_sizes=(8,)), FLAT, Box(-1, 1, (2,), np.float32)),
+    "keys": (partial(ActorOnly, normalize_observation=True), PROPRIO, Discrete(3)),
+    "tokens": (partial(vla, head="token", num_bins=5), PROPRIO, CHUNK),
+    "gaussian": (partial(vla, head="gaussian"), PROPRIO, CHUNK),
+    "flow": (partial(vla, head="flow"), PROPRIO, CHUNK),
+    "learnt flow": (partial(vla, head="flow", flow=FlowSettings(noise="learnt")), PROPRIO, CHUNK),
+    "pictures": (partial(VLAPolicy, head="flow"), SEEN, CHUNK),
+}
+
+
+def make(name, **settings):
+    policy, *spaces = POLICIES[name]
+    torch.manual_seed(0)
+    made = ConditionedPolicy(*spaces, policy, **settings).eval()
+    with torch.no_grad():  # a fresh actor's last layer is nearly zero
+        for parameter in made.parameters():
+            parameter.normal_(std=0.5)
+    return made
+
+
+def observed(name, rows=4):
+    _, space, _ = POLICIES[name]
+    generator = torch.Generator().manual_seed(1)
+    if isinstance(space, Box):
+        seen = torch.rand(rows, 3, generator=generator)
+    elif "rgb" in space.spaces:
+        rgb = torch.randint(0, 256, (rows, 16, 16, 3), generator=generator, dtype=torch.uint8)
+        seen = TensorDict({"rgb": rgb, "language": torch.ones(rows, 3).long()}, [rows])
+    else:
+        seen = TensorDict({"proprio": torch.rand(rows, 3, generator=generator)}, [rows])
+    return TensorDict({"observation": seen}, [rows])
+
+
+def acted(policy, name, **how):
+    return policy.get_action(observed(name), **how)
+
+
+# --- the condition and guidance ---
+
+
+def test_guidance_and_weights_are_their_definition():
+    generator = torch.Generator().manual_seed(0)
+    conditional, absent = torch.randn(2, 5, 3, generator=generator)
+    factor = torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0])
+    expected = absent.numpy() + factor.numpy()[:, None] * (conditional - absent).numpy()
+    np.testing.assert_allclose(guide(conditional, absent, factor), expected, rtol=1e-5, atol=1e-6)
+    advantage = torch.tensor([-1.0, -0.05, 0.0, 0.05, 1.0])
+    expected = [np.exp(-20), np.exp(-1), 1, np.exp(1), 20]
+    np.testing.assert_allclose(advantage_weight(advantage, 20.0, 20.0), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_good_bad_and_absent_are_answered_differently(name):
+    answers = []
+    for condition in ("good", "bad", "absent"):
+        policy = make(name, condition=condition)
+        seen = observed(name)
+        td = policy.get_action(seen.clone(), generator=torch.Generator().manual_seed(2))
+        assert (td.select("observation") == seen).all(), "the condition is not left behind"
+        assert td["condition"].tolist() == [{"good": 1, "bad": 2, "absent": 0}[condition]] * 4
+        answers.append(torch.cat([td[key].flatten() for key in ("action", "sample_log_prob")]))
+        assert policy.acting_space == policy.observation_space == POLICIES[name][1]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (answers[one] - answers[other]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_log_probs_with_guidance_are_recomputed(name):
+    """So PPO's first ratio is 1; and cloning is without guidance."""
+    policy = make(name, guidance=1.7)
+    td = acted(policy, name, generator=torch.Generator().manual_seed(2))
+    again = policy.evaluate_actions(td)["sample_log_prob"]
+    torch.testing.assert_close(again, td["sample_log_prob"], rtol=1e-4, atol=1e-4)
+    plain = make(name)
+    assert (plain.evaluate_actions(td)["sample_log_prob"] - again).abs().max() > 1e-4
+    noise = policy.draw_clone_noise([4], torch.Generator().manual_seed(3))
+    td = td.set("clone_noise", noise) if noise.numel() else td
+    assert torch.equal(policy.clone_loss(td)["clone_loss"], plain.clone_loss(td)["clone_loss"])
+
+
+@pytest.mark.parametrize("name", ["numbers", "gaussian", "flow"])
+def test_guidance_extrapolates_means_and_velocities(name):
+    """One step of a flow is linear in its velocity, so actions are extrapolated like means."""
+
+    def act(**settings):
+        policy = make(name, **settings)
+        if name == "flow":
+            policy.inner.head.steps = 1
+        return acted(policy, name, deterministic=True)["action"]
+
+    good, absent = act(), act(condition="absent")
+    for factor in (0.0, 0.5, 1.0, 1.5):
+        expected = absent + factor * (good - absent)
+        torch.testing.assert_close(act(guidance=factor), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_guidance_extrapolates_logits():
+    seen = observed("choices", 1)["observation"].expand(3, 3)
+
+    def log_probs(condition, guidance=1.0):
+        told = {"action": torch.arange(3), "condition": torch.full((3,), condition)}
+        td = TensorDict({**told, "observation": seen}, [3])
+        return make("choices", guidance=guidance).evaluate_actions(td)["sample_log_prob"]
+
+    expected = 2 * log_probs(1) - log_probs(0)
+    torch.testing.assert_close(log_probs(1, guidance=2.0), expected.log_softmax(-1))
+
+
+class Own(ActorCritic):
+    """A policy of a user's own, whose outputs are something else."""
+
+    def action_output(self, td, features):
+        return super().action_output(td, features).exp()
+
+
+KEYS = Dict({"state": FLAT, "goal": FLAT})
+REFUSED = {
+    "actor_keys": (partial(ActorCritic, actor_keys=["state"]), KEYS, {}, "ignores the condition: it reads state"),
+    "memory": (partial(ActorCritic, memory=partial(GRU, size=8)), FLAT, {}, "a policy without a memory"),
+    "guidance": (Own, KEYS, {"guidance": 2.0}, "guidance=2 needs a VLAPolicy, an ActorCritic"),
+    "space": (ActorCritic, Box(0, 255, (4,), np.uint8), {}, "adds two numbers to a flat Box"),
+    "number": (ActorCritic, FLAT, {"guidance": -1}, "guidance must be at least 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_policy_that_would_ignore_the_condition_is_refused(name):
+    policy, space, settings, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        ConditionedPolicy(space, Discrete(3), policy, **settings)
+
+
+def test_the_condition_and_guidance_are_in_what_is_exported():
+    policy = make("flow", guidance=1.5)
+    graph = ActingGraph(policy, ports_of(policy))
+    assert [port.name for port in graph.ports.inputs] == ["observation.proprio"]
+    seen = observed("flow", 3)
+    found = traced(graph).module()({"observation.proprio": seen["observation", "proprio"]})
+    expected = policy.get_action(seen, deterministic=True)["action"].clamp(-1, 1)
+    torch.testing.assert_close(found["action"], expected, rtol=1e-4, atol=1e-5)
+
+
+def in_rollouts(*spaces, hidden_sizes):
+    own = partial(ActorCritic, hidden_sizes=hidden_sizes, normalize_observation=True)
+    return ConditionedPolicy(*spaces, own, guidance=1.5)
+
+
+def test_it_trains_by_ppo_in_the_foreground_as_in_the_background(tmp_path):
+    settings = {"policy": {"policy_class": in_rollouts}, "data": {"total_env_steps": 4 * 16 * 2}}
+    here, *_ = train(tmp_path / "here", **settings)
+    seed_everything(3)
+    background = {"collector": partial(AsyncCollector, max_staleness=0)}
+    there, *_ = train(
+        tmp_path / "there", **{**settings, "data": {**settings["data"], **background}}
+    )
+    assert isinstance(here, PPO)
+    assert_same(dict(here.state_dict()), dict(there.state_dict()))
+    assert load_policy(last(tmp_path / "here")).observation_space.shape == (4,)
+
+
+# --- weights and dropout of cloning ---
+
+
+def cloned_with(policy, **settings):
+    module = BehaviorCloning(policy, **settings)
+    module.generator = torch.Generator().manual_seed(0)
+    return module
+
+
+def test_a_share_of_the_conditions_is_dropped():
+    module = cloned_with(make("choices"), condition_dropout=0.3)
+    condition = torch.randint(1, 3, (2000,), generator=torch.Generator().manual_seed(0))
+    minibatch = TensorDict({"condition": condition.clone()}, [2000])
+    module._drop_condition(minibatch)
+    dropped = minibatch["condition"] == 0
+    assert float(dropped.float().mean()) == pytest.approx(0.3, abs=0.03)
+    assert torch.equal(minibatch["condition"][~dropped], condition[~dropped])
+    with pytest.raises(
+        ConfigurationError, match=r"condition_dropout=0.1 is for a ConditionedPolicy"
+    ):
+        BehaviorCloning(ActorOnly(FLAT, Discrete(3)), condition_dropout=0.1)
+
+
+def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
+    module = cloned_with(ActorOnly(FLAT, Discrete(3)), advantage_temperature=0.1)
+    advantage = torch.tensor([[0.1, -0.1, 9.0, 5.0]])
+    rollout = TensorDict({"advantage": advantage}, [1, 4])
+    mask = torch.tensor([[True, True, False]])
+    weight = module._weight(rollout, mask)
+    raw = np.exp([1, -1])
+    np.testing.assert_allclose(weight, [[*(raw / raw.mean()), 0]], rtol=1e-5)
+    for broken in (rollout.exclude("advantage"), rollout.set("advantage", advantage * torch.nan)):
+        with pytest.raises(ConfigurationError, match="label the dataset, rl-cli label PATH"):
+            module._weight(broken, mask)
+
+
+# --- the value ---
+
+
+def record(path, episodes=24, tasks=("",), seen=FLAT, view=lambda place: place, known=True):
+    """Episodes whose length, and so the return, stands in their first number."""
+    writer = EpisodeWriter(path, seen, Discrete(2), 10, pictures="png")
+    generator = np.random.default_rng(0)
+    for number in range(episodes):
+        length = 2 + number % 5
+        for t in range(length):
+            left = (length - t) / 6
+            place = np.array([left, *generator.normal(size=2)], np.float32)
+            writer.add(view(place), 0, 0.0, t == length - 1, False, task=tasks[number % len(tasks)])
+        writer.end_episode(view(place), True if known else None)
+    writer.finalise()
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("steps") / "data", 8)
+
+
+def fit(
+    run_dir, path, ckpt_path=None, frames=None, policy=None, trainer=None, iterations=8, **more
+):
+    seed_everything(3)
+    env = partial(ReturnFrames, path=path, bins=21, **(frames or {}))
+    budget = {"total_env_steps": 32 * 8 * iterations, "iterations_per_epoch": iterations // 2}
+    data = RLDataModule(env, num_envs=32, buffer_size=8, **budget)
+    spaces = (data.observation_space, data.action_space)
+    settings = {"hidden_sizes": (32,), "normalize_observation": True} | (policy or {})
+    model = ValueFit(ActorOnly(*spaces, **settings), learning_rate=0.01, batch_size=64, **more)
+    runner = RLTrainer(
+        run_dir=str(run_dir), accelerator="cpu", enable_progress_bar=False, **(trainer or {})
+    )
+    runner.fit(model, data, ckpt_path=ckpt_path)
+    return model
+
+
+def test_the_value_finds_returns_of_episodes_that_it_has_not_seen(tmp_path):
+    path = record(tmp_path / "data")
+    model = fit(tmp_path / "run", path, n_epochs=8)
+    returns = ReturnFrames(1, path).returns
+    values = torch.cat(model.values(path))
+    error = (values - torch.cat(returns)).square().mean().sqrt() / torch.cat(returns).std(
+        correction=0
+    )
+    assert error < 0.4
+    assert model.evaluation["metrics"]["error_over_spread"] == pytest.approx(float(error))
+    loaded = ValueFit.load_from_checkpoint(tmp_path / "run")
+    assert loaded.frame_settings == model.frame_settings
+    assert torch.equal(torch.cat(loaded.values(path)), values)
+
+
+def test_no_member_knows_the_returns_of_its_part(tmp_path):
+    """Returns by chance, in episodes that can be told apart, are not remembered."""
+    path = str(tmp_path / "data")
+    writer = EpisodeWriter(path, Box(-1, 1, (16,)), Discrete(2), 10)
+    for number in range(16):
+        for t in range(3):
+            writer.add(np.eye(16, dtype=np.float32)[number], 0, 0.0, t == 2, False)
+        writer.end_episode(np.zeros(16), number % 3 == 0)
+    writer.finalise()
+    model = fit(tmp_path / "run", path, n_epochs=20, policy={"normalize_observation": False})
+    frames = ReturnFrames(1, path)
+    parts = [frames.fold_of(number) for number in range(16)]
+    assert sorted(parts) == sorted([0, 1, 2, 3] * 4)
+    assert parts != [0, 1, 2, 3] * 4
+    returns = torch.stack(frames.returns)
+    unseen = torch.stack(model.values(path))
+    assert (unseen - returns).abs().mean() > 0.3
+    model.members[0].eval()
+    own = parts.index(0)
+    model.others[0].load_state_dict(model.members[0].state_dict())
+    known = torch.stack(model.values(path))
+    others = [number for number, part in enumerate(parts) if part == 1]
+    assert (known[others] - returns[others]).abs().mean() < 0.2, "of another part it knows them"
+    assert torch.equal(known[own], unseen[own])
+
+
+def test_a_value_is_stopped_and_resumed_as_uninterrupted(dataset, tmp_path):
+    path = dataset
+    fit(tmp_path / "whole", path, iterations=4)
+    fit(tmp_path / "half", path, iterations=4, trainer={"max_epochs": 1})
+    fit(tmp_path / "half", path, last(tmp_path / "half"), iterations=4)
+    whole, resumed = (load(last(tmp_path / name)) for name in ("whole", "half"))
+    assert_same(whole["state_dict"], resumed["state_dict"])
+
+
+CAMERA = Dict({"rgb": Box(0, 255, (16, 16, 3), np.uint8), "proprio": Box(-5, 5, (2,))})
+
+
+def picture(place):
+    rgb = np.zeros((16, 16, 3), np.uint8)
+    rgb[:, : round(place[0] * 16)] = 250
+    return {"rgb": rgb, "proprio": place[1:]}
+
+
+def test_the_value_reads_pictures_by_a_backbone(tmp_path):
+    path = record(tmp_path / "data", 12, seen=CAMERA, view=picture)
+    own = {
+        "encoder": lambda space: BackboneEncoder(space, TinyVLA((4, 8, 8), 32, 8)),
+        "normalize_observation": False,
+    }
+    model = fit(tmp_path / "run", path, policy=own, n_epochs=6)
+    assert model.evaluation["metrics"]["error_over_spread"] < 0.9, "after 192 minibatches"
+    with pytest.raises(
+        ConfigurationError, match="has goal, which PerceptronBackbone does not read"
+    ):
+        BackboneEncoder(Dict({"proprio": FLAT, "goal": FLAT}), PerceptronBackbone())
+
+
+def test_the_value_is_told_the_task(tmp_path):
+    path = record(tmp_path / "data", 4, tasks=("push", "lift"))
+    assert list(by_task(list(read_episodes(path)))) == ["lift", "push"]
+    frames = ReturnFrames(1, path)
+    assert frames.single_observation_space.shape == (5,)
+    assert frames.steps_of(0)[:, 3:].tolist() == [[0, 1]] * 2
+    assert frames.steps_of(1)[:, 3:].tolist() == [[1, 0]] * 3
+
+
+BAD = {
+    "few episodes": ({"folds": 9}, "has 8 episodes, fewer than folds=9"),
+    "one fold": ({"folds": 1}, "folds must be at least 2"),
+    "other folds": ({"folds": 2}, "data.env.folds is 2, and model.folds is 4"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_a_value_cannot_be_fitted_to_is_refused(name, dataset, tmp_path):
+    frames, message = BAD[name]
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path / "run", dataset, frames=frames)
+
+
+def test_unknown_success_and_other_observations_are_refused(dataset, tmp_path):
+    path = record(tmp_path / "data", 4, known=False)
+    with pytest.raises(ConfigurationError, match="There is no success label for episodes 0, 1"):
+        fit(tmp_path / "run", path)
+    model = fit(tmp_path / "run", dataset, iterations=2)
+    pictures = record(tmp_path / "pictures", 4, seen=CAMERA, view=picture)
+    with pytest.raises(ConfigurationError, match=r"was fitted to observations Box.*fit it to this"):
+        model.values(pictures)
+    with pytest.raises(ConfigurationError, match="needs an ActorOnly without a memory"):
+        ValueFit(VLAPolicy(PROPRIO, CHUNK, PerceptronBackbone()))
+
+
+def test_a_checkpoint_of_a_value_labels_by_its_own_returns(tmp_path, capsys):
+    path = record(tmp_path / "data", 8)
+    fit(tmp_path / "run", path, frames={"gamma": 0.9}, iterations=2)
+    run(["label", path, "--value", str(tmp_path / "run"), "--n_steps", "1"])
+    assert "value error / spread" in capsys.readouterr().out
+    expected = ReturnFrames(1, path, gamma=0.9).returns[3]
+    torch.testing.assert_close(read_episodes(path)[3].extra["return"], expected.float())
+    with pytest.raises(SystemExit):
+        run(["label", path, "--value", str(tmp_path / "run"), "--gamma", "0.8"])
+    assert "was fitted to returns with" in capsys.readouterr().err
+
+
+# --- the rounds ---
+
+CONFIG = """
+seed_everything: 1
+model:
+  class_path: BehaviorCloning
+  init_args:
+    policy:
+      class_path: ConditionedPolicy
+      init_args:
+        guidance: 1.5
+        policy:
+          class_path: VLAPolicy
+          init_args: {head: flow, backbone: {class_path: PerceptronBackbone}}
+    n_epochs: 1
+data:
+  env: {class_path: ActionChunk, init_args: {env: {class_path: lightning_rl.envs.FiveDoors}, chunk_size: 1}}
+  collector: {class_path: Demonstrations, init_args: {episodes: 12}}
+  num_envs: 12
+  buffer_size: 10
+  total_env_steps: 480
+  iterations_per_epoch: 1
+trainer: {accelerator: cpu, limit_val_batches: 0, logger: false}
+"""
+OPTIONS = ["--config", "doors.yaml", "--episodes", "10", "--eval_episodes", "4", "--num_envs", "4",
+           "--rounds", "1", "--value", "value.yaml"]  # fmt: skip
+VALUE = """
+model: {class_path: ValueFit, init_args: {policy: {class_path: ActorOnly}, batch_size: 32}}
+data: {env: {class_path: ReturnFrames}, num_envs: 32, buffer_size: 2, total_env_steps: 256, iterations_per_epoch: 2}
+trainer: {accelerator: cpu, logger: false}
+"""
+
+
+class Killed(BaseException):
+    """In place of a SIGKILL: nothing handles it."""
+
+
+def killed_once_in_each_phase(monkeypatch):
+    """Kill each phase once: within its work where that writes step by step, and before its end is noted."""
+    kills = []
+
+    def kill(name):
+        if name not in kills:
+            kills.append(name)
+            raise Killed(name)
+
+    write, finish = EpisodeWriter.write, Algorithm.finish_iteration
+    phase = rounds.Rounds._phase
+
+    def write_some(writer, episode):
+        if writer._episodes == 5:
+            kill("within the collection")
+        write(writer, episode)
+
+    def finish_some(module, rollout):
+        finish(module, rollout)
+        if module.iterations_done == 3:
+            kill(f"within {type(module).__name__} {module.trainer.run_dir}")
+
+    def phase_but(self, name, work):
+        def work_but():
+            result = work()
+            kill(f"after {name}")
+            return result
+
+        phase(self, name, work_but)
+
+    monkeypatch.setattr(EpisodeWriter, "write", write_some)
+    monkeypatch.setattr(Algorithm, "finish_iteration", finish_some)
+    monkeypatch.setattr(rounds.Rounds, "_phase", phase_but)
+    return kills
+
+
+def test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "doors.yaml").write_text(CONFIG)
+    (tmp_path / "value.yaml").write_text(VALUE)
+    run(["recap", *OPTIONS, "--run_dir", "whole"])
+    whole = capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        kills = killed_once_in_each_phase(patch)
+        for _ in range(20):
+            try:
+                run(["recap", *OPTIONS, "--run_dir", "killed"])
+                break
+            except Killed:
+                pass
+    assert len(kills) == 2 + 5 + 3 + 1, kills
+    resumed = capsys.readouterr().out
+    table = whole[whole.index("        ") :].splitlines()[:3]
+    assert resumed.splitlines()[-4:-1] == table
+    for place in ("base", "round_1/value", "round_1/policy"):
+        one, other = (load(last(tmp_path / name / place)) for name in ("whole", "killed"))
+        assert_same(one["state_dict"], other["state_dict"])
+    one, other = (list(read_episodes(tmp_path / name / "dataset")) for name in ("whole", "killed"))
+    assert len(one) == len(other) == 10
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.action, b.action)
+        assert_same(a.extra, b.extra)
+    with pytest.raises(SystemExit):
+        run(["recap", *OPTIONS, "--run_dir", "killed", "--positive", "0.5"])
+    assert "of a run with another positive: resume it with its own" in capsys.readouterr().err
+
+
+def config_with(**changes):
+    config = yaml.safe_load(CONFIG)
+    for path, value in changes.items():
+        *above, name = path.split("__")
+        place = config
+        for key in above:
+            place = place[key]
+        place[name] = value
+    return config
+
+
+PLAIN = {"class_path": "VLAPolicy"}
+NOT_FOR_ROUNDS = {
+    "algorithm": ({"model__class_path": "PPO"}, "recap clones: .* needs model: {class_path: Beh"),
+    "policy": ({"model__init_args__policy": PLAIN}, "ignores the labels, so no round can improve"),
+    "processes": ({"trainer__devices": 2}, "trains in one process, .* trainer.devices: 2"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOR_ROUNDS)
+def test_a_config_that_rounds_cannot_improve_is_refused(name, tmp_path):
+    changes, message = NOT_FOR_ROUNDS[name]
+    with pytest.raises(ConfigurationError, match=message):
+        rounds._checked(config_with(**changes), "doors.yaml")
+    weights = {"model__init_args__policy": PLAIN, "model__init_args__advantage_temperature": 0.05}
+    assert rounds._asking_for(rounds._checked(config_with(**weights), ""), "good")
+
+
+def test_chunks_are_executed_as_by_the_env_of_chunks():
+    """Actions of a recording lead to what the chunked env shows after each chunk."""
+    torch.manual_seed(0)
+    policy = VLAPolicy(TwoDoors(1).single_observation_space, Box(-1, 1, (4, 1), np.float32), PerceptronBackbone(), "flow")  # fmt: skip
+    played = list(play_policy(TwoDoors(2), policy, [5, 6], 8, chunk_size=4, execute=2))
+    alone = list(play_policy(TwoDoors(1), policy, [6], 8, chunk_size=4, execute=2))
+    torch.testing.assert_close(alone[0].action, played[1].action)
+    env = ActionChunk(2, TwoDoors, 4, 2)
+    observation, _ = env.reset(seed=[5, 6])
+    for step in range(0, 8, 2):
+        for row, episode in enumerate(played):
+            torch.testing.assert_close(
+                observation["proprio"][row], episode.observation["proprio"][step]
+            )
+        chunk = torch.zeros(2, 4, 1)
+        chunk[:, :2] = torch.stack([one.action[step : step + 2] for one in played])
+        observation, *_ = env.step(chunk)
+    with pytest.raises(ConfigurationError, match="The policy has the observation space"):
+        list(play_policy(FiveDoors(1), policy, [0], 8, chunk_size=4))
