@@ -17,7 +17,7 @@ import numpy as np
 import lightning_rl  # noqa: F401  # registers the env
 from lightning_rl import Intervention, Teleoperator
 
-DRIVER = '''
+DRIVER = """
 import dataclasses
 from lerobot.robots import Robot, RobotConfig
 from lerobot.teleoperators import Teleoperator, TeleoperatorConfig
@@ -85,7 +85,7 @@ def arm(directory):
 
 def leader(directory):
     return Leader(LeaderConfig(id="leader", calibration_dir=__import__("pathlib").Path(directory)))
-'''
+"""
 
 
 def main() -> None:
