@@ -88,7 +88,7 @@ class GripperPenalty(gymnasium.Wrapper):
         space: Any = env.observation_space
         keys = list(space) if isinstance(space, gymnasium.spaces.Dict) else [None]
         array = space[key] if key in keys and key is not None else space
-        shape = getattr(array, "shape", None) or ()
+        shape: tuple[int, ...] = getattr(array, "shape", None) or ()
         require(
             key in keys and len(shape) == 1 and 0 <= index < shape[0],
             f"GripperPenalty reads number {index} of key {key}, and the observation is {space}: "
@@ -107,12 +107,11 @@ class GripperPenalty(gymnasium.Wrapper):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, *result, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         before, now = self._side, self._side_of(observation)
         self._side = now or before
         changed = before * now < 0
         penalty = float(info.get("penalty", 0.0)) - self._weight * changed
-        reward, terminated, truncated = result
         return observation, reward, terminated, truncated, {**info, "penalty": penalty}
 
     def _side_of(self, observation: Any) -> float:
