@@ -463,6 +463,7 @@ def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tm
     def env(num_envs):
         wrappers = [lambda one: Intervention(one, Script(helps))]
         more = {"robot_kwargs": {"journal": str(journal)}, "step_size": 5.0}
+        more |= {"home": {"shoulder.pos": 0.0}}  # so that each episode has seven steps
         return robot_env(num_envs, wrappers, max_episode_steps=100, **more)
 
     data = {"num_envs": 1, "buffer_size": 8, "total_env_steps": 48, "replay": ReplayBuffer}
@@ -479,7 +480,8 @@ def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tm
             ckpt_path=last(tmp_path / "run"),
             **kwargs,
         )
-    assert len(sends(journal)) == before + 8 + 1  # the stop is one more
+    # Eight steps, the way home after the seventh, and the stop.
+    assert len(sends(journal)) == before + 8 + 1 + 1
 
 
 def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
