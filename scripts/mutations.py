@@ -934,6 +934,42 @@ MUTATIONS = (
         "return metres / np.float32(100.0)",
         "numerics/test_vla_observation.py",
     ),
+    # --- robots ---
+    Mutation(
+        "robots/bus.py",
+        "an arm is not slowed down",
+        "return before + min(max(min(max(target, low), high) - before, -most), most)",
+        "return min(max(target, low), high)",
+        "numerics/test_robots.py",
+    ),
+    Mutation(
+        "robots/bus.py",
+        "a learner that is silent is waited for",
+        "        elif time.monotonic() > self._alive_until:\n            raise LearnerGone",
+        "        elif time.monotonic() > self._alive_until:\n            return",
+        "numerics/test_robots.py",
+    ),
+    Mutation(
+        "robots/bus.py",
+        "an arm that is to hold goes on to where it was sent",
+        "seen = self._robot.get_observation()\n                self._robot.send_action",
+        "seen = self._sent\n                self._robot.send_action",
+        "numerics/test_robots.py",
+    ),
+    Mutation(
+        "collectors/ahead.py",
+        "a new chunk begins at its first action, however old its observation is",
+        "chunk, begun, pending = pending.result(), asked, None",
+        "chunk, begun, pending = pending.result(), step, None",
+        "numerics/test_robots.py",
+    ),
+    Mutation(
+        "envs/gymnasium/replay.py",
+        "a resumed run repeats the motions of a robot",
+        'if self.env.metadata.get("is_real"):',
+        'if self.env.metadata.get("is_real") is None:',
+        "numerics/test_robots.py",
+    ),
     # --- envs/gymnasium ---
     Mutation(
         "envs/gymnasium/inline.py",

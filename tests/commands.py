@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -96,6 +96,36 @@ class Command:
     def _read(self, i):
         file = self._printed[i].fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+
+PARSERS = {}
+"""What `RLCLI.setup_parser` has made, by the subcommand."""
+
+
+def keep_parsers():
+    """Build the parser of a subcommand once in this process: it takes a third of a command's time.
+
+    A page of help changes its parser, which is then built anew.
+    """
+    from lightning_rl.cli.app import RLCLI
+    from lightning_rl.cli.parsing import asks_for_help
+
+    setup, parse = RLCLI.setup_parser, RLCLI.parse_arguments
+
+    def setup_parser(self, *settings):
+        if self._asked in PARSERS:
+            vars(self).update(PARSERS[self._asked])
+            return
+        before = set(vars(self))
+        setup(self, *settings)
+        PARSERS[self._asked] = {key: vars(self)[key] for key in vars(self).keys() - before}
+
+    def parse_arguments(self, parser, args):
+        if asks_for_help(args):
+            del PARSERS[self._asked]
+        parse(self, parser, args)
+
+    RLCLI.setup_parser, RLCLI.parse_arguments = setup_parser, parse_arguments
 
 
 def rl_cli(*arguments, timeout=120, **kwargs):
@@ -204,8 +234,11 @@ def become(asked, files):
 if __name__ == "__main__":
     from lightning.pytorch.utilities import rank_zero_only
 
-    import lightning_rl.cli.app  # noqa: F401  # takes seconds
+    from lightning_rl.cli.app import run  # takes seconds
 
     os.fsync = os.fstat  # see conftest.py
+    keep_parsers()
+    with redirect_stdout(None), suppress(SystemExit):
+        run(["fit", "--config", "ppo.yaml", "--print_config"])
     gc.freeze()  # else each fork collects garbage in it, and copies its pages
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -105,9 +105,11 @@ def pytest_sessionstart(session):
         import torch
 
         from lightning_rl.training.callbacks import manifest
+        from tests.commands import keep_parsers
 
         # Each run asks git for the commit: a sixth of a short run.
         manifest._git_commit = cache(manifest._git_commit)
+        keep_parsers()
         # Two threads that wait for each other on a busy machine of two cores are slower than one.
         torch.set_num_threads(1)
 

@@ -45,6 +45,7 @@ LEVELS = {
     "policies": 2,
     "policies/steering": 3,
     "envs": 3,
+    "robots": 4,
     "buffers": 3,
     "optim": 3,
     "compiled": 3,

@@ -312,6 +312,12 @@ from lightning_rl.policies.steering import (
 from lightning_rl.policies.steering import (
     NoisePolicy as NoisePolicy,
 )
+from lightning_rl.robots.env import (
+    RobotEnv as RobotEnv,
+)
+from lightning_rl.robots.teleoperator import (
+    Teleoperator as Teleoperator,
+)
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,
 )

@@ -413,6 +413,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
     settings, data = config["model"]["init_args"], config["data"]
     assert settings["batch_size"] <= data.get("num_envs", 8) * data.get("buffer_size", 128)
     assert data.get("num_envs", 8) % settings.get("group_size", 1) == 0
+    assert data.get("buffer_size", 128) % settings.get("sequence_length", 1) == 0
     if name != "ppo_mujoco.yaml":
         options += ["--model.n_epochs", "1"]
     if "vla" in name or "pixels" in name:
@@ -423,9 +424,10 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
         run(["fit", "--config", "two_doors_bc.yaml", *options, *few])
         options += ["--model.policy.checkpoint", str(newest())]
-    if name.startswith("tuned/"):
-        rows = -(-settings["batch_size"] // data["num_envs"])
-        options += ["--data.buffer_size", str(max(rows, 8))]
+    if name.startswith(("ppo", "tuned/")) and name != "ppo_mujoco.yaml":
+        envs = 24 if "pixels" in name else data.get("num_envs", 8)
+        rows = max(-(-settings["batch_size"] // envs), settings.get("sequence_length", 8))
+        options += ["--data.buffer_size", str(rows)]
     if name.startswith("quadruped_student"):
         options += ["--data.num_envs", "32"]
     if "teacher" in settings:
@@ -653,6 +655,7 @@ def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
         return built[-1]
 
     monkeypatch.setattr(RLCLI, "init_parser", counting)
+    monkeypatch.setattr("tests.commands.PARSERS", {})
     for subcommand in ("fit", "check"):
         with pytest.raises(SystemExit):
             run([subcommand, "--config", "ppo.yaml", "--print_config"])
@@ -759,12 +762,11 @@ WHOLE = [
     ),
     (
         "--model my_mod.Thing",
-        f"'my_mod.Thing' for model is not a subclass of Algorithm, as it must be; {OF_MODEL}.",
+        f"'my_mod.Thing' for model is not a subclass of Algorithm, but must be; {OF_MODEL}.",
     ),
     (
         "--data.collector my_mod.Thing",
-        "'my_mod.Thing' for data.collector is not a subclass of Collector, as it must be; "
-        f"{OF_COLLECTOR}.",
+        f"'my_mod.Thing' for data.collector is not a subclass of Collector, but must be; {OF_COLLECTOR}.",
     ),
     (
         "--model needs_mod.Thing",
@@ -795,8 +797,8 @@ WHOLE = [
     (
         "--data.env.id lightning_r/CartPole-v0",
         "No Gymnasium env 'lightning_r/CartPole-v0': its namespace 'lightning_r' is not "
-        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For "
-        "an env of another package, name the module that registers it: "
+        "registered; registered are lightning_rl, phys2d, tabular; close matches: lightning_rl. For an "
+        "env of another package, name the module that registers it: "
         "its_module:lightning_r/CartPole-v0.",
     ),
     (

@@ -225,7 +225,7 @@ def follow_here(arguments):
     if "--print_config" in arguments or asks_for_help(arguments):
         only_parsed(arguments)
     elif arguments in (["fit", "--config", name] for name in shipped_configs()):
-        only_parsed([*arguments, "--print_config"])  # test_commands.py trains each of them
+        pass  # test_commands.py trains each of them
     elif arguments[0] == "fit" and "--ckpt_path" in arguments:
         run(FIRST)  # with so few env steps that there are some left
         run([*arguments, *SMALL, "--data.total_env_steps", "1024"])
@@ -607,6 +607,7 @@ def test_the_links_of_a_page_outside_of_the_site_lead_somewhere(page):
 # --- the site ---
 
 
+@pytest.mark.timeout(900)  # it takes a minute on a slow core
 @pytest.mark.parametrize("builder", ["dummy", pytest.param("html", marks=pytest.mark.slow)])
 def test_the_site_builds_without_a_warning(builder, tmp_path):
     """Of a link to nothing, of a page in no table of contents, of an object of the source that has gone.
@@ -615,7 +616,7 @@ def test_the_site_builds_without_a_warning(builder, tmp_path):
     """
     options = ["-W", "--keep-going", "-q", "-b", builder]
     options += ["-D", "smartquotes=0"] if builder == "dummy" else []
-    built = Command(*options, DOCS, tmp_path / "site", program="sphinx").wait(280)
+    built = Command(*options, DOCS, tmp_path / "site", program="sphinx").wait(800)
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
     if builder == "dummy":
         return

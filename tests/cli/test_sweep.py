@@ -334,7 +334,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep", "serch.yaml"],
             2,
-            "the file serch.yaml, which is not there; close matches: search.yaml.",
+            "the file serch.yaml, which does not exist; close matches: search.yaml.",
         ),
         (
             ["--sweep.first", "[{model.gamma: 0.9}]", *GAMMAS],
@@ -398,7 +398,7 @@ def test_a_sweep_that_is_not_there_is_refused(capsys):
     for given, message in {
         "outputs/ppo_sweep_2": "it has no sweep.yaml; close matches: ppo_sweep_1. Give",
         "outputs/ppo_sweep_1": "sweep.yaml has an unknown setting 'sedes'; close matches: seeds, ",
-        "outputs/ppo_sweep_3": "It is of an earlier version: begin a new sweep.",
+        "outputs/ppo_sweep_3": "It was written by an earlier version: begin a new sweep.",
     }.items():
         for option in ("--resume", "--join"):
             with pytest.raises(SystemExit):
@@ -542,7 +542,7 @@ def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes
 
 def test_who_has_no_trial_left_waits_for_those_of_others(fakes):
     options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "128"]
-    first, other = fake_sweep(*SMALL, *options, pause=3), None
+    first, other = fake_sweep(*SMALL, *options, pause=1.5), None
     try:
         soon(lambda: is_saved(first, 0) and is_saved(first, 1))
         other = fake_sweep("--join", "last")

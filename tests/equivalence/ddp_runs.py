@@ -65,24 +65,25 @@ from tests.helpers import last, make_collector, make_data, make_ppo, train, unco
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
-TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
+FIVE = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 5, "iterations_per_epoch": 10}
+"""Five iterations, which are one epoch."""
 PENDULUM = {
     "env": "Pendulum-v1",
     "policy": {"normalize_observation": True},
     "model": {"normalize_reward": True, "n_epochs": 2, "batch_size": 8},
-    "data": TEN,
+    "data": FIVE,
 }
 OFF_POLICY = {
     "env": "Pendulum-v1",
     "policy": {"normalize_observation": True, "value_atoms": ValueAtoms(11, 5.0)},
     "model": {"algorithm": SAC, "updates_per_env_step": 0.1, "normalize_reward": True},
-    "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
+    "data": FIVE | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
 }
 HELPED = {
     "PPO": {"model": {"n_epochs": 2, "batch_size": 8}},
     "SAC": {
         "policy": {"normalize_observation": True},
-        "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.5},
+        "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.1},
         "data": {"replay": mixed},
     },
 }
@@ -647,20 +648,20 @@ def main(directory):
     nans = {"one nan": ("sample_log_prob", 2), "only nans": ("sample_log_prob", 99)}
     nans["an env's nan"] = ("reward", 99)
     for name, (field, until) in nans.items():
-        data = TEN | {"collector": partial(Spoiled, field, until)}
+        data = FIVE | {"collector": partial(Spoiled, field, until)}
         run(name, **PENDULUM | {"model": {"max_nonfinite_steps": 9, "batch_size": 8}, "data": data})
     run(
         "async 0",
-        **PENDULUM | {"data": TEN | {"collector": partial(AsyncCollector, max_staleness=0)}},
+        **PENDULUM | {"data": FIVE | {"collector": partial(AsyncCollector, max_staleness=0)}},
     )
     run(
         "async 1",
-        **PENDULUM | {"data": TEN | {"collector": partial(AsyncCollector, max_staleness=1)}},
+        **PENDULUM | {"data": FIVE | {"collector": partial(AsyncCollector, max_staleness=1)}},
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
     for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
-        run(name, **settings | {"data": settings["data"] | TEN | {"total_env_steps": 256}})
+        run(name, **settings | {"data": settings["data"] | FIVE | {"total_env_steps": 256}})
     taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced"), "batch_size": 8}
     taught = OFF_POLICY | {"policy": {"policy_class": ActorOnly}, "model": taught}
     run("taught", **taught | {"data": OFF_POLICY["data"] | {"total_env_steps": 256}})
@@ -669,10 +670,10 @@ def main(directory):
     checkpoint = last(directory / "off-policy, stopped")
     run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **OFF_POLICY)
     for name in ("masks", "parts, noise"):
-        run(name, **ALLOWED[name] | {"data": TEN | {"total_env_steps": 256}})
+        run(name, **ALLOWED[name] | {"data": FIVE | {"total_env_steps": 256}})
     for name, settings in HELPED.items():
         helped = Helped()
-        data = TEN | {"total_env_steps": 256} | settings.get("data", {})
+        data = FIVE | {"total_env_steps": 256} | settings.get("data", {})
         run(f"helped {name}", helped, **settings | {"env": helped_arm, "data": data})
         findings[f"helped {name}"]["taken"] = helped.taken
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
@@ -682,7 +683,7 @@ def main(directory):
     run(
         "uneven",
         env="CartPole-v1",
-        data=TEN | {"num_envs": 4, "total_env_steps": 10_000, "buffer_size": 40},
+        data=FIVE | {"num_envs": 4, "total_env_steps": 10_000, "buffer_size": 40},
         model={"algorithm": GRPO, "group_size": 2, "batch_size": 8},
         trainer={"max_steps": 4},
     )

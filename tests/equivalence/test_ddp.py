@@ -23,6 +23,9 @@ from tests.equivalence.ddp_runs import (
 )
 from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
 
+pytestmark = pytest.mark.timeout(900)
+"""The launch takes half a minute; beside ten busy processes, ten times as long."""
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
@@ -33,7 +36,7 @@ def directory(tmp_path_factory):
     ddp_runs.record_transitions(path)
     with on_two_ranks(path, "all") as begun:
         for process in begun:
-            process.wait(280)
+            process.wait(800)
             assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-8000:]
     return path
 
@@ -84,7 +87,7 @@ def check_reduction(ranks, name):
     """The issue's own test: equal parameters, and gradients that are the mean of the local ones."""
     assert_same(*both(ranks, name, "state"))
     local, reduced = both(ranks, name, "local_gradients"), both(ranks, name, "gradients")
-    assert len(local[0]) == 10 * 2 * 4  # iterations, epochs, minibatches
+    assert len(local[0]) == 5 * 2 * 4  # iterations, epochs, minibatches
     for step in range(len(local[0])):
         assert_same(reduced[0][step], reduced[1][step])
         for one, other, mean in zip(local[0][step], local[1][step], reduced[0][step], strict=True):
@@ -152,15 +155,15 @@ def test_every_env_step_and_every_episode_counts_once(ranks):
 
 
 def test_budget_and_learning_rate_count_the_steps_of_both(ranks):
-    assert len(both(ranks, "reduced", "rows")[0]) == 10
+    assert len(both(ranks, "reduced", "rows")[0]) == 5
     rates = column(ranks, "reduced", "rate")[0]
-    assert rates == pytest.approx([3e-4 * (1 - i / 10) for i in range(10)])
+    assert rates == pytest.approx([3e-4 * (1 - i / 5) for i in range(5)])
 
 
 def test_early_stops_and_adaptive_rates_agree(ranks):
     steps = column(ranks, "kl", "optimizer_steps")
     assert steps[0] == steps[1]
-    assert steps[0][-1] < 10 * 8 * 4
+    assert steps[0][-1] < 5 * 8 * 4
     rates = column(ranks, "kl", "rate")
     assert rates[0] == rates[1]
     assert len(set(rates[0])) > 1

@@ -30,6 +30,9 @@ from tests.equivalence.test_ddp import free_port, of_rank
 from tests.helpers import assert_same, last, load, train
 from tests.numerics.test_vla_loading import CONFIGS
 
+pytestmark = pytest.mark.timeout(900)
+"""For the launch, as in test_ddp.py."""
+
 
 def launch(directory, what, count=2, statuses=(0, 0)):
     port, sizes = free_port(), {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
@@ -41,7 +44,7 @@ def launch(directory, what, count=2, statuses=(0, 0)):
     ]
     try:
         for process in begun:
-            process.wait(900)
+            process.wait(800)
         for process, status in zip(begun, statuses, strict=True):
             assert process.returncode == status, process.stdout[-4000:] + process.stderr[-8000:]
     finally:
@@ -150,7 +153,6 @@ def test_one_rank_is_stopped_resumed_and_collected_from_in_the_background(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", ["uneven", "micro", "warm-up", "shown", "taught", "warm start", "lora"]
 )

@@ -21,14 +21,19 @@ from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
 from tests.commands import ROOT, Command
 from tests.helpers import last, load, train
 
+END = threading.Event()
+"""Ends a step that hangs in this process."""
+
 LIMIT = 60.0
 """Seconds, ten times what the slowest takes: in time for no step of 1,000 s, and for no rollout."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request):
+    END.clear()
     before, start = set(threading.enumerate()), time.monotonic()
     yield
+    END.set()
     if "command" not in request.node.name:  # most of that is its start
         assert time.monotonic() - start < LIMIT
     left = [t for t in threading.enumerate() if t not in before and t.name == "collector"]
@@ -62,7 +67,7 @@ class Faulty(gymnasium.Env):
             if self.fault == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "hang":
-                time.sleep(3 if multiprocessing.parent_process() is None else 100)
+                END.wait(100)
             if self.fault == "slow":
                 time.sleep(0.03)
         return observation, 1.0, False, self.steps % 5 == 0, {}
@@ -109,8 +114,13 @@ def test_an_env_that_raises_ends_the_run_with_its_own_traceback(vectorization, t
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(vectorization, tmp_path):
-    expected = r"No rollout came within 1 s: the collector has begun one.*Its thread is at:.*"
+def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(
+    vectorization, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lightning_rl.collectors.asynchronous.JOIN_SECONDS", 0.1)
+    expected = (
+        r"No rollout came within 1 s: the collector is writing a rollout.*Its thread is at:.*"
+    )
     place = "in step\n" if vectorization == "sync" else "in recv\n"
     with pytest.raises(TimeoutError, match=re.compile(expected + place, re.DOTALL)):
         run(tmp_path, "hang", vectorization, timeout_s=1.0)

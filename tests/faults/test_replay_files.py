@@ -263,7 +263,7 @@ def test_what_cannot_be_read_may_name_anything(toy, tmp_path):
 
     with pytest.warns(
         UserWarning,
-        match=r"No file of .*replay is removed, as it may belong to copy\.ckpt: The check",
+        match=r"No file of .*replay is removed, because it may belong to copy\.ckpt: The check",
     ):
         run(toy, tmp_path, max_steps=4, callbacks=After(3, strew))
     assert stray in present(tmp_path)
@@ -346,8 +346,8 @@ def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
 
 def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
     assert refusal(toy, half, data={"num_envs": 4}) == (
-        "The checkpoint's replay is of 2 envs, and data.num_envs is 4. Resume with --data.num_envs 2, or start with "
-        "an empty replay: --restore_replay false."
+        "The checkpoint's replay has 2 envs, but data.num_envs is 4. Resume with --data.num_envs 2, or start with an "
+        "empty replay: --restore_replay false."
     )
     state = load(last(half))["RLDataModule"]["replays"][0]
     other = ReplayBuffer(NESTED, ACTION, 2, "cpu", 1, capacity=100)

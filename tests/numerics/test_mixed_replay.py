@@ -332,7 +332,7 @@ def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
     ).startswith("The checkpoint's replay is not a MixedReplay, but data.replay is. ")
     fresh = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
     assert message_of(lambda: fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)).startswith(
-        "The checkpoint's replay is of another kind than this. "
+        "The checkpoint's replay is of another kind than data.replay. "
     )
 
 

@@ -111,7 +111,7 @@ def test_the_rule_is_said_once_on_opening(tmp_path, caplog):
         ({"rows": {"length": [4, 2]}}, "its length is 2"),
         ({"rows": {"length": [4, None]}}, "has no length"),
         ({"episode_index": [0, 0, 0, 1, 1, 1, 1]}, "damaged"),
-        ({"info": {"total_episodes": 3}}, "3 episodes by info.json"),
+        ({"info": {"total_episodes": 3}}, "3 episodes in info.json"),
     ],
 )
 def test_rows_that_contradict_the_clock_or_the_table_are_refused(tmp_path, settings, word):

@@ -321,7 +321,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         return sum(one.statistics.skipped for one in self.objectives.values())
 
     def learn_by(self, learner: Learner) -> None:
-        """Take the optimizer steps from now on by a learner; `fit` calls it."""
+        """Set the learner that takes the optimizer steps; `fit` calls this."""
         self._learner = learner
         self.updates = learner.updates
         self.update = next(iter(self.updates.values()))
@@ -452,7 +452,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         return iterations
 
     def minibatches_per_iteration(self) -> int | None:
-        """Return the most minibatches of one update, from the settings alone.
+        """Return the maximum number of minibatches of one update, from the settings.
 
         `compile: auto` uses it; None (unknown) leaves the update uncompiled.
         """

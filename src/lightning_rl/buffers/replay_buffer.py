@@ -387,7 +387,7 @@ class ReplayBuffer(Replay):
         if choices == 0:
             raise RuntimeError(
                 f"The replay holds no {length} consecutive steps of one env: lower "
-                "model.sequence_length, or keep more of them (data.replay.capacity)."
+                "model.sequence_length, or raise data.replay.capacity."
             )
         size = (count, num_sequences)
         drawn = torch.randint(choices, size, generator=self._generator, device=self._home)
@@ -611,11 +611,12 @@ class ReplayBuffer(Replay):
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         require(
-            "num_envs" in state, f"The checkpoint's replay is of another kind than this. {CURE}"
+            "num_envs" in state,
+            f"The checkpoint's replay is of another kind than data.replay. {CURE}",
         )
         require(
             state["num_envs"] == self.num_envs,
-            f"The checkpoint's replay is of {state['num_envs']} envs, and data.num_envs is "
+            f"The checkpoint's replay has {state['num_envs']} envs, but data.num_envs is "
             f"{self.num_envs}. Resume with --data.num_envs {state['num_envs']}, or start with an "
             "empty replay: --restore_replay false.",
         )
@@ -680,7 +681,7 @@ class ReplayBuffer(Replay):
         within = bool(((slots >= part.first - 1) & (slots < part.last)).all())
         require(
             in_order and within,
-            f"{part.name} holds next observations of steps that it does not hold. {CURE}",
+            f"{part.name} holds next observations of steps that it lacks. {CURE}",
         )
         kept = slots >= self._begin
         observations: dict[Column, Tensor] = {}

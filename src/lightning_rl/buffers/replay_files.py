@@ -174,7 +174,8 @@ class ReplayFolder:
                 continue
             except ConfigurationError as error:
                 rank_zero_warn(
-                    f"No file of {self.path} is removed, as it may belong to {path.name}: {error}"
+                    f"No file of {self.path} is removed, because it may belong to {path.name}: "
+                    f"{error}"
                 )
                 return None
             named |= known[1]

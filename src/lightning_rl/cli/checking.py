@@ -309,8 +309,8 @@ class _Walk:
         if inspect.isabstract(found) and not self.helps:
             methods = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise UsageError(
-                f"'{name}' for {path} is abstract: define {methods}, or name a class that does"
-                f"{_known(family.cls)}."
+                f"'{name}' for {path} is abstract: define {methods}, or name a class that "
+                f"defines them{_known(family.cls)}."
             )
         return found
 
@@ -457,8 +457,7 @@ def _unknown_class(name: str, family: type, path: str) -> str:
 
 def _of_another_kind(name: str, family: type, path: str) -> str:
     return (
-        f"'{name}' for {path} is not a subclass of {family.__name__}, as it must be"
-        f"{_known(family)}."
+        f"'{name}' for {path} is not a subclass of {family.__name__}, but must be{_known(family)}."
     )
 
 

@@ -69,7 +69,7 @@ FREE = ("rounds", "output_dir", "trust_code", "run_dir")
 """Options that may change when a run is resumed."""
 
 SEEDS, SEEDS_OF_A_ROUND, MOST_ROUNDS = 10_000_000, 100_000, 98
-"""Distances between the seeds of runs and of rounds. All evaluations use the same seeds."""
+"""Distances between seeds of runs and of rounds; all evaluations of a run use the same seeds."""
 
 
 def recap(options: Sequence[str], run: Run) -> None:

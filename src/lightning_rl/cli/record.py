@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
+import gymnasium
 from jsonargparse import Namespace
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
@@ -30,12 +31,14 @@ from lightning_rl.cli.options import (
     option_parser,
 )
 from lightning_rl.cli.parsing import accept_plain_numpy_numbers, asks_for_help, normalize_options
+from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import action_function
 from lightning_rl.collectors.loop import ActionFunction
 from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_action_function
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
+from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import require
 from lightning_rl.system.files import read_text
 from lightning_rl.system.plain_yaml import read_yaml
@@ -52,6 +55,11 @@ OPTIONS = {
         "import path of a function that acts: given the observation, it returns an action or None",
     ),
     "ckpt_path": Option(str, None, "a checkpoint, a run directory, or last or best: it acts"),
+    "execute": Option(
+        int,
+        None,
+        "actions of a chunk after which the next one is computed, while the rest executes",
+    ),
     "deterministic": Option(bool, True, "the checkpoint acts by its mode; false draws actions"),
     "episodes": Option(int, 20, "number of episodes; re-recorded ones do not count"),
     "fps": Option(float, None, "steps per second. Default: the env's own rate"),
@@ -98,7 +106,10 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         source = settings.source
         recorder = Recorder(env, source, source is not None and not acts, settings.extra)
         require(
-            acts or source is not None or env.reports_interventions,
+            # The neutral action of a real arm would move it to the middle of its limits.
+            acts
+            or source is not None
+            or (env.reports_interventions and not env.metadata.get("is_real")),
             "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )
@@ -187,20 +198,38 @@ def _action_functions(settings: Namespace, env: GymnasiumEnv) -> Callable[[int],
     policy = load_trained(
         settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
     ).policy
-    for kind, theirs in {"observation": env.single_observation_space, "action": space}.items():
-        own = getattr(policy, f"{kind}_space")
+    size = chunk_size_of(policy.action_space, space)
+    actions = single(policy.action_space, size)
+    spaces = {
+        "observation": (policy.observation_space, env.single_observation_space),
+        "action": (actions, space),
+    }
+    for kind, (own, theirs) in spaces.items():
         require(
             own == theirs,
             f"The policy of {settings.ckpt_path} has the {kind} space {own}, and the env has "
             f"{theirs}: record in the env that it was trained in.",
         )
 
+    require(
+        settings.execute is None or size is not None,
+        "execute is for a policy of chunks, and this one chooses single actions.",
+    )
+    ahead = None if size is None else ChunksAhead(size, settings.execute)
+
     def choose_for(number: int) -> ActionFunction:
-        return action_function(
-            policy, 1, None if settings.deterministic else [settings.seed + number]
-        )
+        seeds = None if settings.deterministic else [settings.seed + number]
+        choose = action_function(policy, 1, seeds)
+        return choose if ahead is None else ahead.episode(choose)
 
     return choose_for
+
+
+def chunk_size_of(chosen: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
+    """Return K if a policy chooses chunks of K actions for an env of single ones."""
+    if isinstance(chosen, gymnasium.spaces.Box) and chosen.shape[1:] == executed.shape:
+        return chosen.shape[0]
+    return None
 
 
 def _parsed(arguments: list[str]) -> Namespace:

@@ -66,7 +66,8 @@ class MinariEpisodes(Episodes):
     """Episodes of a Minari dataset; see `read_episodes` for the arguments.
 
     Raises:
-        ConfigurationError: if the dataset cannot be read, lacks its spaces, or is of another env.
+        ConfigurationError: if the dataset cannot be read, lacks its spaces, or belongs to another
+            env.
     """
 
     fps = None

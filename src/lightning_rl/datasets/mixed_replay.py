@@ -44,7 +44,7 @@ class MixedReplay(Replay):
         observation_space, action_space, num_envs, device, seed, directory: see `Replay`.
         online: replay of all collected transitions.
         offline: replay of demonstrations and interventions. A full replay overwrites its oldest
-            transitions, the demonstrations: make it large enough for both.
+            transitions, which are the demonstrations: make it large enough for both.
         online_ratio: share of online samples in each minibatch, from 0 to 1.
         demonstrations: initial content of `offline`: a dataset (see `read_episodes`), or the run
             directory or checkpoint of another run, whose replay is read. Default: empty.

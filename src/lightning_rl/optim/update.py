@@ -338,7 +338,8 @@ class UpdateStatistics:
         require(
             name in self._names,
             f"target_kl and lr_schedule: adaptive need '{name}', which this loss does not report; "
-            f"it reports {', '.join(self._names)}. Leave them out, or return '{name}' from `loss`.",
+            f"it reports {', '.join(self._names)}. Remove these settings, or return '{name}' from "
+            "`loss`.",
         )
         table = torch.stack(rows)
         taken = table[is_finite(table), self._names.index(name)]

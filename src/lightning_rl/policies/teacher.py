@@ -30,7 +30,7 @@ class Teacher:
 
     Attributes:
         memory: states [N, ...] of policies with a memory, by number, before the next rollout.
-        micro_batch_size: the smallest of the policies.
+        micro_batch_size: smallest micro-batch size of the policies.
 
     Raises:
         ConfigurationError: if the spaces of a policy or the key do not fit, or a policy with a

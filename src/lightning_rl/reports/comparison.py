@@ -236,8 +236,8 @@ def _env_of(runs: Sequence[RunRecord]) -> str:
     if len(envs) > 1:
         each = "; ".join(f"{env}: {paths[0]} ({len(paths)} runs)" for env, paths in envs.items())
         raise ConfigurationError(
-            f"These runs are of {len(envs)} envs, whose returns cannot be compared: {each}. "
-            "Report on one env at a time."
+            f"These runs have {len(envs)} envs, whose returns cannot be compared: {each}. Report "
+            "on one env at a time."
         )
     return next(iter(envs))
 

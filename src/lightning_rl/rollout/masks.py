@@ -62,8 +62,8 @@ def refuse_empty_masks(
     which = f" in choice {choice} of {len(sizes)}" if len(sizes) > 1 else ""
     raise ConfigurationError(
         f"{name} allows nothing{which}: the '{MASK}' of env {row} at step {step + at} is 0 for all "
-        f"of {sizes[choice]} categories. Allow at least one, such as to do nothing, or end the "
-        "episode before."
+        f"of {sizes[choice]} categories. Allow at least one category, such as doing nothing, or "
+        "end the episode before."
     )
 
 

@@ -207,7 +207,7 @@ def _found(given: str, output_dir: str) -> Path:
     require(
         (directory / SETTINGS).is_file(),
         f"No sweep at {directory}: it has no {SETTINGS}{closest(directory.name, there)}. "
-        + ("It is of an earlier version: begin a new sweep." if earlier else "")
+        + ("It was written by an earlier version: begin a new sweep." if earlier else "")
         + ("" if earlier else "Give the directory of a sweep, or last."),
     )
     return directory

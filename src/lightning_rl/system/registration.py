@@ -12,3 +12,5 @@ for _name in ("CartPole", "PushCube", "PointMass"):
         vector_entry_point="lightning_rl.envs.tasks.gymnasium_tasks:GymnasiumVectorTask",
         kwargs={"task": _name},
     )
+
+gymnasium.register("lightning_rl/Robot-v0", entry_point="lightning_rl.robots.env:RobotEnv")

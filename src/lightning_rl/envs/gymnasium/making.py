@@ -42,7 +42,7 @@ EXTRAS = {
     "tabular": "pip install 'gymnasium[jax]'",
     "ale_py": "pip install 'gymnasium[atari]'",
 }
-"""What to install for envs whose module name contains the key."""
+"""Packages to install for envs whose module name contains the key."""
 
 
 def make_gymnasium(

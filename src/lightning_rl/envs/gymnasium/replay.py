@@ -78,6 +78,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
             seed_globals(self._seed, self._episode)
             if self.episode_start is not None:
                 self.episode_start |= {"globals": [self._seed, self._episode]}
+        if self.env.metadata.get("is_real"):
+            self.episode_start = None  # a resumed run must not repeat the motions of a robot
         observation, info = read_reset(self.env, self.env.reset(seed=seed, options=options))
         check_observation(self.env, observation)
         # Copies: an env may use the same array, and the same dict, again.

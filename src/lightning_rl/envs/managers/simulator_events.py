@@ -1,4 +1,4 @@
-"""Fire events in a simulator, which they change themselves."""
+"""Fire events that change a simulator."""
 
 from collections.abc import Mapping
 from typing import Any

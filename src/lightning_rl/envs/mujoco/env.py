@@ -105,7 +105,7 @@ class MujocoEnv(ManagedEnv):
 
     The state has the entries `time`, `qpos`, `qvel`, `act`, `sensordata`, `ctrl`, `action` (the
     last one), `diverged`, and `entries`; all are float32 but `diverged`. Terms read named parts by
-    `MujocoView`. As after `mj_step`, sensors and frames are of the beginning of the last substep.
+    `MujocoView`. As after `mj_step`, sensors and frames describe the beginning of the last substep.
     An event may write state entries and fields of the model (`geom_friction`, `body_mass`, ...; see
     `FIELDS`), which then differ between worlds.
 

@@ -219,7 +219,7 @@ class FlowHead(ActionHead):
         generator: torch.Generator | None,
         uniform: bool,
     ) -> Tensor:
-        """Draw `count` times S normal numbers, and a uniform one if asked for, [*batch, Z]."""
+        """Draw `count` times S normal numbers, and a uniform number if requested, [*batch, Z]."""
         size = count * self.noise_size
         noise = torch.empty(*batch, size + uniform, device=self.center.device)
         noise.normal_(generator=generator)

@@ -105,7 +105,7 @@ def load_vla_model(
 
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
-    """With `meta`, create tensors on `meta` except in the first process; yield whether it does."""
+    """With `meta`, create tensors on `meta` except in the first process; yield whether they are."""
     away = meta and not ranks.is_first_process()
     with torch.device("meta") if away else nullcontext():
         yield away
@@ -286,7 +286,7 @@ def _from_config(
         require(file.is_file(), f"No configuration at {file}.")
         config = read_json(file)
     settings = dict(cast(Mapping[str, Any], config))
-    require("model_type" in settings, "The configuration has no model_type, as in 'smolvlm'.")
+    require("model_type" in settings, "The configuration has no model_type, such as 'smolvlm'.")
     transformers = extra("transformers")
     with quiet(transformers), one_message("No model can be made of the configuration"):
         made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)

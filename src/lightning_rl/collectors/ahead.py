@@ -1,0 +1,78 @@
+"""Execute a chunk of actions while the policy computes the next one."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from lightning_rl.collectors.loop import ActionFunction
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.system.errors import check_range
+
+
+class ChunksAhead:
+    """Chooses single actions from a policy's chunks, so that a slow policy never stops the env.
+
+    After `execute` actions of a chunk a thread computes the next chunk from the newest observation,
+    and the rest of the chunk executes in the meantime. The new chunk continues at the action of the
+    current step: its first actions, for the steps that passed during the inference, are skipped
+    (asynchronous inference as in Shukor et al. 2025, "SmolVLA", section 3.3). If a chunk is used
+    up before the next one is there, the step waits.
+
+    Args:
+        chunk_size: K, actions in a chunk.
+        execute: actions of a chunk after which the next one is computed. Default: half of them.
+
+    Attributes:
+        skipped: skipped actions of each chunk but an episode's first, in env steps.
+        waited: number of steps that waited for a chunk, without an episode's first.
+
+    Raises:
+        ConfigurationError: `execute` is not in [1, K].
+    """
+
+    def __init__(self, chunk_size: int, execute: int | None = None) -> None:
+        check_range("execute", execute, least=1, most=chunk_size)
+        self._size = chunk_size
+        self._execute = max(1, chunk_size // 2) if execute is None else execute
+        # One thread for all episodes: two inferences must not overlap.
+        self._thread = ThreadPoolExecutor(1, "inference")
+        self.skipped: list[int] = []
+        self.waited = 0
+
+    def episode(self, choose: ActionFunction) -> ActionFunction:
+        """Return a function that chooses actions [N, *A] through one episode.
+
+        `choose` returns chunks [N, K, *A] for observations [N, ...].
+        """
+        step = begun = asked = 0
+        chunk: Tensor | None = None
+        pending: Future[Tensor] | None = None
+
+        @torch.no_grad()  # a setting per thread
+        def infer(observation: Observation, running: Tensor) -> Tensor:
+            return choose(observation, running)
+
+        def act(observation: Observation, running: Tensor) -> Tensor:
+            nonlocal step, begun, asked, chunk, pending
+            if pending is None and (chunk is None or step - begun >= self._execute):
+                # Copies: the env writes its next observation into the same arrays.
+                copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
+                asked, pending = step, self._thread.submit(infer, *copies)
+            used_up = chunk is None or step - begun >= self._size
+            if pending is not None and (used_up or pending.done()):
+                if chunk is not None:
+                    self.waited += not pending.done()
+                    self.skipped.append(step - asked)
+                chunk, begun, pending = pending.result(), asked, None
+            assert chunk is not None
+            action = chunk[:, step - begun]
+            step += 1
+            return action
+
+        return act
+
+    def close(self) -> None:
+        """Wait for the current inference, and end the thread."""
+        self._thread.shutdown(cancel_futures=True)

@@ -1,0 +1,512 @@
+"""A robot in a process of its own: limits, clock, heartbeat, failures, and what trains and records on it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import (
+    ConfigurationError,
+    GymnasiumEnv,
+    Intervention,
+    InterventionDecision,
+    Script,
+    Teleoperator,
+)
+from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.collectors.ahead import ChunksAhead
+from lightning_rl.robots import bus
+from lightning_rl.robots.env import RobotEnv
+from lightning_rl.robots.stand_in import JOINTS, StandInArm
+from lightning_rl.system.errors import EnvFaultError
+
+ARM = "lightning_rl.robots.stand_in.StandInArm"
+LEADER = "lightning_rl.robots.stand_in.StandInLeader"
+LIMITS = {"shoulder.pos": [-90.0, 90.0], "elbow.pos": [-10.0, 45.0]}
+FPS = 200.0
+SETTINGS = {"robot": ARM, "limits": LIMITS, "max_speed": 1e6, "fps": FPS}
+
+
+def journal_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def sends(path):
+    return [entry["shoulder.pos"] for entry in journal_of(path) if entry["call"] == "send"]
+
+
+def robot_env(num_envs=1, wrappers=(), max_episode_steps=None, **settings):
+    kwargs = {**SETTINGS, **settings}
+    if max_episode_steps:
+        kwargs["max_episode_steps"] = max_episode_steps
+    return GymnasiumEnv(num_envs, "lightning_rl/Robot-v0", kwargs, wrappers=list(wrappers))
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(bus, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def sleep_until(self, when):
+        self.now = max(self.now, when)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def arm_of(clock, robot=None, **settings):
+    limits = {name: tuple(pair) for name, pair in LIMITS.items()}
+    given = {"limits": limits, "max_speed": dict.fromkeys(JOINTS, 60.0), "fps": 10.0}
+    given |= {"on_stop": "hold", "max_dropped": 2, **settings}
+    return bus.Arm(robot or StandInArm(), given, clock.sleep_until)
+
+
+def both(shoulder, elbow=0.0):
+    return dict(zip(JOINTS, (shoulder, elbow), strict=True))
+
+
+def test_no_step_leaves_the_limits_or_is_faster_than_allowed(clock):
+    rng = np.random.default_rng(0)
+    arm = arm_of(clock)
+    before = {name: arm.connect()[0][name] for name in JOINTS}
+    for _ in range(300):
+        target = {name: float(rng.normal(0, 100)) for name in JOINTS}
+        seen, report = arm.step(target)
+        for name, (low, high) in LIMITS.items():
+            wanted, moved = np.clip(target[name], low, high), seen[name] - before[name]
+            assert low <= seen[name] <= high
+            assert abs(moved) < 6.0 + 1e-9
+            whole = moved == pytest.approx(wanted - before[name])
+            assert whole or moved == pytest.approx(6.0 * np.sign(wanted - before[name]))
+        before = {name: seen[name] for name in JOINTS}
+        assert report["sent"] == before
+
+
+def test_an_arm_that_begins_outside_moves_in_at_its_speed(clock):
+    robot = StandInArm()
+    robot._at = both(0.0, 60.0)  # above 45
+    arm = arm_of(clock, robot)
+    arm.connect()
+    assert [arm.step(both(0.0, 44.0))[0]["elbow.pos"] for _ in range(4)] == [54.0, 48.0, 44.0, 44.0]
+
+
+@pytest.mark.parametrize("target", [np.nan, np.inf])
+def test_a_target_that_is_no_number_is_refused(clock, target):
+    arm = arm_of(clock)
+    arm.connect()
+    with pytest.raises(bus.RobotLost, match=r"elbow.pos is"):
+        arm.step(both(0.0, float(target)))
+
+
+def test_the_clock_keeps_its_rate_and_counts_late_ticks(clock):
+    arm = arm_of(clock)
+    arm.connect()
+    began = clock.now
+    for k in range(1, 4):
+        clock.now += 0.03  # inference
+        assert arm.step(both(0.0))[1]["missed"] == 0
+        if k == 1:
+            began = clock.now - 0.1
+        assert clock.now == pytest.approx(began + 0.1 * k)
+    clock.now += 0.35
+    late = clock.now
+    assert arm.step(both(0.0))[1]["missed"] == 3
+    assert clock.now == pytest.approx(late + 0.1)  # a whole period
+    clock.now += 5.0
+    arm.observe()  # a reset is not late
+    assert arm.step(both(0.0))[1]["missed"] == 0
+
+
+def test_failures_are_bridged_and_then_the_arm_is_lost(clock):
+    arm = arm_of(clock, StandInArm(fails={2: "drop", 5: "lost"}))
+    arm.connect()
+    seen = [arm.step(both(float(k))) for k in range(1, 5)]
+    assert [one[0]["shoulder.pos"] for one in seen] == [1.0, 1.0, 3.0, 4.0]
+    assert [one[1]["dropped"] for one in seen] == [0, 1, 0, 0]
+    lost = "3 calls in a row failed, the last with ConnectionError: no status packet"
+    arm.step(both(0.0))  # the motion before the lost read, and that read
+    with pytest.raises(bus.RobotLost, match=lost):
+        arm.step(both(0.0))
+    assert "could not be stopped (ConnectionError" in arm.stop()
+
+
+def test_a_stop_is_tried_again_and_holds_where_the_arm_is(clock, tmp_path):
+    robot = StandInArm(journal=str(tmp_path / "journal"), fails={2: "drop", 3: "drop"})
+    arm = arm_of(clock, robot)
+    arm.connect()
+    arm.step(both(6.0))
+    robot._at = both(2.0)  # blocked on its way
+    assert arm.stop() == "The arm holds its position."
+    assert sends(tmp_path / "journal") == [6.0, 2.0]
+
+
+LEARNER = """
+import sys, time
+from lightning_rl.robots.process import RobotProcess
+settings = {"robot": sys.argv[1], "kwargs": {"journal": sys.argv[2]}, "limits": {"shoulder.pos": (-9, 9), "elbow.pos": (-9, 9)},
+    "max_speed": {"shoulder.pos": 1e3, "elbow.pos": 1e3}, "fps": 50.0, "on_stop": sys.argv[3], "heartbeat_s": 0.5, "max_dropped": 3}
+robot = RobotProcess(settings, 10.0)
+robot.ask("connect")
+print(robot._process.pid, flush=True)
+while True:
+    robot.ask("step", {"shoulder.pos": 1.0, "elbow.pos": 2.0})
+"""
+
+
+@pytest.mark.parametrize("on_stop", ["hold", "relax"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm(tmp_path, on_stop, how):
+    journal = tmp_path / "journal"
+    learner = subprocess.Popen(
+        [sys.executable, "-c", LEARNER, ARM, str(journal), on_stop],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        robot = int(learner.stdout.readline())
+        until(lambda: len(sends(journal)) > 3)
+        learner.send_signal(how)
+        until(lambda: not is_running(robot))
+        ended = journal_of(journal)
+    finally:
+        learner.kill()
+    assert ended[-1]["call"] == ("send" if on_stop == "hold" else "disconnect")
+    assert ("disconnect" in [entry["call"] for entry in ended]) == (on_stop == "relax")
+    said = learner.communicate(timeout=60)[1]
+    stopped = "The arm holds its position." if on_stop == "hold" else "The arm is relaxed."
+    assert said.strip() == f"The learner's heartbeat stopped. {stopped}"
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_env_has_the_spaces_and_units_of_its_robot(tmp_path):
+    env = RobotEnv(**SETTINGS, robot_kwargs={"picture": 8}, render_mode="rgb_array")
+    try:
+        observation, _ = env.reset(seed=0)
+        assert env.observation_space.contains(observation)
+        assert observation["front"].shape == (
+            8,
+            8,
+            3,
+        )
+        observation, reward, terminated, truncated, info = env.step(
+            np.array([30.0, 99.0], np.float32)
+        )
+        assert observation["state"].tolist() == [30.0, 45.0]
+        assert not reward
+        assert not terminated
+        assert not truncated
+        assert info["executed_action"].tolist() == [30.0, 45.0]
+        assert info["intervened"] is False
+        assert set(info["metrics"]) == {"late_ticks", "dropped_frames"}
+        assert np.array_equal(env.render(), observation["front"])
+    finally:
+        env.close()
+
+
+def test_moves_go_from_the_last_position_and_say_what_was_executed():
+    env = RobotEnv(
+        **SETTINGS | {"max_speed": 2.0 * FPS}, step_size={"shoulder.pos": 4.0, "elbow.pos": 1.0}
+    )
+    try:
+        env.reset()
+        one = env.step(np.array([1.0, -0.5], np.float32))
+        assert one[0].tolist() == [2.0, -0.5]
+        assert one[4]["executed_action"].tolist() == [0.5, -0.5]
+        assert env.step(np.array([0.25, 1.0], np.float32))[0].tolist() == [3.0, 0.5]
+    finally:
+        env.close()
+
+
+def scene(observation):
+    """A script of a reset: three moves."""
+    return None if observation[0] >= 20.0 else observation + np.array([1.0, 0.0])
+
+
+class Diagonal:
+    """An inverse kinematics of one number: both joints move by it."""
+
+    def __init__(self):
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def joints(self, state, action):
+        return {name: at + float(action[0]) for name, at in state.items()}
+
+
+def test_a_reset_goes_home_and_runs_its_script_and_kinematics_turn_steps_into_joints(tmp_path):
+    journal = tmp_path / "journal"
+    env = RobotEnv(
+        **SETTINGS | {"max_speed": 10.0 * FPS},
+        home={"shoulder.pos": 17.0},
+        reset_script="tests.numerics.test_robots.scene",
+        robot_kwargs={"journal": str(journal)},
+    )
+    try:
+        env.reset()
+        assert sends(journal) == [10.0, 17.0, 18.0, 19.0, 20.0]
+    finally:
+        env.close()
+    env = RobotEnv(**SETTINGS, kinematics="tests.numerics.test_robots.Diagonal")
+    try:
+        env.reset()
+        observation, *_, info = env.step(np.array([0.5], np.float32))
+        assert observation.tolist() == [0.5, 0.5]
+        assert "executed_action" not in info
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"limits": {"shoulder.pos": [-9, 9]}}, "takes the actions shoulder.pos, elbow.pos"),
+        ({"limits": {**LIMITS, "elbow.pos": [9, -9]}}, "limits of elbow.pos are"),
+        ({"max_speed": {"elbow.pos": 3.0}}, "max_speed has elbow.pos, and limits has"),
+        ({"max_speed": 0.0}, "max_speed of shoulder.pos must be positive"),
+        ({"home": {"wrist.pos": 1.0}}, "home has wrist.pos"),
+        ({"robot": "no_path"}, "robot must be the import path"),
+        ({"robot": "nowhere.to.be_found"}, "The robot failed: ModuleNotFoundError"),
+        ({"on_stop": "drop"}, "on_stop must be hold or relax"),
+        ({"step_size": 1.0, "kinematics": "a.b"}, "give one of them"),
+        ({"fps": 0}, "fps must be positive"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_message(changed, message):
+    with pytest.raises(ConfigurationError, match=message):
+        RobotEnv(**SETTINGS | changed)
+
+
+@pytest.mark.parametrize(
+    ("fails", "settings", "message"),
+    [
+        ({9: "lost"}, {"max_dropped": 2}, "3 calls in a row failed.*The arm could not be stopped"),
+        ({9: "drop"}, {"max_dropped": 0}, "1 calls in a row failed.*The arm holds its position"),
+        ({9: 60.0}, {"timeout_s": 0.5}, "did not answer within 0.5 s"),
+    ],
+)
+def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
+    tmp_path, fails, settings, message
+):
+    pytest.importorskip("pyarrow")
+    from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
+    from lightning_rl.datasets.record import script_action_function
+
+    env = robot_env(robot_kwargs={"fails": fails}, max_episode_steps=3, **settings)
+    recorder = Recorder(env)
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", *spaces, FPS, "")
+    choose = script_action_function(lambda observation: observation + 1.0, spaces[1])
+    with pytest.raises(EnvFaultError, match=message):
+        list(recorder.record_episodes(writer, 5, lambda _: choose, seed=0))
+    env.close()
+    writer.finalise()
+    episodes = list(read_episodes(tmp_path / "data"))
+    # Each reset and each step reads once, the first reset and each connection once more.
+    assert [len(one.reward) for one in episodes] == [3]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_slow_policy_keeps_the_arm_moving(tmp_path, seconds):
+    """Chunks of 30 at 30 Hz, computed in 300 ms: each step executes the action that was meant for it."""
+    pytest.importorskip("pyarrow")
+    from lightning_rl.datasets import EpisodeWriter, Recorder
+
+    journal, steps, size = tmp_path / "journal", 60, 30
+    env = robot_env(robot_kwargs={"journal": str(journal)}, fps=30.0)
+    spaces = env.single_observation_space, env.single_action_space
+    ahead = ChunksAhead(size)
+
+    def choose(observation, running):
+        assert not torch.is_grad_enabled()
+        time.sleep(seconds)  # the position is the number of steps so far, and the next ones go on
+        return observation[:, None] + torch.arange(1.0, size + 1)[None, :, None] * torch.tensor(
+            [1.0, 0.0]
+        )
+
+    writer = EpisodeWriter(tmp_path / "data", *spaces, 30.0, "")
+    played = list(
+        Recorder(env).record_episodes(writer, 1, lambda _: ahead.episode(choose), max_steps=steps)
+    )
+    ahead.close()
+    env.close()
+    writer.finalise()
+    assert sends(journal)[:steps] == [
+        float(k) for k in range(1, steps + 1)
+    ]  # the arm never waited, jumped or went back
+    assert played[0].steps == steps
+    assert len(ahead.skipped) >= 2
+    assert all(skipped >= (1 if seconds else 0) for skipped in ahead.skipped)
+
+
+def test_a_chunk_that_comes_too_late_is_waited_for_and_outdated_actions_are_skipped():
+    """Without a clock: the inference ends when the test lets it."""
+    import threading
+
+    may, ahead, seen = threading.Semaphore(1), ChunksAhead(4, execute=2), []
+
+    def choose(observation, running):
+        may.acquire()
+        seen.append(float(observation))
+        return observation[:, None] + torch.arange(4.0)
+
+    act, running = ahead.episode(choose), torch.ones(1, dtype=torch.bool)
+    now = torch.zeros(1)  # one array, as an env's
+    actions = [
+        act(now.fill_(step), running) for step in range(3)
+    ]  # at step 2 the next one is asked for
+    actions.append(act(now.fill_(3), running))
+    threading.Timer(0.2, may.release, (9,)).start()
+    actions += [act(now.fill_(step), running) for step in range(4, 6)]
+    assert [float(action) for action in actions] == [0, 1, 2, 3, 4, 5]
+    assert seen[:2] == [0.0, 2.0]
+    assert ahead.skipped[0] == 2
+    assert ahead.waited == 1
+    ahead.close()
+
+
+@pytest.mark.parametrize("execute", [0, 5])
+def test_a_chunk_executes_some_of_its_actions(execute):
+    with pytest.raises(ConfigurationError, match="execute must"):
+        ChunksAhead(4, execute)
+
+
+def test_nothing_is_recorded_without_somebody_who_acts(tmp_path, monkeypatch, capsys):
+    """The neutral action would move an arm to the middle of its limits."""
+    pytest.importorskip("pyarrow")
+    from lightning_rl.cli.app import run
+
+    monkeypatch.chdir(tmp_path)
+    env = {
+        "class_path": "GymnasiumEnv",
+        "init_args": {"id": "lightning_rl/Robot-v0", "env_kwargs": SETTINGS},
+    }
+    with pytest.raises(SystemExit):
+        run(["record", "--path", "data", f"--data.env={json.dumps(env)}"])
+    assert "No source of actions" in capsys.readouterr().err
+
+
+def test_a_leader_arm_acts_or_takes_over(tmp_path):
+    pytest.importorskip("pyarrow")
+    from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
+    from lightning_rl.datasets.record import script_action_function
+
+    env = robot_env(max_episode_steps=4)
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", *spaces, FPS, "")
+    recorder = Recorder(env, Teleoperator(LEADER, {"at": 7.0}), in_charge=True)
+    still = script_action_function(lambda observation: observation, spaces[1])
+    played = list(recorder.record_episodes(writer, 1, lambda _: still))
+    env.close()
+    writer.finalise()
+    (episode,) = read_episodes(tmp_path / "data")
+    assert played[0].intervened == 4
+    assert (np.asarray(episode.action) == 7.0).all()
+
+    for events in (True, False):
+        source = Teleoperator(LEADER, {"at": 3.0, "events": events})
+        env = gymnasium.make("lightning_rl/Robot-v0", **SETTINGS, step_size=2.0)
+        env = Intervention(env, source)
+        try:
+            env.reset()
+            if events:
+                *_, info = env.step(np.zeros(2, np.float32))
+                assert info["executed_action"].tolist() == [1.0, 1.0]
+                assert info["intervened"]
+            else:
+                with pytest.raises(ConfigurationError, match="no get_teleop_events"):
+                    env.step(np.zeros(2, np.float32))
+        finally:
+            env.close()
+    with pytest.raises(ConfigurationError, match="steers a RobotEnv"):
+        Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
+
+
+def helps(observation):
+    """A person who brings the arm to 30 degrees, and says so."""
+    if observation[0] < 30.0:
+        return InterventionDecision([1.0, 0.0])
+    return InterventionDecision([0.0, 0.0], "success")
+
+
+def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tmp_path):
+    from lightning_rl import SAC, ReplayBuffer
+    from tests.helpers import last, scalars, train
+
+    journal = tmp_path / "journal"
+
+    def env(num_envs):
+        wrappers = [lambda one: Intervention(one, Script(helps))]
+        more = {"robot_kwargs": {"journal": str(journal)}, "step_size": 5.0}
+        return robot_env(num_envs, wrappers, max_episode_steps=100, **more)
+
+    data = {"num_envs": 1, "buffer_size": 8, "total_env_steps": 48, "replay": ReplayBuffer}
+    kwargs = {"env": env, "model": {"algorithm": SAC}, "trainer": {"limit_val_batches": 0}}
+    module, _, _ = train(tmp_path / "run", data=data, **kwargs)
+    known = scalars(tmp_path / "run")
+    assert module.env_steps == 48
+    assert {"metrics/late_ticks", "metrics/dropped_frames"} <= set(known)
+    before = len(sends(journal))
+    with pytest.warns(UserWarning, match="could not be restored"):
+        module, _, _ = train(
+            tmp_path / "run",
+            data=data | {"total_env_steps": 56},
+            ckpt_path=last(tmp_path / "run"),
+            **kwargs,
+        )
+    assert len(sends(journal)) == before + 8 + 1  # the stop is one more
+
+
+def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
+    text = f"data: {{env: {{class_path: GymnasiumEnv, init_args: {{id: lightning_rl/Robot-v0, env_kwargs: {{robot: {ARM}}}}}}}}}"
+    with pytest.raises(ConfigurationError, match="looks like the path of a Python object"):
+        checked_config(
+            text.replace("GymnasiumEnv", "lightning_rl.GymnasiumEnv"), tmp_path / "x.ckpt"
+        )
+
+
+def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
+    from lightning_rl import ActionChunk
+    from lightning_rl.cli.app import run
+    from lightning_rl.datasets import read_episodes
+    from tests.helpers import last, train
+
+    monkeypatch.chdir(tmp_path)
+    robot = partial(GymnasiumEnv, id="Pendulum-v1")
+    data = {"num_envs": 1, "buffer_size": 32, "total_env_steps": 128}
+    train(tmp_path / "run", env=lambda n: ActionChunk(n, robot, 4), data=data)
+    path = str(last(tmp_path / "run"))
+    env = ["--data.env", "GymnasiumEnv", "--data.env.id", "Pendulum-v1"]
+    options = ["record", "--ckpt_path", path, *env, "--path", "data", "--episodes", "1"]
+    run([*options, "--max_steps", "9", "--execute", "2", "--trust_code", "true"])
+    (episode,) = read_episodes("data")
+    assert np.asarray(episode.action).shape == (9, 1)
+    with pytest.raises(SystemExit):
+        run([*options, "--execute", "5", "--trust_code", "true"])
+    assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
