@@ -413,6 +413,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
     settings, data = config["model"]["init_args"], config["data"]
     assert settings["batch_size"] <= data.get("num_envs", 8) * data.get("buffer_size", 128)
     assert data.get("num_envs", 8) % settings.get("group_size", 1) == 0
+    assert data.get("buffer_size", 128) % settings.get("sequence_length", 1) == 0
     if name != "ppo_mujoco.yaml":
         options += ["--model.n_epochs", "1"]
     if "vla" in name or "pixels" in name:
@@ -423,9 +424,10 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
         run(["fit", "--config", "two_doors_bc.yaml", *options, *few])
         options += ["--model.policy.checkpoint", str(newest())]
-    if name.startswith("tuned/"):
-        rows = -(-settings["batch_size"] // data["num_envs"])
-        options += ["--data.buffer_size", str(max(rows, 8))]
+    if name.startswith(("ppo", "tuned/")) and name != "ppo_mujoco.yaml":
+        envs = 24 if "pixels" in name else data.get("num_envs", 8)
+        rows = max(-(-settings["batch_size"] // envs), settings.get("sequence_length", 8))
+        options += ["--data.buffer_size", str(rows)]
     if name.startswith("quadruped_student"):
         options += ["--data.num_envs", "32"]
     if "teacher" in settings:
