@@ -211,7 +211,7 @@ def test_a_metric_of_a_success_that_is_never_reported_is_an_error():
     code, findings = check("--config", "ppo.yaml", "--trainer.best_metric", "eval/success_rate")
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
-    assert fault.text == "trainer.best_metric is eval/success_rate, and the env reports no success"
+    assert fault.text == "trainer.best_metric is eval/success_rate, but the env reports no success"
 
 
 def test_several_processes_are_named_and_not_begun():

@@ -334,7 +334,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep", "serch.yaml"],
             2,
-            "the file serch.yaml, which is not there; close matches: search.yaml.",
+            "the file serch.yaml, which does not exist; close matches: search.yaml.",
         ),
         (
             ["--sweep.first", "[{model.gamma: 0.9}]", *GAMMAS],

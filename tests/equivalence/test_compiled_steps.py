@@ -414,8 +414,8 @@ REFUSED = {
     "a list": (Lists, None, "a step changes Lists.past, which is no part of its state"),
     "an attribute": (Sets, None, "a step changes Sets.steps, which is no part of its state"),
     "a tensor written": (Writes, None, "a step changes Writes.sum, which is no part of its state"),
-    "global draws": (Draws, None, "random numbers are drawn by aten.randn.default: an env"),
-    "a step of its own": (StepsItself, None, "StepsItself has a step of its own"),
+    "global draws": (Draws, None, "random numbers are drawn by aten.randn.default: draw by"),
+    "a step of its own": (StepsItself, None, "StepsItself overrides step"),
     "a policy's own state": (Walk, remembering, "a step changes Remembers.past, which is no part"),
     "multinomial": (Walk, own_draws, "random numbers are drawn by aten.multinomial.default"),
 }

@@ -379,7 +379,7 @@ def test_a_fault_of_the_check_itself_is_not_blamed_on_the_env(monkeypatch):
 
 
 def test_what_makes_no_envs_is_refused():
-    with pytest.raises(ConfigurationError, match="env is a CartPoleEnv that has been made already"):
+    with pytest.raises(ConfigurationError, match="env is a CartPoleEnv that exists already"):
         check_env(gymnasium.make("CartPole-v1"))
 
 

@@ -209,7 +209,7 @@ def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_s
     collectors = remote(cluster, 1, 0, timeout_s=40.0)
     with pytest.raises(
         TimeoutError,
-        match=r"Of 1 collectors are 1 \w+\. .* The last error was RuntimeError: killed",
+        match=r"States of the 1 collectors: 1 \w+\. .* The last error was RuntimeError: killed",
     ):
         collectors.take()
     seeds = [seed for _, seed, _ in cluster.starts]
@@ -290,7 +290,7 @@ def test_where_nothing_comes_it_says_what_they_are_doing():
     )[0]
     with pytest.raises(
         TimeoutError,
-        match=r"No rollout came within 5 s\. Of 2 collectors are 2 starting\. A starting",
+        match=r"No rollout came within 5 s\. States of the 2 collectors: 2 starting\. A starting",
     ):
         collectors.take()
 

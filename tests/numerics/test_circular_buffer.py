@@ -407,14 +407,14 @@ def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
     ends = "Is it stuck, or do 3 steps of 2 envs take longer than timeout_s?"
     with pytest.raises(TimeoutError) as error:
         buffer.take()
-    begins = "No rollout came within 0.02 s: the collector has begun"
-    assert str(error.value) == f"{begins} none. {ends}"
+    begins = "No rollout came within 0.02 s: the collector"
+    assert str(error.value) == f"{begins} has not begun a rollout. {ends}"
     writer = Writer(buffer, lambda: time.sleep(0.1))
     thread, _ = in_thread(writer.write)
     thread.join(0.05)
     with pytest.raises(TimeoutError) as error:
         buffer.take()
-    assert str(error.value) == f"{begins} one. {ends}"
+    assert str(error.value) == f"{begins} is writing a rollout. {ends}"
     thread.join(5)
     check(read(buffer), first=0)
 

@@ -205,7 +205,7 @@ OPTIONS = [
     ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
     ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
     ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "give the local directory as langu"),
-    ("smolvla", {"type": "pi0"}, "type 'pi0', and act, diffusion, smolvla can be read"),
+    ("smolvla", {"type": "pi0"}, "type 'pi0', but only act, diffusion, smolvla can be read"),
 ]
 
 
@@ -527,7 +527,7 @@ SPACES = [
     ("act", arm(8, action_size=2), {}, "chunks of actions of 3 numbers"),
     ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
     ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),
-    ("act", arm(8), {"keys": {"observation.state": None}}, "which act cannot do without"),
+    ("act", arm(8), {"keys": {"observation.state": None}}, "which act needs"),
     ("act", arm(8), {"lora": {"r": 4}}, "is a act, which has no setting lora; it has log_std_init"),
     ("act", arm(8), {"noise": "sde"}, "has no setting noise"),
     ("act", arm(8), {"freeze": ["*visual*"]}, "matches no parameter"),

@@ -323,7 +323,7 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
 def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"teacher_env_steps is 5 .* there is no teacher"):
         teach(tmp_path / "a", None, teacher_env_steps=5)
-    with pytest.raises(ConfigurationError, match="BehaviorCloning would never use it"):
+    with pytest.raises(ConfigurationError, match="BehaviorCloning trains on fresh rollouts only"):
         teach(tmp_path / "e", None, data={"collector": Nothing, "replay": REPLAY})
     with pytest.raises(
         ConfigurationError, match=r"Demonstrations does not run the policy. Set data.collec"

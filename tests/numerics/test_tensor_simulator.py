@@ -396,7 +396,10 @@ REFUSED = {
         r"the action space \(1,\) without shape, low, high: it must be a space",
     ),
     "next-step": (Mode, "Mode has the autoreset mode .*resets is by_itself: set resets: a_step_la"),
-    "another number": (lambda n: ManiSkillLike(n + 1), "a simulator of 4 envs, and 3 were asked"),
+    "another number": (
+        lambda n: ManiSkillLike(n + 1),
+        "a simulator of 4 envs, but 3 were requested",
+    ),
     "no simulator": (lambda n: Nameless(), "a Nameless, which has no single_action_space"),
 }
 

@@ -312,7 +312,7 @@ def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
     writer = EpisodeWriter(path, *spaces, env.env.render_fps, pictures="png")
     for episode in expert_episodes(env.env, 2, 3):
         writer.write(episode)
-    with pytest.raises(ConfigurationError, match="holds 2 demonstrations, 9 are asked for"):
+    with pytest.raises(ConfigurationError, match="holds 2 demonstrations, but 9 are requested"):
         make_collector(Demonstrations, env, policy, 4, 1, path, 9)
     with pytest.raises(ConfigurationError, match="has 10 frames per second, but the env takes 25"):
         make_collector(Demonstrations, env, policy, 4, 1, path, fps=25)

@@ -178,7 +178,7 @@ def test_what_is_not_there_is_named(tokenizer, tmp_path):
         wrapped(rgb="agent_pos")
     with pytest.raises(ConfigurationError, match="No instruction 'wish' in the observation"):
         wrapped(instruction="wish", tokenizer=tokenizer).reset()
-    with pytest.raises(ConfigurationError, match=r"'open it' has 2 tokens, length=1"):
+    with pytest.raises(ConfigurationError, match=r"'open it' has 2 tokens, more than length=1"):
         wrapped(instruction="task", tokenizer=tokenizer, length=1).reset()
     with pytest.raises(ConfigurationError, match="No tokenizer at None"):
         wrapped(instruction="task")

@@ -67,7 +67,7 @@ LISTS = pa.list_(pa.float32())
         ("observation.state", pa.array([[1.0, 2]] * 6 + [None], LISTS), "1 values are missing"),
         ("observation.state", pa.array([[1.0, 2]] * 6 + [[1, None]], LISTS), "missing"),
         ("observation.state", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
-        ("observation.state", pa.array([[1.0, 2, 3]] * 7, LISTS), "3 values a row"),
+        ("observation.state", pa.array([[1.0, 2, 3]] * 7, LISTS), "3 values per row"),
         ("observation.state", pa.array(["text"] * 7), "it holds string, no numbers"),
         ("action", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
         ("complementary_info.a", pa.array([0.0, 0, None, 0, 0, 0, 0]), "1 values are missing"),
@@ -140,7 +140,7 @@ def test_two_extras_of_one_column_are_refused(tmp_path):
     writer = EpisodeWriter(tmp_path, STATE, ACTION, 10)
     extra = {"a/b": 0.0, "a_b": 0.0}
     refused(
-        lambda: writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra), "one column"
+        lambda: writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra), "the same column"
     )
 
 

@@ -71,9 +71,9 @@ TYPED = {
     f"{PPO_YAML} --data.env CartPole-v1": "'CartPole-v1' for data.env is the id of a Gymnasium env: write --data.env "
     "GymnasiumEnv --data.env.id CartPole-v1.",
     f"{PPO_YAML} --model.policy my_mod.HalfPolicy": "'my_mod.HalfPolicy' for model.policy is abstract: define "
-    f"evaluate_actions, get_value, or name a class that does; known here: {POLICIES}.",
+    f"evaluate_actions, get_value, or name a class that defines them; known here: {POLICIES}.",
     f"{PPO_YAML} --model my_mod.HalfAlgorithm": "'my_mod.HalfAlgorithm' for model is abstract: define "
-    f"configure_objectives, or name a class that does; known here: {ALGORITHMS}.",
+    f"configure_objectives, or name a class that defines them; known here: {ALGORITHMS}.",
     "sweep --config ppo.yaml --sweep sweep.yaml": "sweep.yaml has an unknown setting 'model.lr'. Put settings of the "
     "trials below space: space: {model.lr: [...]}. A sweep has seeds, space, search, search_args, trials, first, "
     "pruner, pruner_args, score, jobs, cores_per_trial, seed.",
@@ -95,8 +95,8 @@ TYPED = {
     "EarlyStopping, a text: write {class_path: EarlyStopping, init_args: {monitor: eval/avg_reward}}.",
     f"{PPO_YAML} --trainer.strategy nope": "trainer.strategy must be auto, ddp or fsdp, got 'nope'.",
     f"{PPO_YAML} --trainer.profiler nope": "trainer.profiler must be simple, advanced, pytorch or null, got 'nope'.",
-    f"{PPO_YAML} --data.env my_mod.HalfEnv": "'my_mod.HalfEnv' for data.env is abstract: define reset, step, or name a "
-    f"class that does; known here: {ENVS}.",
+    f"{PPO_YAML} --data.env my_mod.HalfEnv": "'my_mod.HalfEnv' for data.env is abstract: define reset, step, or name "
+    f"a class that defines them; known here: {ENVS}.",
     f"{PPO_YAML} --model.gamma null": "model.gamma must be a number, got null; leave it out for 0.99.",
     f"{PPO_YAML} --data.iterations_per_epoch 9999999999999999999": "data.iterations_per_epoch must lie below 2**63, got "
     "9999999999999999999.",

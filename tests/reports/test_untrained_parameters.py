@@ -167,7 +167,7 @@ def test_an_objective_of_strangers_is_refused_and_a_generator_is_read_once(tmp_p
 
 
 def test_an_objective_of_frozen_modules_alone_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="'head' of Apart has no parameters to move"):
+    with pytest.raises(ConfigurationError, match="'head' of Apart has no parameters to train"):
         begin(tmp_path, Apart, change=lambda module: module.head.requires_grad_(False))
 
 

@@ -452,7 +452,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         return iterations
 
     def minibatches_per_iteration(self) -> int | None:
-        """Return the most minibatches of one update, from the settings alone.
+        """Return the maximum number of minibatches of one update, from the settings.
 
         `compile: auto` uses it; None (unknown) leaves the update uncompiled.
         """

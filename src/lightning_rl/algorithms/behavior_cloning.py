@@ -210,7 +210,7 @@ class BehaviorCloning(Algorithm):
     def _replayed(self, rollout: TensorDict) -> Iterator[TensorDict]:
         """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay.
 
-        There are as many as in `n_epochs` passes over the rollout.
+        Their number equals that of `n_epochs` passes over the rollout.
         """
         count = self.minibatches_per_iteration()
         # The replay prefers the executed actions, which the labels replace.

@@ -260,7 +260,7 @@ class RunCheck(Callback):
         if play is not None and not play.reports_success and data.evaluates_on_the_training_env:
             for metric in metrics:
                 if "success" in metric:
-                    text = f"trainer.best_metric is {metric}, and the env reports no success"
+                    text = f"trainer.best_metric is {metric}, but the env reports no success"
                     cure = "Put info['success'] into its last step, or use eval/avg_reward."
                     self.add("evaluation", "error", text, cure)
 

@@ -309,8 +309,8 @@ class _Walk:
         if inspect.isabstract(found) and not self.helps:
             methods = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise UsageError(
-                f"'{name}' for {path} is abstract: define {methods}, or name a class that does"
-                f"{_known(family.cls)}."
+                f"'{name}' for {path} is abstract: define {methods}, or name a class that "
+                f"defines them{_known(family.cls)}."
             )
         return found
 

@@ -11,7 +11,7 @@ def find_config(name: str) -> Path:
     """Return the file with this path, or the shipped config with this name.
 
     Raises:
-        UsageError: if there is neither.
+        UsageError: if neither exists.
     """
     path = expanded(name)
     if path.is_file():

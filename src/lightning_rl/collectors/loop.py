@@ -480,7 +480,7 @@ class RolloutLoop:
             self._next = {"observation": observation, **state.get("policy", {})}
         except RestoreError as error:
             warnings.warn(
-                f"The env could not be restored to where the checkpoint left it ({error}): its "
+                f"The env could not be restored to its state in the checkpoint ({error}): its "
                 "episodes restart, and the resumed run will differ from an uninterrupted one.",
                 stacklevel=2,
             )

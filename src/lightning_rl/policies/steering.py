@@ -235,7 +235,7 @@ def base_policy(
     if make is None and checkpoint is not None:
         require(
             checkpoint not in ALIASES,
-            f"checkpoint: {checkpoint} changes with each run, and the steered policy reads it "
+            f"checkpoint: {checkpoint} changes with each run, but the steered policy reads it "
             "again whenever it is created: give the path of a run directory or a file.",
         )
         base = _trained(checkpoint, trust_code)

@@ -96,7 +96,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
         overrides: fields to replace in config.json.
 
     Raises:
-        ConfigurationError: if there is none, or it describes another kind of policy.
+        ConfigurationError: if the file is missing, or describes another kind of policy.
     """
     place = expanded(path)
     file = place / "config.json"

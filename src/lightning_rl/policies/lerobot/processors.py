@@ -45,8 +45,8 @@ RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
 class Normalizer(nn.Module):
     """Normalise by the statistics of a dataset, and invert it.
 
-    MEAN_STD: (x - mean) / (std + eps). Other modes map their two statistics to -1 and 1: 2 (x -
-    low) / (high - low) - 1, with eps instead of a difference of 0.
+    MEAN_STD: (x - mean) / (std + eps). Other modes map their two statistics to -1 and 1:
+    2 (x - low) / (high - low) - 1, with eps instead of a difference of 0.
 
     Args:
         mode: a key of `MODES`.

@@ -76,7 +76,7 @@ class SmolVLASettings(Settings):
 
 
 class SmolVLANetwork(Network):
-    """Pictures, instruction and state through the language model: keys and values of each layer.
+    """Keys and values of each layer of the language model, for pictures, instruction and state.
 
     Source: Shukor et al. 2025, "SmolVLA: A Vision-Language-Action Model for Affordable and
     Efficient Robotics".

@@ -85,8 +85,7 @@ class Memory(nn.Module, ABC):
         """Return the outputs [M, H] at the samples of `sequences`.
 
         Args:
-            sequences: steps, and the state before the first, whose first S numbers are the
-                memory's.
+            sequences: steps, and the state before them; its first S numbers are the memory's state.
             encode: makes features [S, L, D] of steps [S, L].
         """
         state = self._first_state(sequences, encode)

@@ -1,4 +1,4 @@
-"""Define small backbones: of pictures, with 100,000 parameters, and of numbers alone."""
+"""Define small backbones: for pictures, with 100,000 parameters, and for numbers only."""
 
 from collections.abc import Sequence
 
