@@ -680,7 +680,7 @@ def test_an_env_that_depends_on_something_else_is_not_restored():
     env, other = GymnasiumEnv(2, "Forgetful-v0"), GymnasiumEnv(2, "Forgetful-v0")
     env.reset(seed=0)
     play(env, torch.zeros(5, 2, dtype=torch.int64))
-    with pytest.raises(RestoreError, match="another observation"):
+    with pytest.raises(RestoreError, match="a different observation"):
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()

@@ -272,7 +272,7 @@ def test_without_a_compiler_the_update_runs_uncompiled_and_names_the_cure(tmp_pa
 
     monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with pytest.warns(
-        UserWarning, match=r"No working C\+\+ compiler.*needs a C\+\+ compiler \(g\+\+"
+        UserWarning, match=r"No working C\+\+ compiler.*needs a C\+\+ compiler on a CPU \(g\+\+"
     ):
         module, _, _ = train(tmp_path, model={"compile": True})
     assert module.optimizer_steps == 6 * 2 * 2

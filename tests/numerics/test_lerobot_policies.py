@@ -205,7 +205,7 @@ OPTIONS = [
     ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
     ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
     ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "give the local directory as langu"),
-    ("smolvla", {"type": "pi0"}, "type 'pi0', and act, diffusion, smolvla can be read"),
+    ("smolvla", {"type": "pi0"}, "type 'pi0', but only act, diffusion, smolvla can be read"),
 ]
 
 

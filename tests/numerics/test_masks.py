@@ -213,7 +213,7 @@ def test_masks_of_several_choices_are_joined_and_continuous_ones_refused():
     assert env.observation_space.contains(env.reset()[0])
     with pytest.raises(ConfigurationError, match="has no choices: it is continuous"):
         ActionMask(gymnasium.make("Pendulum-v1"))
-    with pytest.raises(ConfigurationError, match="has 'action_mask' already"):
+    with pytest.raises(ConfigurationError, match="already has 'action_mask'"):
         ActionMask(env)
 
 

@@ -201,7 +201,7 @@ REFUSED = {
     "no success is said": (
         [None] * 3,
         {},
-        "has 0 successful episodes, 3 in all, of which 3 do not",
+        "has 0 successful episodes, 3 in all, of which 3 have no success label",
     ),
     "one success": ([True, False, False], {}, "has 1 successful episodes"),
     "one failure": ([True, True, False], {}, "has 1 failed episodes.*negatives: all"),

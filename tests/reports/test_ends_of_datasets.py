@@ -106,7 +106,7 @@ def test_the_rule_is_said_once_on_opening(tmp_path, caplog):
         ({"timestamp": np.array([0, 1, 3, 4, 0, 1, 2]) / 10}, "timestamp"),
         ({"timestamp": np.array([0, 1, 2, 3, 0, 1, 2]) / 20}, "10 frames per second"),
         ({"timestamp": np.array([0, 1, np.nan, 3, 0, 1, 2]) / 10}, "timestamp"),
-        ({"frame_index": [0, 1, 3, 4, 0, 1, 2]}, "frame_index 3 behind 1"),
+        ({"frame_index": [0, 1, 3, 4, 0, 1, 2]}, "frame_index 3 after 1"),
         ({"frame_index": [0, 2, 1, 3, 0, 1, 2]}, "out of order"),
         ({"rows": {"length": [4, 2]}}, "its length is 2"),
         ({"rows": {"length": [4, None]}}, "has no length"),
@@ -181,7 +181,7 @@ def test_a_film_that_is_shorter_than_its_rows_does_not_show_the_next_episode(tmp
             "episode 1 begins at 0.3 s",
         )
     episodes = filmed(tmp_path / "last", (4, 3), [0.0, 0.4], [0.4, 0.6], range(0, 210, 30))
-    refused(lambda: episodes[1], "Episode 1", KEY, "takes 0.2 s")
+    refused(lambda: episodes[1], "Episode 1", KEY, "lasts 0.2 s")
 
 
 # --- copies ---
@@ -270,7 +270,7 @@ def by_minari(path, **fields):
         ({"rewards": np.zeros(3)}, ("5 terminations", "3 steps")),
         (
             {"observations": np.zeros((5, 2), np.float32)},
-            ("5 rewards", "5 of its observation instead of 6"),
+            ("5 rewards", "5 entries in its observation instead of 6"),
         ),
         ({"terminations": np.arange(5) == 2}, ("terminated is true at step 2",)),
         ({"truncations": np.zeros(4, bool)}, ("4 truncations",)),

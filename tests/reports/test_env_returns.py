@@ -225,7 +225,7 @@ def test_infos_of_batched_envs_are_read_by_the_same_table():
     done = np.zeros(2, bool)
     assert reader.read_arrays({"success": np.array([1, 0])}, done)["success"].tolist() == [1, 0]
     for bad in (np.array(["a", "b"]), np.array([0.5, 1]), True, np.zeros(3), np.array([{}, None])):
-        with pytest.raises(EnvFaultError, match=r"X says info\['success'\]"):
+        with pytest.raises(EnvFaultError, match=r"X returned info\['success'\]"):
             reader.read_arrays({"success": bad}, done)
     for bad in (np.array([np.nan, 1]), np.array([np.inf, 1]), [{}, {}]):
         with pytest.raises(EnvFaultError, match=r"finite|numbers"):

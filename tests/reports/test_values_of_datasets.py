@@ -168,7 +168,7 @@ def test_a_picture_that_is_none_of_the_env_is_refused_without_contradiction(tmp_
     floats = Box(0, 1, (24, 16, 1))
     refused(
         lambda: read_episodes(tmp_path / "a", {KEY: "observation"}, observation_space=floats),
-        "is pictures of shape [24, 16, 1], and observation of this env is float32",
+        "is pictures of shape [24, 16, 1], but observation of this env is float32",
     )
     deep = GREY.astype(np.uint16) * 257
     with_pictures(tmp_path / "b", deep, [24, 16, 1])
