@@ -420,7 +420,9 @@ def test_a_critic_that_knows_more_trains_on_it_and_a_resumed_run_says_what_is_lo
     module, *_ = train(tmp_path, env=simulated, policy=keys, trainer={"max_epochs": 1})
     assert module.policy.actor[0].in_features == 1
     assert module.policy.critic[0].in_features == 2
-    with pytest.warns(UserWarning, match="The env could not be restored to where the checkpoint"):
+    with pytest.warns(
+        UserWarning, match="The env could not be restored to its state in the checkpoint"
+    ):
         train(tmp_path, env=simulated, policy=keys, ckpt_path=last(tmp_path))
     assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 4 * 16 * 6
 

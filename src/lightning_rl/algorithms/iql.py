@@ -28,10 +28,11 @@ class IQL(Algorithm):
         L_Q  = mean of (r + gamma V(s') - Q_i(s, a))^2, with V(s') = 0 after a termination
         L_pi = -mean of min(exp(beta (min_i Q'_i(s, a) - V(s))), w_max) log pi(a | s)
 
-    No action outside of the data is ever valued. It needs `data.collector: Demonstrations`, with a
-    dataset that has rewards. An iteration is `n_epochs` passes over it; each of its steps counts as
-    an env step of the budget. The env gives the spaces, and is only stepped in evaluations. SAC
-    continues from the checkpoint (`trainer.init_from`), with actor and critics.
+    The losses never evaluate an action outside of the data. IQL needs `data.collector:
+    Demonstrations`, with a dataset that has rewards. An iteration is `n_epochs` passes over it;
+    each of its steps counts as an env step of the budget. The env gives the spaces, and is only
+    stepped in evaluations. SAC continues from the checkpoint (`trainer.init_from`), with actor and
+    critics.
 
     Source: Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit
     Q-Learning", equations 5 to 7, algorithm 1. Differs from the paper: the actor is SAC's, with a
@@ -91,8 +92,8 @@ class IQL(Algorithm):
         critic = policy.critic
         require(
             not policy.is_recurrent and critic.atoms is None and critic.normalization != "batch",
-            "IQL trains on single steps, by critics that output a value: leave memory, value_atoms "
-            "and critic_normalization: batch of model.policy out.",
+            "IQL trains on single steps, by critics that output a value: remove memory, "
+            "value_atoms and critic_normalization: batch from model.policy.",
         )
         self.gamma = gamma
         self.n_epochs = n_epochs
@@ -122,28 +123,28 @@ class IQL(Algorithm):
         super().setup(stage)
         require(
             stage != "fit" or ranks.world_size() == 1,
-            f"IQL trains in one process, and there are {ranks.world_size()}: each would draw from "
-            "the whole dataset. Set trainer.devices: 1.",
+            f"IQL trains in one process, and there are {ranks.world_size()}: each process would "
+            "draw from the whole dataset. Set trainer.devices: 1.",
         )
 
     def on_train_start(self) -> None:
         super().on_train_start()
         require(
             isinstance(self.data.collector, Demonstrations),
-            f"IQL learns from a dataset, and {type(self.data.collector).__name__} collects the "
-            "policy's own actions: set data.collector: {class_path: Demonstrations, init_args: "
-            "{path: ...}}, or learn online with SAC.",
+            f"IQL learns from a dataset, but {type(self.data.collector).__name__} collects the "
+            "policy's own actions: set data.collector: "
+            f"{{class_path: Demonstrations, init_args: {{path: ...}}}}, or learn online with SAC.",
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         require(
             bool(rollout["reward"].any()),
-            "All rewards of the dataset are 0 or unknown, and IQL learns from rewards: label them "
+            "All rewards of the dataset are 0 or unknown, but IQL learns from rewards: label them "
             "(rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
         )
         require(
             "executed" not in rollout.keys(),
-            "IQL trains on single actions, and the env takes chunks: leave ActionChunk out.",
+            "IQL trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
         add_transition_field(rollout, "next_observation", successors(rollout))
         add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())

@@ -67,7 +67,7 @@ class ValueFit(FrameAlgorithm):
         super().__init__(policy, n_epochs, **kwargs)
         require(
             isinstance(policy, PerceptronPolicy) and not policy.evaluates_sequences,
-            f"ValueFit needs an ActorOnly without a memory, and the policy is a "
+            "ValueFit needs an ActorOnly without a memory, but the policy is a "
             f"{type(policy).__name__}: set model.policy: {{class_path: ActorOnly}}, with an "
             "encoder for pictures (for a VLA's backbone BackboneEncoder).",
         )

@@ -30,7 +30,7 @@ class ChunkActor:
     Args:
         policy: acts by single actions, or by chunks.
         num_envs: N.
-        seeds: of the rows; None acts with the mode.
+        seeds: seed of each row; None acts with the mode.
         chunk_size: K, actions in a chunk; None without chunks.
         execute: number of executed actions per chunk. Default: all.
     """
@@ -97,9 +97,9 @@ def play_policy(
     """Play one episode per seed, at most N, and yield them in the order of `seeds`.
 
     Args:
-        env: of single actions; it is reset.
+        env: env of single actions; it is reset.
         policy: for this env, or for chunks of its actions.
-        seeds: of the episodes: start, and drawn actions.
+        seeds: seed of each episode, for its start and its drawn actions.
         max_steps: env steps after which an episode is cut.
         deterministic: act with the mode.
         chunk_size: see `ChunkActor`.
@@ -115,7 +115,7 @@ def play_policy(
     for kind, (own, theirs) in spaces.items():
         require(
             own == theirs,
-            f"The policy has the {kind} space {own}, and the env has {theirs}: play it in the env "
+            f"The policy has the {kind} space {own}, but the env has {theirs}: play it in the env "
             "that it was trained in.",
         )
     drawn = None if deterministic else seeds

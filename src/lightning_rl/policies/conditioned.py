@@ -1,4 +1,4 @@
-"""Condition a policy on the quality of its actions: clone all steps, act as in the good ones."""
+"""Condition a policy on the quality of its actions: clone all steps, act as in good steps."""
 
 from typing import Any, Literal
 
@@ -41,9 +41,9 @@ class ConditionedPolicy(PolicyWrapper):
     2022, "Classifier-Free Diffusion Guidance", equation 6 with 1 + w = guidance.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space, action_space: spaces of one env.
         policy: makes the inner policy.
-        condition: that acting asks for; `absent` for a policy that was cloned without labels.
+        condition: condition for acting; `absent` for a policy that was cloned without labels.
         guidance: factor of the extrapolation, at least 0; 1.5 to 2 is usual, 1 is none.
 
     Raises:
@@ -73,8 +73,8 @@ class ConditionedPolicy(PolicyWrapper):
         )
         require(
             not inner.is_recurrent,
-            f"ConditionedPolicy needs a policy without a memory, and {name} has one: remove "
-            "memory.",
+            f"ConditionedPolicy needs a policy without a memory, but {name} has a memory: remove "
+            "it.",
         )
         require(
             guidance == 1 or inner.takes_guidance,
@@ -165,7 +165,7 @@ def conditioned(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         low, high = np.append(space.low, (0, 0)), np.append(space.high, (1, 1))
         return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)
     raise ConfigurationError(
-        f"ConditionedPolicy adds two numbers to a flat Box of floats, or to a Dict without the key "
-        f"'{CONDITION}', and the observation space is {space}: wrap the env in "
+        "ConditionedPolicy adds two numbers to a flat Box of floats, or to a Dict without the key "
+        f"'{CONDITION}', but the observation space is {space}: wrap the env in "
         "gymnasium.wrappers.FlattenObservation."
     )

@@ -69,12 +69,12 @@ class Arm:
             self._observe()
         missing = [name for name in self._limits if name not in self._seen]
         if missing:
-            raise RobotLost(f"its observation has no {', '.join(missing)}, which actions set")
+            raise RobotLost(f"its observation has no {', '.join(missing)}, but actions set them")
         self._sent = {name: float(self._seen[name]) for name in self._limits}
         return self._seen, {"sent": self._sent, "missed": 0, "dropped": 0}
 
     def step(self, target: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Move towards `target` for one period; return the observation after it, and a report.
+        """Move towards `target` for one period; return the next observation, and a report.
 
         Raises:
             RobotLost: the robot fails, or a target is not finite.
@@ -99,7 +99,7 @@ class Arm:
         return self._seen, {"sent": self._sent, "missed": 0, "dropped": self._dropped}
 
     def stop(self) -> str:
-        """Hold or relax the arm, as set, and say so. May be called more than once."""
+        """Hold or relax the arm, as set, and return a message. May be called more than once."""
         if not self._connected:
             return "The arm was not connected."
         self._connected, failure = False, ""
@@ -268,7 +268,7 @@ def _shapes(features: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, or the parts of a picture: another Python may have another NumPy."""
+    """Return a number, or the parts of a picture, for a Python with another version of NumPy."""
     if getattr(value, "shape", ()):
         return value.dtype.str, tuple(value.shape), value.tobytes()
     return float(value)

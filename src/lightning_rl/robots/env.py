@@ -40,10 +40,10 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
     Args:
         robot: import path of a function or class that makes the robot.
         limits: {name: [low, high]} for each action, in the robot's units.
-        max_speed: units per second, for all actions or by name.
-        robot_kwargs: for `robot`; numbers, texts, lists and dicts.
+        max_speed: units per second, as one number or {name: number}.
+        robot_kwargs: arguments of `robot`: numbers, texts, lists and dicts.
         fps: steps per second.
-        step_size: makes an action a move, of at most this many units per step; for all or by name.
+        step_size: makes an action a move of at most this many units per step; as `max_speed`.
         kinematics: import path of a function that makes an object with `action_space` and
             `joints(state, action)`: target positions by name for an action [A], such as a step of
             the end effector. `state` has the numbers of the last observation by name.
@@ -98,7 +98,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         require(on_stop in ("hold", "relax"), f"on_stop must be hold or relax, got {on_stop!r}.")
         require(
             step_size is None or kinematics is None,
-            "step_size and kinematics both say what an action is: give one of them.",
+            "step_size and kinematics both define the actions: give one of them.",
         )
         check_import_path("robot", robot)
         self.metadata = {**self.metadata, "render_fps": fps}
@@ -179,9 +179,9 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         """Return the action [A] that moves to target positions by name.
 
         Raises:
-            ConfigurationError: an env with `kinematics` has other actions.
+            ConfigurationError: the env has `kinematics`.
         """
-        require(self._kinematics is None, "kinematics turns actions into positions, not back.")
+        require(self._kinematics is None, "kinematics cannot turn positions into actions.")
         positions = np.array([target[name] for name in self._names])
         if self._step_sizes is not None:
             positions = ((positions - self._sent) / self._step_sizes).clip(-1.0, 1.0)
@@ -191,11 +191,13 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         """Make the spaces, and check the settings by the robot's features."""
         require(
             set(actions) == set(self._names),
-            f"limits has {', '.join(self._names) or 'nothing'}, and the robot takes the actions "
+            f"limits has {', '.join(self._names) or 'nothing'}, but the robot takes the actions "
             f"{', '.join(actions)}: give each of them its [low, high].",
         )
         wrong = set(self._home) - set(actions)
-        require(not wrong, f"home has {', '.join(sorted(wrong))}, which is no action.")
+        require(
+            not wrong, f"home has {', '.join(sorted(wrong))}, but the robot has no such action."
+        )
         self._names = list(actions)
         self._numbers = [name for name, shape in observations.items() if not shape]
         self._cameras = {name: shape for name, shape in observations.items() if shape}
@@ -216,7 +218,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             joints = self._kinematics.joints(dict(self._state), action)
             missing = [name for name in self._names if name not in joints]
             require(
-                not missing, f"kinematics gave no {', '.join(missing)}; it must set each joint."
+                not missing, f"kinematics did not set {', '.join(missing)}; it must set each joint."
             )
             return {name: float(joints[name]) for name in self._names}
         target = action
@@ -239,7 +241,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         )
 
     def _take(self, answer: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-        """Return the observation in an answer; keep the rest."""
+        """Return the observation in an answer; keep the report."""
         seen, report = answer
         missing = [name for name in (*self._numbers, *self._cameras) if name not in seen]
         if missing:
@@ -258,8 +260,8 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         by_name = given if isinstance(given, Mapping) else dict.fromkeys(self._names, given)
         require(
             set(by_name) == set(self._names),
-            f"{setting} has {', '.join(by_name)}, and limits has {', '.join(self._names)}: give "
-            "one number, or one for each.",
+            f"{setting} has {', '.join(by_name)}, but limits has {', '.join(self._names)}: give "
+            "one number, or one for each name.",
         )
         for name in self._names:
             check_range(f"{setting} of {name}", by_name[name], above=0)
@@ -267,7 +269,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
 
 
 def check_import_path(setting: str, given: str) -> None:
-    """Refuse a text that is no import path. A checkpoint without trust cannot name one.
+    """Refuse a text that is no import path. A checkpoint without trust cannot name an import path.
 
     Raises:
         ConfigurationError: names the setting.
@@ -291,7 +293,8 @@ def _picture(name: str, parts: Any, shape: tuple[int, ...]) -> np.ndarray:
     kind, given, content = parts if isinstance(parts, tuple) else ("number", (), b"")
     if kind != "|u1" or tuple(given) != shape:
         raise EnvFaultError(
-            f"The robot's camera {name} gave {kind} {list(given)}, and its feature is a picture "
-            f"uint8 {list(shape)}. Leave out other sensors, such as depth, in the robot's settings."
+            f"The robot's camera {name} returned {kind} {list(given)}, but its feature is a "
+            f"picture uint8 {list(shape)}. Leave out other sensors, such as depth, in the robot's "
+            "settings."
         )
     return np.frombuffer(content, np.uint8).reshape(shape).copy()

@@ -25,16 +25,17 @@ class Teleoperator(InterventionSource):
     """A device with the methods of LeRobot's `Teleoperator`, in a process of its own.
 
     It takes over while its `get_teleop_events` says `is_intervention`. A device without events,
-    such as a leader arm, cannot say when: it acts at every step, for `rl-cli record`.
+    such as a leader arm, acts at every step, for `rl-cli record`.
 
     Args:
         teleoperator: import path of a function or class that makes the device.
-        kwargs: for it.
+        kwargs: arguments of `teleoperator`.
         timeout_s: seconds that a call of the device may take.
         python: interpreter of its process; see `RobotEnv`.
 
     Raises:
-        ConfigurationError: when opened: the env is no `RobotEnv`, or its actions have other names.
+        ConfigurationError: when opened, if the env is no `RobotEnv`, or the names of the actions
+            differ.
         EnvFaultError: the device cannot be made, fails or does not answer.
     """
 
@@ -59,7 +60,7 @@ class Teleoperator(InterventionSource):
         robot = env.unwrapped
         require(
             isinstance(robot, RobotEnv),
-            f"A Teleoperator steers a RobotEnv, and this env is {type(robot).__name__}: use a "
+            f"A Teleoperator steers a RobotEnv, but this env is {type(robot).__name__}: use a "
             "Gamepad, a Keyboard or a function.",
         )
         assert isinstance(robot, RobotEnv)
@@ -68,7 +69,7 @@ class Teleoperator(InterventionSource):
         names = list(self._process.described)
         require(
             set(names) == set(robot.action_names),
-            f"The teleoperator gives {', '.join(names)}, and the robot takes "
+            f"The teleoperator gives {', '.join(names)}, but the robot takes "
             f"{', '.join(robot.action_names)}.",
         )
         self._process.ask("connect")
