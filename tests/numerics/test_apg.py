@@ -206,6 +206,16 @@ def test_the_update_steps_through_the_rollout_that_was_collected(name, tmp_path)
     assert max(differences) < 1e-4
 
 
+def test_a_sharded_policy_is_refused(tmp_path):
+    class Sharded(APG):
+        def on_train_start(self):
+            self.policy.sharding = object()
+            super().on_train_start()
+
+    with pytest.raises(ConfigurationError, match="fsdp: use ddp"):
+        train(tmp_path, env=PointMass, model={"algorithm": Sharded})
+
+
 def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
     first, *_ = train(tmp_path / "ppo", env=PointMass, policy={"squash": True})
     run = {"env": PointMass, "model": {"algorithm": SHAC, "learning_rate": 1e-9, "tau": 1e-9}}

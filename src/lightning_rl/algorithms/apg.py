@@ -96,6 +96,10 @@ class APG(Algorithm):
             f"{type(collector).__name__} steps another env, or none: set data.collector: "
             "SyncCollector.",
         )
+        require(
+            self.policy.sharding is None,
+            f"{name} does not train a policy sharded by trainer.strategy fsdp: use ddp.",
+        )
         assert collector is not None
         check_differentiable(name, collector.env)
 
