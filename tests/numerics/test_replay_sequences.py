@@ -116,7 +116,8 @@ def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
     }
     if broken and length > 10:
         with pytest.raises(
-            RuntimeError, match=rf"holds no {length} consecutive steps of one env: lower model.sequence_length"
+            RuntimeError,
+            match=rf"holds no {length} consecutive steps of one env: lower model.sequence_length",
         ):
             next(replay.sequences(1, 4, length, gamma=0.9, **settings))
         return

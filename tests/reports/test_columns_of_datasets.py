@@ -140,7 +140,8 @@ def test_two_extras_of_one_column_are_refused(tmp_path):
     writer = EpisodeWriter(tmp_path, STATE, ACTION, 10)
     extra = {"a/b": 0.0, "a_b": 0.0}
     refused(
-        lambda: writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra), "the same column"
+        lambda: writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra),
+        "the same column",
     )
 
 

@@ -42,13 +42,16 @@ OF_PPO = (
     "max_nonfinite_steps, compile."
 )
 POLICIES = (
-    "ActorCritic, ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, "
+    "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, "
     "LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3"
+ALGORITHMS = (
+    "APG, BehaviorCloning, DQN, DiscreteSAC, FrameAlgorithm, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, "
+    "TD3, ValueFit"
+)
 ENVS = (
     "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, MujocoEnv, PointMass, "
-    "PushBlocks, PushCube, Quadruped, Reach, TensorSimulator, WithTerms"
+    "PushBlocks, PushCube, Quadruped, Reach, ReturnFrames, TensorSimulator, WithTerms"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
 
