@@ -95,8 +95,8 @@ def message_of(make):
 
 def test_actions_without_a_gripper_are_refused():
     begins = (
-        "An arm with a gripper takes a floating-point Box of one dimension, whose last entry is the gripper's command "
-        "and the others are the arm's; the action space is "
+        "GripperActorCritic needs a floating-point Box of one dimension, whose last entry moves the gripper and whose "
+        "other entries move the arm; the action space is "
     )
     ends = " Learn it with SAC and a SquashedActorCritic."
     for space in (Discrete(3), Box(-1.0, 1.0, (1,))):

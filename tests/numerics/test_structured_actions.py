@@ -200,7 +200,7 @@ def test_sac_and_chunks_refuse_it_and_say_who_does_not():
     message = r"the action space is StructuredActions\(Dict.* Use PPO for actions of several parts"
     with pytest.raises(ConfigurationError, match=message):
         SquashedActorCritic(STATE, flat_actions(ARM))
-    with pytest.raises(ConfigurationError, match="takes a floating-point Box of one dimension"):
+    with pytest.raises(ConfigurationError, match="needs a floating-point Box of one dimension"):
         GripperActorCritic(STATE, flat_actions(ARM))
     with pytest.raises(ConfigurationError, match="cannot be chunked"):
         ActionChunk(2, takes_parts, 3)

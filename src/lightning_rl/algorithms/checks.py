@@ -136,7 +136,7 @@ def check_entropy(policy: Policy, ent_coef: float) -> None:
 
 
 def check_random_actions(policy: Policy, random_env_steps: int) -> None:
-    """Refuse a negative number of random actions, and any if the critics evaluate no actions."""
+    """Refuse a negative number, and random actions for critics whose input is not an action."""
     check_range("random_env_steps", random_env_steps, least=0)
     require(
         random_env_steps == 0 or policy.replayed_space == policy.action_space,

@@ -45,8 +45,8 @@ class ReferencePolicy(nn.Module):
     def log_prob(self, rollout: TensorDict) -> Tensor:
         """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`.
 
-        A recurrent policy recomputes its states. If a rollout starts within an episode, its first
-        state is the trained policy's.
+        A recurrent policy recomputes its states. The first state of a rollout that starts within an
+        episode is that of the trained policy.
         """
         if self._policy.is_recurrent:
             rollout = rollout.copy()

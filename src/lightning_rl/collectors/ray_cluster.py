@@ -232,7 +232,7 @@ def _token_path() -> Path:
 
 
 def check_answers(address: str) -> None:
-    """Check that a server answers at an address: Ray would try for minutes.
+    """Check that a server answers at an address; without this check, Ray would try for minutes.
 
     Raises:
         ConfigurationError: if no server answers, or the address is invalid.

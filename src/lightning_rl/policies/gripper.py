@@ -151,9 +151,9 @@ def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
     )
     require(
         fits,
-        "An arm with a gripper takes a floating-point Box of one dimension, whose last entry is "
-        f"the gripper's command and the others are the arm's; the action space is {space}."
-        f"{chunked} Learn it with SAC and a SquashedActorCritic.",
+        "GripperActorCritic needs a floating-point Box of one dimension, whose last entry moves "
+        f"the gripper and whose other entries move the arm; the action space is {space}.{chunked} "
+        "Learn it with SAC and a SquashedActorCritic.",
     )
     box = cast(gymnasium.spaces.Box, space)
     low, high = (float(bound[-1]) for bound in (box.low, box.high))

@@ -221,12 +221,12 @@ class FinalObservations:
 
     A rollout holds this object as `final_observation`, as non-tensor data: all slices and views
     share it, and their `final_index` selects rows. A clone has a copy. Concatenated rollouts would
-    have several, so that reading them raises.
+    have several objects, so that reading them raises.
 
     Args:
         rows: [1 + M, *observation], a tensor or a tree, of M episodes; row 0 is zeros, for steps
             without a final observation.
-        least: rows of the first allocation; later ones double the capacity.
+        least: rows of the first allocation; each further allocation doubles the capacity.
         most: maximum of M. Default: no limit.
 
     Attributes:

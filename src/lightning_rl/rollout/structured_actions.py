@@ -138,7 +138,7 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
 
 
 def first_choice(space: spaces.Space[Any]) -> np.ndarray:
-    """Return the env's number for the first category of its choices, [] or [*A]; else 0.
+    """Return the env's number for the first category of its choices, [] or [*A]; 0 if it has none.
 
     Policies, rollouts and replays always count from 0. Only `as_policy_counts` and `as_env_counts`
     convert.
