@@ -253,7 +253,7 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
         main()
     assert capsys.readouterr().err == (
         "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, play, export, sweep, report, "
-        "record, label, collect.\n"
+        "record, label, recap, collect.\n"
     )
     with pytest.raises(SystemExit):
         run(["check", "--help"])

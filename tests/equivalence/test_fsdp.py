@@ -265,7 +265,7 @@ REFUSED = {
     ),
     "outside": (
         {"algorithm": OwnParameter},
-        "fsdp shards the policy, and OwnParameter also trains 'temperature'. Use --trainer.strat",
+        "fsdp shards the policy, but OwnParameter also trains 'temperature'. Use --trainer.strat",
     ),
 }
 
