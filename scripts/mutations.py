@@ -934,6 +934,13 @@ MUTATIONS = (
         "return metres / np.float32(100.0)",
         "numerics/test_vla_observation.py",
     ),
+    Mutation(
+        "envs/wrappers/penalty.py",
+        "a gripper between its thresholds forgets whether it was open",
+        "self._side = now or before",
+        "self._side = now",
+        "numerics/test_gripper.py",
+    ),
     # --- robots ---
     Mutation(
         "robots/bus.py",

@@ -24,7 +24,7 @@ from lightning_rl import (
     RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.envs import PenaltyTerms
+from lightning_rl.envs import GripperPenalty, PenaltyTerms
 from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert, ScriptedHelp
 from lightning_rl.functional import double_q_target
 from lightning_rl.optim.update import Update
@@ -33,7 +33,7 @@ from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
-from tests.helpers import last, train
+from tests.helpers import last, scalars, train
 
 
 def arm(n, weight=2.0, **settings):
@@ -420,3 +420,70 @@ def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():
         a, b = one.poll(observation), other.poll(observation)
         assert (a.action is None) == (b.action is None)
         assert a.action is None or np.array_equal(a.action, b.action)
+
+
+class Played(gymnasium.Env):
+    """A gripper that is at given positions, one after the other."""
+
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, positions, as_dict=False):
+        self.positions, self.as_dict = positions, as_dict
+        state = Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"state": state}) if as_dict else state
+
+    def seen(self):
+        state = np.array([7.0, self.positions[self.now]], np.float32)
+        return {"state": state} if self.as_dict else state
+
+    def reset(self, *, seed=None, options=None):
+        self.now = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.now += 1
+        return self.seen(), 0.0, False, False, {"penalty": -1.0} if self.now == 1 else {}
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_only_a_gripper_that_really_opens_or_closes_is_penalised(sign, as_dict):
+    positions = [0.5, 0.9, 0.5, 0.79, 0.2, 0.5, 0.1, 0.8, 0.2]  # open from 0.8, closed from 0.2
+    changes = [0, 0, 0, 1, 0, 0, 1, 1]
+    env = Played([sign * at for at in positions], as_dict)
+    key = "state" if as_dict else None
+    env = GripperPenalty(env, 1, sign * 0.8, sign * 0.2, weight=0.5, key=key)
+    for _ in range(2):  # an episode remembers nothing of the one before
+        env.reset()
+        penalties = [env.step(np.zeros(1))[4]["penalty"] for _ in changes]
+        assert penalties == [-1.0, *(-0.5 * change for change in changes[1:])]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"index": 2}, "reads number 2 of key None"),
+        ({"key": "state"}, "reads number 1 of key state"),
+        ({"closed_at": 0.8}, "are both 0.8"),
+        ({"weight": -0.1}, "GripperPenalty.weight must be positive"),
+    ],
+)
+def test_a_gripper_penalty_that_does_not_fit_is_refused(changed, message):
+    with pytest.raises(ConfigurationError, match=message):
+        GripperPenalty(Played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
+
+
+def test_sac_of_a_gripper_learns_from_its_penalty(tmp_path):
+    def env(num_envs):
+        wrapper = partial(GripperPenalty, index=2, open_at=-0.9, closed_at=0.9, weight=0.25)
+        return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=[wrapper])
+
+    data = {"num_envs": 1, "total_env_steps": 64, "replay": ReplayBuffer}
+    train(
+        tmp_path,
+        env=env,
+        data=data,
+        model={"algorithm": GripperSAC},
+        trainer={"limit_val_batches": 0},
+    )
+    assert min(value for _, value in scalars(tmp_path)["train/gripper_penalty"]) < 0.0

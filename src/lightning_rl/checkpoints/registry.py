@@ -89,7 +89,7 @@ _TABLE = {
     "wrappers": (
         "Wrapper",
         "ActionMask ClassifiedReward Intervention VLAObservation "
-        f"{_in(f'{OURS}.envs', 'HideEntries PenaltyTerms people.gym_hil.PickCube')} "
+        f"{_in(f'{OURS}.envs', 'GripperPenalty HideEntries PenaltyTerms people.gym_hil.PickCube')} "
         f"{_in('gymnasium.wrappers', _WRAPPERS)}",
     ),
     "source": (

@@ -35,6 +35,7 @@ from lightning_rl.envs.vector_env import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.action_mask import ActionMask as ActionMask
 from lightning_rl.envs.wrappers.encoded import EncodedObservations as EncodedObservations
 from lightning_rl.envs.wrappers.hide import HideEntries as HideEntries
+from lightning_rl.envs.wrappers.penalty import GripperPenalty as GripperPenalty
 from lightning_rl.envs.wrappers.penalty import PenaltyTerms as PenaltyTerms
 from lightning_rl.envs.wrappers.vla_observation import VLAObservation as VLAObservation
 from lightning_rl.rollout.structured_actions import FlatAction as FlatAction

@@ -3,8 +3,12 @@
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
+
+ROUNDING = 1e-6
+"""Tolerance at the thresholds, as a share of half their distance: observations are float32."""
 
 
 class PenaltyTerms(gymnasium.Wrapper):
@@ -42,3 +46,76 @@ class PenaltyTerms(gymnasium.Wrapper):
                 )
         penalty = sum(weight * float(info[name]) for name, weight in self.terms.items())
         return *result, {**info, "penalty": penalty}
+
+
+class GripperPenalty(gymnasium.Wrapper):
+    """An env with a penalty for each real opening or closing of a gripper, as its position shows.
+
+    A gripper at or beyond `open_at` is open, at or beyond `closed_at` closed; between them it
+    counts as it did before. So a command without an effect has no penalty, and neither has noise
+    around one threshold. `info["penalty"]` of a step that opens a closed gripper or closes an open
+    one is `-weight`, added to a penalty of the wrapped env. The first known position of an episode
+    is no change.
+
+    Args:
+        env: the wrapped env.
+        index: index of the gripper's position in the observation, [S].
+        open_at: least open position, in units of the observation; above or below `closed_at`.
+        closed_at: least closed position.
+        weight: penalty of a change, in units of the reward.
+        key: key of the array, if the observation is a Dict.
+
+    Raises:
+        ConfigurationError: the observation has no such number, or a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        index: int,
+        open_at: float,
+        closed_at: float,
+        weight: float = 0.02,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(env)
+        check_range("GripperPenalty.weight", weight, above=0)
+        require(
+            open_at != closed_at,
+            f"GripperPenalty.open_at and closed_at are both {open_at}: noise at one threshold "
+            "would be penalised. Set them apart.",
+        )
+        space: Any = env.observation_space
+        keys = list(space) if isinstance(space, gymnasium.spaces.Dict) else [None]
+        array = space[key] if key in keys and key is not None else space
+        shape: tuple[int, ...] = getattr(array, "shape", None) or ()
+        require(
+            key in keys and len(shape) == 1 and 0 <= index < shape[0],
+            f"GripperPenalty reads number {index} of key {key}, and the observation is {space}: "
+            "give the index of the gripper's position, and the key of its array in a Dict.",
+        )
+        self.metadata = {**env.metadata, "reports_penalty": True}
+        self._key, self._index, self._weight = key, index, weight
+        self._middle, self._half = (open_at + closed_at) / 2, (open_at - closed_at) / 2
+        self._side = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._side = self._side_of(observation)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        before, now = self._side, self._side_of(observation)
+        self._side = now or before
+        changed = before * now < 0
+        penalty = float(info.get("penalty", 0.0)) - self._weight * changed
+        return observation, reward, terminated, truncated, {**info, "penalty": penalty}
+
+    def _side_of(self, observation: Any) -> float:
+        """Return 1 for open, -1 for closed, 0 between them."""
+        array = observation if self._key is None else observation[self._key]
+        way = (float(array[self._index]) - self._middle) / self._half  # 1 at open_at
+        return float(np.sign(way)) if abs(way) >= 1.0 - ROUNDING else 0.0
