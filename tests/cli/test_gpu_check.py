@@ -200,7 +200,7 @@ def test_steps_that_are_not_compiled_are_a_failure_that_says_why(steps_of, monke
     monkeypatch.setattr(CartPole, "step", lambda self, action: step(self, action))
     (row,) = (row for row in steps_of() if "eager" in row["name"])
     assert row["passed"] is False
-    assert "CartPole has a step of its own" in row["figure"]
+    assert "CartPole overrides step" in row["figure"]
 
 
 def small(script, tmp_path, *options):

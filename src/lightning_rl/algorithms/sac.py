@@ -29,8 +29,8 @@ class SoftActorCritic(QAlgorithm):
         entropy_in_target: whether the critics' targets include the entropy bonus (false: RLPD, Ball
             et al. 2023, for sparse rewards).
         num_target_critics: size of the random subset of critics, drawn per sample, whose minimum is
-            the target; the actor then uses the mean of all critics. Null: both use the minimum of
-            all.
+            the target; the actor then uses the mean of all critics. Null: target and actor use
+            the minimum of all.
         kwargs: see `QAlgorithm`.
 
     Raises:

@@ -19,7 +19,7 @@ FLAGS = ("terminated", "truncated", "done")
 class EndRule:
     """Rule that decides how the episodes of a dataset ended.
 
-    The flag `terminated` decides if the dataset has it. With `truncated` alone, an episode that
+    A dataset with the flag `terminated` is read by it. With `truncated` alone, an episode that
     ended without truncation is terminal. With neither, `ends` decides.
 
     Args:

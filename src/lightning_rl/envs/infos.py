@@ -318,7 +318,7 @@ def read_penalty(report: EnvReport, num_envs: int) -> np.ndarray:
 
 
 def _merged(report: EnvReport, final: EnvReport, done: np.ndarray) -> EnvReport:
-    """Merge reports; rows of finished envs come from the report of their end."""
+    """Merge reports; the row of a finished env comes from the report on its final step."""
     merged: EnvReport = {}
     for key in report.keys() | final.keys():
         one, other = report.get(key), final.get(key)

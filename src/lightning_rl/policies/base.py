@@ -372,7 +372,7 @@ class RolloutActor(ABC):
     def finish(self, start: int, stop: int) -> None:
         """Write the other fields of slots `start` to `stop` - 1, if `act` did not.
 
-        The weights are still those that chose the actions.
+        The weights have not changed since the actions were chosen.
         """
 
 
