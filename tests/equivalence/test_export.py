@@ -491,7 +491,7 @@ def test_a_memory_is_given_room_for_rounding_and_no_more(tmp_path):
     box = spaces.Box(-1, 1, (3,))
     _, report = exported(ActorCritic(NUMBERS, box, memory=GRU), "torch", tmp_path / "policy.pt2")
     assert report["tolerance"] == 5e-5
-    with pytest.raises(ConfigurationError, match=r"action by 0.001; 5e-05 are allowed"):
+    with pytest.raises(ConfigurationError, match=r"action by 0.001; the tolerance is 5e-05"):
         exported(Odd(NUMBERS, box, memory=GRU), "torch", tmp_path / "odd.pt2")
 
 

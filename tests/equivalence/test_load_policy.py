@@ -321,7 +321,7 @@ def test_without_a_memory_any_number_of_rows_follows_any_other():
     for rows in (3, 1, 5):
         assert policy.act(np.zeros((rows, 3))).shape == (rows, 2)
     policy.act(np.zeros((2, 3)), deterministic=False)
-    with pytest.raises(ConfigurationError, match="remembers 2 episodes"):
+    with pytest.raises(ConfigurationError, match="has a memory of 2 episodes"):
         policy.act(np.zeros((3, 3)), deterministic=False)
 
 
