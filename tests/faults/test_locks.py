@@ -471,6 +471,7 @@ def test_processes_are_as_many_as_this_machine_has_cores(devices):
 # --- the table ---
 
 INNER = {
+    "lightning_rl.algorithms.recorded_frames.FrameAlgorithm",
     "lightning_rl.audit.play.RandomPolicy",
     "lightning_rl.policies.lerobot.policy.LeRobotBackbone",
     "lightning_rl.envs.managers.wrapper.EndsByTerms",
@@ -480,6 +481,7 @@ INNER = {
     "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
+    "lightning_rl.Teleoperator",  # takes the import path of a device, which is code
     "lightning_rl.envs.people.intervention.QueueSource",  # takes a queue, which no configuration holds
 }
 """Classes that the package makes itself, and no configuration names."""

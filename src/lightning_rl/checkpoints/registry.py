@@ -69,7 +69,8 @@ _POLICIES = (
 _TABLE = {
     "model": (
         "Algorithm",
-        "BehaviorCloning DQN DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3 ValueFit",
+        "APG BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL PPO RewardClassifier SAC SHAC TD3 "
+        "ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),
