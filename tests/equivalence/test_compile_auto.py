@@ -147,7 +147,9 @@ def test_a_failure_without_a_word_is_named_by_its_kind(tmp_path, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(graphs, "standalone_compile", fail)
-    with pytest.warns(UserWarning, match=r"runs uncompiled: failed \(AssertionError\)\. Compiling needs"):
+    with pytest.warns(
+        UserWarning, match=r"runs uncompiled: failed \(AssertionError\)\. Compiling needs"
+    ):
         module, *_ = train(tmp_path, model={"compile": True})
     assert module.optimizer_steps == STEPS
 
