@@ -163,8 +163,8 @@ def gain_of(
 ) -> Tensor:
     """Return the discounted rewards [N] of T steps from a state of the env, with gradients.
 
-    The discount starts again with each episode. `end_value` of the true final observation follows
-    where the steps end, and where an episode is truncated; nothing where it terminated.
+    The discount starts again with each episode. The last step and each truncation add `end_value`
+    of the true final observation; a termination adds nothing.
 
     Source: Xu et al. 2022, "Accelerated Policy Learning with Parallel Differentiable Simulation",
     equation 5 (with values). Differs from it: a truncated episode has a value too, and the discount

@@ -210,7 +210,7 @@ class BehaviorCloning(Algorithm):
     def _replayed(self, rollout: TensorDict) -> Iterator[TensorDict]:
         """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay.
 
-        Their number equals that of `n_epochs` passes over the rollout.
+        It yields as many minibatches as `n_epochs` passes over the rollout have.
         """
         count = self.minibatches_per_iteration()
         # The replay prefers the executed actions, which the labels replace.

@@ -351,11 +351,12 @@ def computes_below_float32(policy: Policy, device: torch.device) -> bool:
         return True
     if any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters()):
         return True
+    backends: Any = torch.backends  # its type lacks `fp32_precision`
     if device.type != "cuda":
-        return torch.backends.mkldnn.matmul.fp32_precision in ("tf32", "bf16")  # type: ignore[attr-defined]
+        return backends.mkldnn.matmul.fp32_precision in ("tf32", "bf16")
     convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in policy.modules())
-    return torch.backends.cuda.matmul.fp32_precision == "tf32" or (
-        convolves and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return backends.cuda.matmul.fp32_precision == "tf32" or (
+        convolves and backends.cudnn.conv.fp32_precision == "tf32"
     )
 
 

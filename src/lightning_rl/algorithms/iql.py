@@ -44,7 +44,7 @@ class IQL(Algorithm):
         gamma: discount per env step.
         n_epochs: passes over the dataset per iteration.
         expectile: e, in [0.5, 1): .5 values the data's actions, near 1 the best of them.
-        advantage_scale: beta, per unit of return; 0 clones all actions alike.
+        advantage_scale: beta, per unit of return; with 0 all actions have the same weight.
         max_weight: w_max, bound on the weight of an action.
         tau: step size of the target critics after each update, in (0, 1].
         actions_within: actions of the data are clamped to this share of their bounds, where the

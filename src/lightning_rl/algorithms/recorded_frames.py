@@ -1,5 +1,6 @@
 """Define the base class of algorithms that train on the frames of a recorded dataset."""
 
+from abc import abstractmethod
 from typing import Any
 
 from tensordict import TensorDict
@@ -43,9 +44,9 @@ class FrameAlgorithm(Algorithm):
     def configure_objectives(self) -> list[Objective]:
         return [self.objective(self.loss)]
 
+    @abstractmethod
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to log."""
-        raise NotImplementedError
 
     def minibatches_per_iteration(self) -> int:
         return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)

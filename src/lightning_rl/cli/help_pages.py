@@ -86,7 +86,7 @@ BUILDING_BLOCKS = (
     *("ActionWrapper", "ObservationWrapper", "RewardWrapper", "ProgressBar", "Checkpoint"),
     *("BaseFinetuning", "BasePredictionWriter", "SaveConfigCallback", "RunConfig"),
     *("GradientAccumulationScheduler", "StochasticWeightAveraging", "ChunkWrapper"),
-    *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy", "FrameAlgorithm"),
+    *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy"),
 )
 """Base classes, classes that other classes create, and classes that the update ignores."""
 
