@@ -514,6 +514,27 @@ def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypat
     assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "trainer", "message"),
+    [(1, {}, "limit_val_batches: 0"), (2, {"limit_val_batches": 0}, "data.num_envs: 1")],
+)
+def test_two_envs_that_would_move_one_arm_are_refused(num_envs, trainer, message, tmp_path):
+    from tests.helpers import train
+
+    data = {"num_envs": num_envs, "buffer_size": 8, "total_env_steps": 48}
+    with pytest.raises(ConfigurationError, match=message):
+        train(
+            tmp_path / "run",
+            env=lambda n: robot_env(
+                n, max_episode_steps=6, robot_kwargs={"journal": str(tmp_path / "j")}
+            ),
+            data=data,
+            model={"batch_size": 4},
+            trainer=trainer,
+        )
+    assert not (tmp_path / "j").exists(), "no arm was connected"
+
+
 def test_a_policy_is_played_on_it_without_a_screen(tmp_path, monkeypatch):
     """People look at the arm: `rl-cli play` opens no window, and acts without the person's help."""
     from lightning_rl.cli.app import run
