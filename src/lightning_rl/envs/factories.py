@@ -110,6 +110,30 @@ def make_env(
     return made
 
 
+def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
+    """Refuse envs that would move the same real arm at the same time.
+
+    Args:
+        env: the env of training.
+        evaluates: whether training is interrupted by evaluations on an env made like it.
+
+    Raises:
+        ConfigurationError: `env` is real, and holds several envs or would be evaluated.
+    """
+    if not env.metadata.get("is_real"):
+        return
+    require(
+        env.num_envs == 1,
+        f"data.num_envs is {env.num_envs}, but the env moves one real arm: set data.num_envs: 1.",
+    )
+    require(
+        not evaluates,
+        "An evaluation during training would move the arm that the training moves: set "
+        "trainer.limit_val_batches: 0, and evaluate later by rl-cli validate; or set "
+        "data.eval_env.",
+    )
+
+
 def _by_name(name: str, setting: str) -> EnvFactory:
     if name in TASKS:
         return TASKS[name]

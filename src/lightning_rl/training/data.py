@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
@@ -25,7 +25,7 @@ from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
+from lightning_rl.envs.factories import EnvFactory, check_one_arm, env_factory, make_env
 from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
@@ -374,8 +374,8 @@ class RLDataModule(LightningDataModule):
         learner = cast(ActingAlgorithm, self.trainer.lightning_module)
         if self._env is None:
             self._env = self.new_env()
-        if self._env.metadata.get("is_real"):
-            self._check_one_arm(self.trainer)
+        evaluates = self.trainer.limit_val_batches != 0 and self.evaluates_on_the_training_env
+        check_one_arm(self._env, evaluates)
         self.collector = self._make_collector(
             CollectorContext(
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
@@ -432,20 +432,6 @@ class RLDataModule(LightningDataModule):
         rank_zero_warn(
             f"The resumed run starts with an empty replay, because {why}: performance may drop "
             "until it is filled, and the run will differ from an uninterrupted one."
-        )
-
-    def _check_one_arm(self, trainer: Trainer) -> None:
-        """Refuse envs that would move the same arm at the same time."""
-        require(
-            self.num_envs == 1,
-            f"data.num_envs is {self.num_envs}, but the env moves one real arm: set "
-            "data.num_envs: 1.",
-        )
-        require(
-            trainer.limit_val_batches == 0 or not self.evaluates_on_the_training_env,
-            "An evaluation during training would move the arm that the training moves: set "
-            "trainer.limit_val_batches: 0, and evaluate later by rl-cli validate; or set "
-            "data.eval_env.",
         )
 
     def val_dataloader(self) -> EpisodeSeeds:
