@@ -144,7 +144,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_xdist_auto_num_workers():
-    """Return the CPUs of this process; xdist counts all cores of the machine."""
+    """Return one worker more than this process has CPUs, because some tests wait; xdist counts all cores of the machine."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
     try:
@@ -155,4 +155,4 @@ def pytest_xdist_auto_num_workers():
     if quota.exists() and not quota.read_text().startswith("max"):
         allowed, period = map(int, quota.read_text().split())
         count = min(count, allowed / period)
-    return min(max(round(count), 1), MOST_WORKERS)
+    return min(max(round(count), 1) + 1, MOST_WORKERS)
