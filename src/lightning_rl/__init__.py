@@ -1,7 +1,7 @@
 """Reinforcement learning for embodied agents, structured by PyTorch Lightning.
 
-The public names stand in `__init__.pyi`, once, for type checkers and for this file. A name is
-imported when it is first used: `rl-cli --help` must not wait for torch.
+The public names stand in `__init__.pyi`, for type checkers and for this file. A name is imported at
+its first use: `rl-cli --help` must not wait for torch.
 """
 
 import ast

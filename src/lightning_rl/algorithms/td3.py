@@ -79,7 +79,6 @@ class TD3(QAlgorithm):
 
     @torch.no_grad()
     def next_step(self, minibatch: TensorDict) -> NextStep:
-        """Return the target policy's action with noise, in the next states of samples [B]."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         # The target actor reads the features of a target encoder.
         shared = self.target_encoder, self.target_memory
@@ -92,7 +91,7 @@ class TD3(QAlgorithm):
         return NextStep(slow, action, torch.zeros_like(minibatch["reward"]))
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the actor on samples [B], and scalars to log."""
+        """Return the actor's loss on samples [B], and scalars to log."""
         features, for_critics = self.policy.features_for_actor(minibatch)
         action = self.policy.best_unit(minibatch, features=features)
         return -self.policy.q_values(minibatch, action, features=for_critics)[0].mean(), {}

@@ -40,7 +40,7 @@ class Window(NamedTuple):
     notes: dict[str, Any]
 
     def rollout(self) -> TensorDict:
-        """Return the window as a view [N, T'+1] in a new container."""
+        """Return the window as a view [N, T'+1] in a new TensorDict."""
         return first_steps(self.segment.rollout, self.num_steps)
 
     def state_dict(self) -> dict[str, Any]:

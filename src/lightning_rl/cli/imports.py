@@ -19,10 +19,7 @@ FOR_THE_TYPIST = tuple(
 
 
 def find_code_here() -> None:
-    """Add the working directory to `sys.path`, for `class_path: my_module.MyAlgorithm`.
-
-    With an untrusted checkpoint, this is called only if the user typed the name of a module.
-    """
+    """Add the working directory to `sys.path`, for `class_path: my_module.MyAlgorithm`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
