@@ -478,7 +478,7 @@ class QAlgorithm(OffPolicyAlgorithm):
     def fit_critics(
         self, minibatch: TensorDict, next_step: NextStep
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the temporal-difference loss of samples [B] for actions `next_step`, and scalars."""
+        """Return the temporal-difference loss of samples [B] for `next_step`, and scalars."""
         critic, policy = self.policy.critic, self.policy
         action = policy.unit(minibatch["action"])
         features = policy.critic_features(minibatch)

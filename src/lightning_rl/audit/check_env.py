@@ -523,6 +523,7 @@ GYMNASIUM_CHECKS: tuple[Callable[[gymnasium.Env], object], ...] = (
 
 
 def described(space: gymnasium.Space[Any]) -> str:
+    """Return Gymnasium's text of a space, on one line."""
     return " ".join(str(space).split())
 
 

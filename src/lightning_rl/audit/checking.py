@@ -149,8 +149,8 @@ class RunCheck(Callback):
             gain = (stepping + choosing) / (other + choosing)
             self.add(
                 *("speed", "note"),
-                f"{num_envs} envs are stepped one after the other, {1e3 * stepping:.3g} ms in all, "
-                f"and there are {cores} cores",
+                f"{num_envs} envs step one after the other, {1e3 * stepping:.3g} ms in all, on "
+                f"{cores} cores",
                 f"data.env.vectorization: async might collect {gain:.1f} times as fast.",
             )
 

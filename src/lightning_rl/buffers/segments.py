@@ -22,10 +22,7 @@ from lightning_rl.rollout.contract import (
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """T+1 neighbouring slots of a ring: `rollout` [N, T+1], time-major in memory.
-
-    The writer copies into `steps`, views [N] of each slot.
-    """
+    """T+1 slots of a ring: `rollout` [N, T+1], time-major in memory, and `steps`, views [N]."""
 
     index: int
     rollout: TensorDict

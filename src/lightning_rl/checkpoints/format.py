@@ -61,11 +61,12 @@ def own_version() -> str:
 
 
 def header() -> dict[str, Any]:
+    """Return the header of a full checkpoint."""
     return {"schema": SCHEMA, "kind": FULL, "version": own_version()}
 
 
 def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the header of a full checkpoint."""
+    """Reduce a full checkpoint to the weights-only kind."""
     kept = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
     state = checkpoint[STATE_KEY]
     kept_state = {key: state[key] for key in KEPT_OF_THE_STATE if key in state}
@@ -128,6 +129,7 @@ def restoring(part: str) -> Iterator[None]:
 
 
 def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> None:
+    """Refuse a checkpoint of another version."""
     state = checkpoint.get(STATE_KEY)
     if not isinstance(state, dict):
         raise ConfigurationError(

@@ -348,7 +348,7 @@ class RolloutLoop:
             self._reports.add_sums(reports.names, reports.sums, reports.counts)
             self.reports_success |= reports.reports_success
         self._check_ends(storage, steps)
-        if masks is not None and masks.device.type != "cpu":  # once, as it waits for the device
+        if masks is not None and masks.device.type != "cpu":  # once, because it synchronizes
             self._check_masks(masks[:steps])
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}

@@ -115,9 +115,9 @@ class Choice:
         was, now = self._before["compiled"], self.compiled
         if was != now:
             rank_zero_warn(
-                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and now "
-                f"is{'' if now else ' not'}, by {self.why}: {DIFFERS}. compile: auto keeps the "
-                "choice of the checkpoint."
+                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and is "
+                f"{'' if now else 'not '}compiled now, by {self.why}: {DIFFERS}. "
+                "compile: auto keeps the choice of the checkpoint."
             )
         if self._before["cpu"] != cpu():
             rank_zero_warn(
@@ -133,7 +133,7 @@ class StepsChoice(Choice):
     It counts the steps of all envs of a process in the whole budget.
     """
 
-    subject = "the env steps"
+    subject = "the env is stepped"
     traced = "a step of env and policy"
     counted, pays_from = "steps of all envs", STEPS_PAY_FROM
 

@@ -297,7 +297,7 @@ class CompiledSteps:
             carry[key].zero_()
 
     def restart(self, done: Tensor, observation: Any) -> None:
-        """Reset finished envs `done` [N] and write `observation` [N, ...], if the graph does not."""
+        """Reset finished envs `done` [N] outside the graph, and write `observation` [N, ...]."""
         rows = done.nonzero().squeeze(1)
         if not len(rows):
             return
@@ -455,7 +455,7 @@ def compile_steps(
                 for rollout, pair in zip(rollouts, plain, strict=True)
             ]
         except NoGraphError as error:
-            choice.give_up(str(error), f"The env steps uncompiled: {error}.")
+            choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
             return plain
         if any(steps.graph(writer.places) is None for writer in writers):
             return plain

@@ -18,11 +18,9 @@ LEVELS = 256
 
 
 class ColumnStatistics:
-    """Statistics of one episode's frames, in constant memory.
+    """Statistics of one episode's frames of shape `shape`, in constant memory.
 
-    Args:
-        shape: shape of a frame; [H, W, C] for a picture.
-        picture: whether frames are pictures: exact statistics per channel, scaled to [0, 1].
+    With `picture`, frames are [H, W, C]: exact statistics per channel, scaled to [0, 1].
     """
 
     def __init__(self, shape: tuple[int, ...], picture: bool) -> None:
@@ -78,7 +76,6 @@ class ColumnStatistics:
 
 
 def _of_levels(levels: Any) -> dict[str, float]:
-    """Return the statistics of a channel from its histogram [256]."""
     values, total = np.arange(LEVELS) / (LEVELS - 1), levels.sum()
     there = values[levels > 0]
     mean = (levels * values).sum() / total
@@ -95,7 +92,7 @@ def _of_levels(levels: Any) -> dict[str, float]:
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Combine the statistics of episodes to statistics of all frames.
 
-    As in LeRobot, quantiles are averages weighted by frames, not quantiles of all frames.
+    As in LeRobot, quantiles are averages weighted by frames.
     """
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]
     counts = np.array([part["count"][0] for part in found])
