@@ -37,7 +37,7 @@ class LightningHooks:
         return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
 
     def backward(self, loss: Tensor, inputs: Sequence[Tensor] | None = None) -> None:
-        """Run `manual_backward` of a loss [] without DDP's reducer, which `step_together` replaces."""
+        """Run `manual_backward` of a loss [] without DDP's reducer; see `step_together`."""
         strategy = self._module.trainer.strategy
         # DDP's reducer would sum the gradients of this micro-batch alone.
         ours = isinstance(strategy, DDPStrategy)

@@ -216,7 +216,7 @@ class LearningRateSchedule:
         self.desired_kl = desired_kl
 
     def apply(self, optimizer: Optimizer, env_steps: int, horizon: int) -> None:
-        """Set the rate of the iteration after `env_steps` of `horizon` env steps in the whole run."""
+        """Set the rate of the iteration after `env_steps` of `horizon` env steps in the run."""
         if self.kind == "linear":
             _set_rate(optimizer, self.initial * max(0.0, 1.0 - env_steps / horizon))
         elif self.kind == "constant" or env_steps == 0:

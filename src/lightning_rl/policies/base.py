@@ -157,7 +157,7 @@ class Policy(nn.Module, ABC, Constructed):
 
     @abstractmethod
     def get_value(self, td: TensorDict) -> TensorDict:
-        """Write `value` [B] of td [B] (`observation`, and `state` of a memory) into td; return td."""
+        """Write `value` [B] for the `observation` (and `state`) of td [B] into td; return td."""
 
     @abstractmethod
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
@@ -339,9 +339,7 @@ class RolloutActor(ABC):
 
     @abstractmethod
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """Load the current weights for slot `start` and the following slots; draw noise here or
-        later.
-        """
+        """Load the current weights for slots from `start` on; here or later, draw noise."""
 
     @abstractmethod
     def act(self, t: int) -> None:

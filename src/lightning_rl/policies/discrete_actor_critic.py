@@ -64,7 +64,7 @@ class DiscreteActorCritic(QActorCritic):
         return features, self.distribution.num_choices
 
     def log_probs(self, td: TensorDict, features: Tensor) -> Tensor:
-        """Return the log-probs [B, n] of all actions for `td` [B], `features` [B, D] of the actor."""
+        """Return the log-probs [B, n] of all actions for `td` [B] and `actor_features` [B, D]."""
         return self.action_output(td, features).log_softmax(-1)
 
     def action_values(

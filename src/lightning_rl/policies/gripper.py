@@ -127,7 +127,7 @@ class GripperActorCritic(SquashedActorCritic):
     def gripper_values(
         self, td: TensorDict, critic: torch.nn.Module | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the values [B, 3] of the commands for `td` [B], by `features` [B, D] of the actor."""
+        """Return the values [B, 3] of the commands for `td` [B] or its `actor_features` [B, D]."""
         features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))
 

@@ -1,7 +1,7 @@
 """Compute networks in bfloat16.
 
-Lightning's autocast covers updates and evaluations, but not acting in a collector. Both need the
-same precision, or the first ratio of an update differs from 1.
+Lightning's autocast covers updates and evaluations, but not acting in a collector, which needs the
+same precision: otherwise the first ratio of an update differs from 1.
 """
 
 import torch

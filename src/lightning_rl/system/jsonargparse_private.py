@@ -43,7 +43,7 @@ def converted(kind: Any, value: Any, given: str | None = None) -> Any:
 
 @contextmanager
 def parsing_settings_kept() -> Iterator[None]:
-    """Restore what `set_parsing_settings` changes for the whole process."""
+    """Restore the process-wide settings of `set_parsing_settings`."""
     before = dict(parsing_settings)
     try:
         yield

@@ -1,6 +1,6 @@
 """Register the tasks in Gymnasium: `gymnasium.make_vec("lightning_rl/PushCube-v0", num_envs=64)`.
 
-`import lightning_rl` imports this file. The code of a task is imported when an env is made.
+The code of a task is imported when an env is made.
 """
 
 import gymnasium
