@@ -79,6 +79,7 @@ class TD3(QAlgorithm):
 
     @torch.no_grad()
     def next_step(self, minibatch: TensorDict) -> NextStep:
+        """Return the target policy's action with noise, in the next states of samples [B]."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         # The target actor reads the features of a target encoder.
         shared = self.target_encoder, self.target_memory

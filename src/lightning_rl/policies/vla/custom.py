@@ -206,6 +206,7 @@ class PlainModel(nn.Module):
         return torch.empty(*batch, self.size, device=device).normal_(generator=generator)
 
     def get_value(self, td: TensorDict) -> TensorDict:
+        """Write `value` [B] into `td` [B]."""
         value: Tensor = cast(Any, self.model).get_value(td.get("observation"))
         return td.set("value", value.float().reshape(td.batch_size))
 
