@@ -203,7 +203,10 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
             SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
             "transformers cannot make a model",
         ),
-        ({"model_type": "llama", **TEXT}, "transformers cannot make a model from the configuration"),
+        (
+            {"model_type": "llama", **TEXT},
+            "transformers cannot make a model from the configuration",
+        ),
     ],
 )
 def test_a_configuration_that_makes_no_model_is_one_message(config, message):

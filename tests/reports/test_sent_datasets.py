@@ -86,7 +86,9 @@ def test_a_directory_that_is_no_dataset_keeps_all_it_holds(names, tmp_path):
     for name in names:
         put(tmp_path / name)
     before = content(tmp_path)
-    refused(lambda: EpisodeWriter(tmp_path, *SPACES, 10), "but not a dataset", names[0].split("/")[0])
+    refused(
+        lambda: EpisodeWriter(tmp_path, *SPACES, 10), "but not a dataset", names[0].split("/")[0]
+    )
     assert content(tmp_path) == before
 
 

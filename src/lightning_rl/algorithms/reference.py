@@ -35,6 +35,7 @@ class ReferencePolicy(nn.Module):
 
     @torch.no_grad()
     def remember(self) -> None:
+        """Copy the current parameters."""
         for kept, value in zip(self.kept, self._changing().values(), strict=True):
             kept.copy_(value)
 

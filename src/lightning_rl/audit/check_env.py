@@ -75,6 +75,7 @@ class Finding:
     cure: str = ""
 
     def as_dict(self) -> dict[str, str]:
+        """Return the attributes by name."""
         return asdict(self)
 
 
@@ -222,6 +223,7 @@ class EnvCheck:
             self._close()
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
+        """Add a finding."""
         self.findings.append(Finding(topic, level, text, cure))
 
     def _reset(self, env: VectorEnv, seed: int | None = None) -> Outcome:

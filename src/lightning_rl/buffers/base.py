@@ -123,6 +123,7 @@ class Replay(ABC):
         return None
 
     def metrics(self) -> dict[str, float]:
+        """Return metrics by name."""
         return {"replay/size": float(len(self))}
 
     @abstractmethod

@@ -127,9 +127,11 @@ class FirstEpisodes:
                 break
 
     def act(self, t: int) -> None:
+        """Choose the actions for the current observation."""
         self.action = self._choose(self.observation, self.running)
 
     def step(self, t: int) -> dict[str, Any]:
+        """Step the env with the chosen actions."""
         self.observation, self.reward, self.terminated, self.truncated, info = self._env.step(
             self.action
         )

@@ -348,6 +348,7 @@ class RayCluster:
         self._number = 0  # number of the publication
 
     def put(self, weights: dict[str, Tensor]) -> None:
+        """Store the newest weights, one copy for all collectors of a node."""
         message = _to_message(weights)
         if self._weights is None:
             # Allocate memory for all versions that are alive together: a write into new memory
@@ -358,15 +359,18 @@ class RayCluster:
         self._number += 1
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
+        """Request an actor, which Ray creates when there is room, and start it."""
         actor = self._actor.remote()
         return actor, (actor.start.remote(self._setup, versions(), seed, state),)
 
     def collect(self, handle: Any, version: int) -> Any:
+        """Request a rollout and the state after it; the state stays on the actor's node."""
         # Do not pass weights to `collect`: they would stay in memory until the rollout arrives.
         self.publish(handle, version)
         return tuple(handle.collect.options(num_returns=2).remote(self._number))
 
     def publish(self, handle: Any, version: int) -> None:
+        """Pass the newest weights to a collector, by reference."""
         call = handle.publish.options(concurrency_group="weights")
         call.remote(self._weights, self._number)
 
@@ -407,6 +411,7 @@ class RayCluster:
         return Answer((value, request[1]))
 
     def fetch(self, state: Any) -> Any:
+        """Return a state as plain data; None if its node died."""
         if not self.connected or not isinstance(state, self._ray.ObjectRef):
             return state
         try:
@@ -415,6 +420,7 @@ class RayCluster:
             return None
 
     def kill(self, handle: Any) -> None:
+        """Kill an actor."""
         self._ray.kill(handle)
 
     def stop(self, handles: Sequence[Any]) -> None:

@@ -98,6 +98,7 @@ class Choice:
         self.compiled, self.why, self._printed = False, why, True
 
     def print_decision(self) -> None:
+        """Print the decision of `auto`, once."""
         if self._setting == "auto" and not self._printed:
             self._printed = True
             rank_zero_only(print)(f"{self._decision} (compile: auto): {self.why}.", flush=True)
@@ -107,6 +108,7 @@ class Choice:
         return f"The update {'is compiled' if self.compiled else 'runs uncompiled'}"
 
     def state(self) -> dict[str, Any]:
+        """Return the state for the checkpoint."""
         return {"compiled": self.compiled, "cpu": cpu()}
 
     def _compare_machines(self) -> None:

@@ -299,6 +299,7 @@ class Episodes(Sequence[Episode]):
         """Read an episode by its number from 0, without the checks of `each`."""
 
     def name_of(self, index: int) -> str:
+        """Return the name of an episode for messages."""
         return f"Episode {index} of the dataset at {self.path}"
 
     def successes(self) -> list[bool | None]:

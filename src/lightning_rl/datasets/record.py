@@ -179,6 +179,7 @@ class Recorder:
         self._action = self._choose(self.observation, self._running)
 
     def step(self, t: int) -> dict[str, Any]:
+        """Step the env by the chosen action; called by `run_steps`."""
         self.observation, reward, terminated, truncated, info = self.env.step(self._action)
         self._reward = float(reward[0])
         self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
