@@ -298,7 +298,7 @@ def test_what_is_unsafe_or_missing_is_refused(directories, tmp_path):
     (tmp_path / "bare").mkdir()
     for file in ("config.json", "model.safetensors"):
         (tmp_path / "bare" / file).write_bytes((smol / file).read_bytes())
-    with pytest.raises(ConfigurationError, match="has no preprocessor_config.json"):
+    with pytest.raises(ConfigurationError, match=r"has no preprocessor_config\.json"):
         TransformersBackbone("hf", str(tmp_path / "bare"))
     given = TransformersBackbone(
         "hf", str(tmp_path / "bare"), image_mean=[0.5] * 3, image_std=[0.5] * 3
