@@ -86,11 +86,7 @@ def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
 
 
 def add_part_weights(minibatch: TensorDict) -> TensorDict:
-    """Write `part_weight` [B, L]: 0 for parts that were not executed, and mean 1.
-
-    The mean over a minibatch is then right even if its micro-batches have different numbers of
-    parts.
-    """
+    """Write `part_weight` [B, L], of mean 1: 0 for parts that were not executed."""
     mask = _counted(minibatch)
     if mask is None or "part_weight" in minibatch.keys():
         return minibatch

@@ -225,10 +225,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def iterations_done(self) -> int:
-        """Completed iterations of the run, including those before a resumption, for annealing.
-
-        The `batch_idx` of `training_step` counts within an epoch.
-        """
+        """Completed iterations of the run, with those before a resumption (unlike `batch_idx`)."""
         return int(self.trainer.global_step)
 
     # --- losses and optimizer steps ---

@@ -281,7 +281,6 @@ class BehaviorCloning(Algorithm):
     """The fields of a rollout that the loss reads, besides the policy's extra fields."""
 
     def _fields(self, rollout: TensorDict, mask: Tensor) -> tuple[str, ...]:
-        """Return the fields of a rollout [N, T+1] that the loss reads."""
         if "executed" not in rollout.keys():
             return self.FIELDS
         in_parts = rollout["sample_log_prob"].dim() > mask.dim()

@@ -232,10 +232,7 @@ def check_whole_minibatches(objectives: Collection[Objective]) -> None:
 
 
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
-    """Warn of an algorithm's own parameters that no gradient has reached in the whole run.
-
-    Parameters of the policy do not count: some algorithms do not train its critic.
-    """
+    """Warn of an algorithm's own parameters that no gradient has reached in the whole run."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     # An optimizer has no state for a parameter that it has never moved.
     unreached = [
@@ -337,10 +334,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
 
 
 def computes_below_float32(policy: Policy, device: torch.device) -> bool:
-    """Return whether a policy rounds more than float32 on a device.
-
-    On a GPU, PyTorch computes float32 convolutions in TensorFloat32 by default.
-    """
+    """Return whether a policy rounds more than float32 on a device, as TensorFloat32 does."""
     if policy.autocast_dtype is not None:
         return True
     if any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters()):
@@ -383,11 +377,7 @@ USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone u
 def warm_start_weights(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Return a state dict with which a policy acts like a checkpoint's policy, and a note.
-
-    If the checkpoint's critic is missing or has other shapes, the policy keeps its own critic, and
-    the note says so.
-    """
+    """Return a state dict that makes a policy act like a checkpoint's, and a note on the critic."""
     own = policy.state_dict()
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
     critic, its_critic = (
@@ -506,10 +496,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
-    """Compare the parts of a policy that its weights do not determine; see `policies.description`.
-
-    Refuse another activation or distribution; warn of another setting, such as a temperature.
-    """
+    """Refuse another activation or distribution; warn of other settings, such as a temperature."""
     if DESCRIPTION_KEY not in state:
         return
     classes, settings = differences(describe(policy), state[DESCRIPTION_KEY])

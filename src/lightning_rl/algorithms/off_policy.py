@@ -235,11 +235,7 @@ class OffPolicyAlgorithm(Algorithm):
         return []
 
     def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
-        """Take a step on several objectives for a minibatch [B], in order, then move the targets.
-
-        A later loss reads the scalars that an earlier loss `passes`. All steps compile to one
-        graph.
-        """
+        """Take a step on several objectives for a minibatch [B], in order; then move targets."""
         self.learner.sequence(objectives, self.update_targets, self._moved)(minibatch)
 
     def _moved(self) -> list[nn.Parameter]:

@@ -85,10 +85,7 @@ class OffPolicyCorrection:
         return self.method in ("decoupled", "loglinear")
 
     def policy_loss(self, terms: RatioTerms, *, clip_low: float, clip_high: float) -> Tensor:
-        """Return the policy loss [] with weights prox / mu; see `decoupled_surrogate_loss`.
-
-        `clip_low` and `clip_high` are the largest distances of the ratio below and above 1.
-        """
+        """Return the policy loss [] with weights prox / mu; see `decoupled_surrogate_loss`."""
         return decoupled_surrogate_loss(
             terms.new,
             terms.old,
@@ -100,10 +97,7 @@ class OffPolicyCorrection:
         )
 
     def kl_penalty(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-        """Return KL(policy || reference) per sample, from log-probs [B] or [B, L] and samples [B].
-
-        Stale samples have the weights of the policy loss, 0 above the cap.
-        """
+        """Return KL(policy || reference) per sample, weighted, from log-probs [B] or [B, L]."""
         behavior: Tensor = minibatch["sample_log_prob"]
         reference: Tensor = minibatch["reference_log_prob"]
         if not self.weighs_samples:

@@ -126,10 +126,7 @@ class OnPolicyAlgorithm(Algorithm):
     # --- helpers of training_step ---
 
     def policy_action_mask(self, rollout: TensorDict) -> Tensor | None:
-        """Return a mask [N, T] of steps with the policy's own action; None if all steps have one.
-
-        Steps of an intervention and of padding are false.
-        """
+        """Return a mask [N, T] of steps with the policy's own action; None if all have one."""
         other = [rollout[key] for key in ("intervened", "padding") if key in rollout.keys()]
         return ~torch.stack(other).any(0)[:, :-1] if other else None
 

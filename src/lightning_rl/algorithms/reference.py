@@ -40,11 +40,7 @@ class ReferencePolicy(nn.Module):
             kept.copy_(value)
 
     def log_prob(self, rollout: TensorDict) -> Tensor:
-        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`.
-
-        A recurrent policy recomputes its states; the rollout's first state comes from the trained
-        policy.
-        """
+        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
         if self._policy.is_recurrent:
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)

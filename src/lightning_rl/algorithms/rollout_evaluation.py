@@ -1,7 +1,4 @@
-"""Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions.
-
-A recurrent policy starts each step with the state stored in the rollout.
-"""
+"""Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -71,10 +68,7 @@ def _each(
     parts: list[TensorDict],
     spare: TensorDict,
 ) -> list[Tensor]:
-    """Return a policy's answers for parts [B], or the entry `key` of each answer.
-
-    All ranks must call a sharded policy equally often: ranks with fewer parts evaluate `spare` too.
-    """
+    """Return a policy's answers for parts [B]; all ranks must call it equally often."""
     # Count before the first call, which waits for the other ranks.
     missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)
     answers = [ask(part) for part in (*parts, *[spare] * missing)]

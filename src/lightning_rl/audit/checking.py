@@ -91,7 +91,6 @@ class RunCheck(Callback):
     # --- collecting ---
 
     def _collect(self, data: RLDataModule) -> Play | None:
-        """Build the collector, and play its env by its policy; None if it steps no env."""
         data.train_dataloader()
         collector = data.collector
         assert collector is not None

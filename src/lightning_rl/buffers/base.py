@@ -116,10 +116,7 @@ class Replay(ABC):
         )
 
     def take_offline_rewards(self) -> "OfflineRewards | None":
-        """Return rewards of transitions that no collector made, for a reward normaliser, once.
-
-        Return None on the second call, and if there are no such transitions.
-        """
+        """Return rewards of transitions without a collector, once; None if there are none."""
         return None
 
     def metrics(self) -> dict[str, float]:

@@ -1,8 +1,4 @@
-"""Keep the replay in files next to the checkpoints that refer to them.
-
-A file holds tensors, and its name has a digest of their bytes. It never changes, and is removed
-when no checkpoint lists it.
-"""
+"""Keep the replay in unchanging files, named by digests, until no checkpoint lists them."""
 
 import hashlib
 import re
@@ -43,10 +39,7 @@ class Part(NamedTuple):
 
 
 def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Tensor]) -> Part:
-    """Write the tensors of the slots `first` to `last` - 1 into a file of this rank.
-
-    The tensors are on the CPU; each owns its storage, because the whole storage is written.
-    """
+    """Write the CPU tensors of slots `first` to `last` - 1; each must own its storage."""
     content = dict(tensors)
     name = f"rank{ranks.rank()}-{first}-{last}-{_digest(content)}.pt"
     write_atomically(folder / name, lambda file: torch.save(content, file))
@@ -136,7 +129,6 @@ class ReplayFolder:
             files[name].unlink(missing_ok=True)
 
     def _named(self) -> set[str] | None:
-        """Return the file names that checkpoints list; None if a checkpoint is unreadable."""
         named: set[str] = set()
         present = sorted(self.checkpoints.glob("*.ckpt"))
         self._known = {path: known for path, known in self._known.items() if path in present}

@@ -76,10 +76,7 @@ def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def read_checkpoint(
     path: str | Path, map_location: Callable[..., Any] | str | None = "cpu", *, whole: bool = True
 ) -> dict[str, Any]:
-    """Read a checkpoint of numbers, texts and tensors; refuse any other content.
-
-    `whole` verifies all checksums; False skips the content of tensors.
-    """
+    """Read numbers, texts and tensors; `whole` verifies all checksums, also those of tensors."""
     try:
         _check_sums(path, whole)
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=not whole)
@@ -176,7 +173,6 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
 
 
 def _check_sums(path: str | Path, whole: bool) -> None:
-    """Verify the checksums of the file; raise `BadZipFile` if one is wrong."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if whole or "/data/" not in name:

@@ -1,7 +1,4 @@
-"""Names that a checkpoint may use: classes by key, and packages that register envs.
-
-Any other name needs `--trust_code true`. A lookup imports nothing.
-"""
+"""Names that a checkpoint may use without `--trust_code true`. A lookup imports nothing."""
 
 from importlib import import_module
 from typing import Any, NamedTuple

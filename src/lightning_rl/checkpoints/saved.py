@@ -23,10 +23,7 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
 
 
 def missing_settings(settings: Any) -> dict[str, str]:
-    """Return the settings that could not be written, by name: `{"model.policy": "a lambda"}`.
-
-    Classes of the training script count too, unless the running script defines them.
-    """
+    """Return the settings that could not be written: `{"model.policy": "a lambda"}`."""
     lacks: dict[str, str] = {}
     for path, text in _texts(settings, ""):
         own = text.removeprefix(SCRIPT)

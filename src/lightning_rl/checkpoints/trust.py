@@ -1,8 +1,4 @@
-"""Check the configuration in a checkpoint before anything is imported or built.
-
-A checkpoint may name the classes in the table of `registry`, and set numbers, flags and some texts
-of the trainer.
-"""
+"""Check the configuration in a checkpoint before anything is imported or built."""
 
 import os
 import re
@@ -101,10 +97,7 @@ class CheckedConfig(NamedTuple):
 
 
 def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> CheckedConfig:
-    """Return the accepted part of a checkpoint's configuration, without any import.
-
-    Raise a `ConfigurationError` with the refused key, its value, and the cure.
-    """
+    """Return the accepted part of a checkpoint's configuration, without any import."""
     config = settings_of(text, checkpoint)
     address = _without_address(config)
     inspection = Inspection(checkpoint, cure)
@@ -180,11 +173,7 @@ class Inspection:
         self.reads: dict[str, str] = {}
 
     def at(self, path: str, key: str, value: Any) -> None:
-        """Check a value, all values below it, and the texts that name code.
-
-        `path` has all keys down to the value; `key` is the last one, or the class of these
-        settings.
-        """
+        """Check a value at `path`, all values below it, and the texts that name code."""
         if isinstance(value, dict):
             if "class_path" in value:
                 self._class(f"{path}.class_path", key, value["class_path"])
@@ -206,7 +195,6 @@ class Inspection:
             self._text(path, key, value)
 
     def refuse(self, path: str, value: Any, why: str) -> NoReturn:
-        """Raise an error with the value, its path and the cure."""
         raise ConfigurationError(
             f"The configuration in {self.checkpoint} names '{value}' as {path}, which {why}. "
             "Nothing was imported. A checkpoint is data, and code that it names is not run. "

@@ -172,7 +172,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
             parser.link_arguments(f"data.{key}", target, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse `args` without Lightning's warning about `sys.argv`."""
         subcommand, settings = args[0], check_run(args)
         if asks_for_help(args):
             parser.parse_args(args)
@@ -193,7 +192,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
         self._find_checkpoint()
 
     def settings(self) -> dict[str, Any]:
-        """Return the options of the run in the form of a config file."""
         text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
         return cast(dict[str, Any], load_yaml(text)[self.config.subcommand])
 

@@ -47,10 +47,7 @@ class Completed(NamedTuple):
 
 
 def complete(arguments: list[str]) -> Completed:
-    """Resolve config names and checkpoint paths; without a config, use the checkpoint's.
-
-    The names in a checkpoint's configuration are checked unless the user trusts the checkpoint.
-    """
+    """Resolve config names and checkpoint paths; without a config, use the checkpoint's."""
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
         return Completed([subcommand, *_help_options(normalize_options(options))], True, options)
@@ -89,10 +86,7 @@ def is_trusted(options: Sequence[str]) -> bool:
 
 
 def _help_options(options: list[str]) -> list[str]:
-    """Return only the options that ask for help.
-
-    `--model.policy.help` becomes `--model.help --model.policy.help`: jsonargparse needs both.
-    """
+    """Return the options that ask for help: jsonargparse needs one for each class on the path."""
     if {"-h", "--help"} & set(options):
         return ["--help"]
     asked = [option for option in options if asks_for_help([option])]

@@ -272,7 +272,6 @@ class _Walk:
         path: str,
         before: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Check the settings of a class; `before` are the settings of the class it replaces."""
         checked = {}
         for name, value in given.items():
             if name not in settable:

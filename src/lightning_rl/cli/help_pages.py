@@ -170,7 +170,6 @@ class SectionHelp(_HelpAction):
 
 
 def _actions(parser: ArgumentParser) -> Iterator[Action]:
-    """Yield the options that users can give, without links and unnamed values."""
     for group in parser._action_groups:
         for action in group._group_actions:
             if action.help != SUPPRESS and any(map(_is_option, action.option_strings)):

@@ -27,10 +27,7 @@ def find_code_here() -> None:
 
 @contextmanager
 def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
-    """Restrict the parser to packages allowed in checkpoints and modules that the user typed.
-
-    This is a second check after `checked_config`, through a setting of jsonargparse.
-    """
+    """Restrict the parser to packages of checkpoints and modules that the user typed."""
     packages = {*PACKAGES, *FOR_THE_TYPIST}
     libraries = {package.split(".")[0] for package in packages}
     foreign = set()

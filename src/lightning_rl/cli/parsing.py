@@ -221,11 +221,7 @@ def check_class(name: str, path: str) -> None:
 
 
 def accept_plain_numpy_numbers() -> None:
-    """Let the parser accept plain numbers and lists for arguments with NumPy types.
-
-    Gymnasium's `RescaleAction` has such arguments, for which jsonargparse expects the name of a
-    class. The change holds for the whole process.
-    """
+    """Let NumPy types accept plain numbers and lists, in the whole process (`RescaleAction`)."""
     # float32 like the spaces, which warn about float64
     for kind, dtype, plain in (
         (np.floating, np.float32, (int, float)),

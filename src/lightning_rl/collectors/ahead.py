@@ -41,10 +41,7 @@ class ChunksAhead:
         self.waited = 0
 
     def episode(self, choose: ActionFunction) -> ActionFunction:
-        """Return a function that chooses actions [N, *A] through one episode.
-
-        `choose` returns chunks [N, K, *A] for observations [N, ...].
-        """
+        """Return a function that acts in an episode; `choose` returns chunks [N, K, *A]."""
         step = begun = asked = 0
         chunk: Tensor | None = None
         pending: Future[Tensor] | None = None

@@ -222,7 +222,6 @@ class AsyncCollector(Collector):
             self._buffer.fail(error)
 
     def _may_begin(self, version: int) -> bool:
-        """Return whether the next rollout will be fresh enough for its update."""
         updates = version - self._first_version
         # The thread always waits for the first update, which compiles and allocates.
         if self._buffer.overflow == "overwrite":

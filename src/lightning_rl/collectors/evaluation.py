@@ -99,10 +99,7 @@ def run_episodes(
 
 
 def action_function(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> ActionFunction:
-    """Return a function that chooses actions [N, *A] through one episode of each row.
-
-    With `seeds`, each row samples with its own generator; None acts by the distribution's mode.
-    """
+    """Return a function that acts in an episode, with a generator per row, or by the mode."""
     actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
     return partial(actor.choose, deterministic=seeds is None)
 
@@ -181,10 +178,7 @@ def _final_reports(info: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
-    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode.
-
-    If the env `reports_success`, an episode without a report counts as a failure.
-    """
+    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode."""
     returns = np.array([episode["return"] for episode in episodes])
     reports_success |= any(episode["success"] is not None for episode in episodes)
     successes = [bool(episode["success"]) for episode in episodes] if reports_success else []

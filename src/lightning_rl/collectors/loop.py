@@ -306,10 +306,7 @@ class RolloutLoop:
 
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
-        """Fill a segment; return the number of steps, and keyword arguments for `count_rollout`.
-
-        The number of steps is below T if the plan ends the rollout early.
-        """
+        """Fill a segment; return the number of steps, and arguments for `count_rollout`."""
         envs_were_reset = self._begin(segment)
         if self._plan.keep_start:
             self.start = self._env.state_dict() or {}

@@ -494,10 +494,7 @@ class RayActor:
         return state
 
     def collect(self, number: int) -> tuple[Any, Any]:
-        """Wait for a publication, collect a rollout, and return it with the state after it.
-
-        Return None for both after `stop`.
-        """
+        """Wait for a publication; return a rollout and the state after it, None after `stop`."""
         flush_denormals(self._flush_denormal)
         with self._arrived:
             self._arrived.wait_for(lambda: self._stopped or self._number >= number)

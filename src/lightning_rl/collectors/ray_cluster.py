@@ -181,10 +181,7 @@ def refuse_without_ray(what: str) -> None:
 
 
 def prepare_environment(alone: bool) -> None:
-    """Set Ray's environment variables, unless the user has set them.
-
-    Call this before Ray is imported. With `alone`, Ray listens on loopback only.
-    """
+    """Set Ray's unset environment variables before its import; `alone`: listen on loopback only."""
     # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
     # otherwise every publication of weights would take new memory for a second. The last variable
     # hides state dumps, and lines about dead processes, which our own warnings report.

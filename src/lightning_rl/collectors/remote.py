@@ -1,7 +1,4 @@
-"""Schedule remote collectors: when each begins a rollout, and which rollout is next for training.
-
-A `Cluster` runs the processes; this module does not depend on Ray.
-"""
+"""Schedule remote collectors: when each begins a rollout, and which rollout is trained next."""
 
 import time
 import warnings
@@ -246,7 +243,6 @@ class RemoteCollectors:
     # --- when a rollout may begin, and which one is next ---
 
     def _begin(self) -> None:
-        """Begin rollouts, first with the collector that has waited longest."""
         if self.closed:
             return
         for one in sorted(self.remotes, key=lambda one: one.begun):

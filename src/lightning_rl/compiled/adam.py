@@ -48,12 +48,10 @@ class TracedAdam:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The constants in `update`."""
         group = self._optimizer.param_groups[0]
         return (*group["betas"], group["eps"])
 
     def tensors(self) -> list[Tensor]:
-        """Return the current `tensors` of `update`."""
         # The rate is a tensor, because a number would become a constant of the graph.
         rate = self._optimizer.param_groups[0]["lr"]
         if rate != self._rate:

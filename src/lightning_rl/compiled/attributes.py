@@ -186,7 +186,6 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
-    """Yield the mappings that store attributes of an object, then of its classes, and the names."""
     attributes = getattr(owner, "__dict__", {})
     yield attributes, list(attributes)
     if isinstance(owner, nn.Module):

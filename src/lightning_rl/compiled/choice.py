@@ -79,10 +79,7 @@ class Choice:
         self._compare_machines()
 
     def give_up(self, why: str, warning: str) -> None:
-        """Run uncompiled from now on, for the reason `why`.
-
-        Print `warning` if `compile: true` is set; warn also if the resumed run was compiled.
-        """
+        """Run uncompiled from now on; warn if the user or the resumed run wanted graphs."""
         self.compiled, self.why = False, why
         if self._setting is True:
             rank_zero_warn(warning)

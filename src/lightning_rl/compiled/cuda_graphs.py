@@ -42,7 +42,6 @@ class CapturedGraph:
         self._fails = False
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Return the graph's results in new tensors."""
         if self._fails:
             return self._graph(*inputs)
         # A captured graph reads and writes fixed addresses.

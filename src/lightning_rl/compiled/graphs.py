@@ -94,10 +94,7 @@ class Graphs:
     def attempt(
         self, call: Callable[[], T], place_of: Callable[[Exception], str] | None = None
     ) -> T | None:
-        """Return the result of a call of graphs; after an error None, now and later.
-
-        `place_of` returns the line of user code that an exception comes from.
-        """
+        """Return the result of a call of graphs; after an error None, now and later."""
         if not self.available:
             return None
         try:
@@ -167,7 +164,6 @@ class Graphs:
         return known[0]
 
     def recheck(self) -> None:
-        """Compare all attributes before the next call."""
         self._is_fresh = False
 
     def _current_attributes(self) -> dict[str, Attribute]:
@@ -375,10 +371,7 @@ def computed_once(tensor: Tensor) -> Tensor:
 
 
 def lift_tensors(traced: GraphModule) -> list[Tensor]:
-    """Turn the tensors that a traced function has captured into inputs; return them.
-
-    As constants they would keep their current values.
-    """
+    """Turn the tensors that a traced function has captured into inputs; return them."""
     held = []
     first = next(node for node in traced.graph.nodes if node.op != "placeholder")
     for node in traced.graph.find_nodes(op="get_attr"):

@@ -115,7 +115,6 @@ class CompiledSteps:
         }
 
     def _read_env(self, env: TorchEnv) -> None:
-        """Take a step in a copy of the env, and record the inputs and outputs of a step."""
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
                 raise NoGraphError(f"{type(env).__name__} overrides {name}")
@@ -232,7 +231,6 @@ class CompiledSteps:
 
     @contextmanager
     def _stepping_env(self) -> Iterator[None]:
-        """Let the env step in a trace, and restore its attributes afterwards."""
         kept = {name: vars(self.env)[name] for name in DRIVEN}
         self.env.reset_mode = self.reset_mode
         try:

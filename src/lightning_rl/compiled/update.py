@@ -108,7 +108,6 @@ class CompiledUpdate(Update):
         return self.graphs.available and len(minibatch) in self._sizes
 
     def fits_one_graph(self, minibatch: TensorDict) -> bool:
-        """Return whether one graph can process the whole minibatch."""
         return self.has_graph_for(minibatch) and len(self._micro_batches(minibatch)) == 1
 
     def _micro_batches(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:

@@ -171,7 +171,6 @@ class Demonstrations(Collector):
             rollout[CONDITION][row, : len(codes)] = codes.to(rollout[CONDITION])
 
     def _drawn(self, number: int) -> list[int]:
-        """Return the episodes of rollout `number`; each pass has its own order."""
         chosen = []
         for place in range(number * self._rows, (number + 1) * self._rows):
             turn, at = divmod(place, self._count)

@@ -1,8 +1,4 @@
-"""Own a dataset's directory: its lock, and safe replacement of its folders.
-
-New content replaces old content one folder at a time. `part_of` returns the valid version of each
-file, so a SIGKILL at any moment loses nothing.
-"""
+"""Own a dataset's directory: its lock, and replacement of its folders that survives a SIGKILL."""
 
 import os
 import shutil
@@ -31,10 +27,7 @@ BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n
 
 
 def lock_dataset(path: Path) -> Callable[[], None]:
-    """Lock a dataset against other processes; return the function that unlocks it.
-
-    Refuse a dataset with links: a write through a link would change files elsewhere.
-    """
+    """Lock a dataset without links against other processes; return the function that unlocks it."""
     for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
         _refuse_link(path / name)
         for file in (path / name).rglob("*"):

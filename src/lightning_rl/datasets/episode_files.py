@@ -67,7 +67,6 @@ class EpisodeFiles:
     def add(
         self, observation: Any, action: Any, numbers: Mapping[str, float | bool], task: int
     ) -> None:
-        """Write a step; `numbers` by column, `task` by its number."""
         if self.length and (self._last("next.terminated") or self._last("next.truncated")):
             raise RuntimeError(
                 "The episode has ended: call end_episode(final_observation) before the next step."
@@ -113,10 +112,7 @@ class EpisodeFiles:
         return bool(self._pending[name][-1])
 
     def finish(self, final_observation: Any, success: bool | None) -> dict[str, Any]:
-        """Write the pending steps, and close the files; return the final observation's columns.
-
-        They are null if it is unknown; for a video, the time of its frame in seconds.
-        """
+        """Close the files; return the final observation's columns, null if it is unknown."""
         finals = {}
         for leaf in self._leaves:
             known = final_observation is not None

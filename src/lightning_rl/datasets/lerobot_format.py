@@ -179,10 +179,7 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
 
 
 def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
-    """Return the observation's columns of a dataset without a description of its env.
-
-    A single column is the observation itself; several columns form a dict. Text is skipped.
-    """
+    """Return the observation's columns, except text, of a dataset without our description."""
     features = {key: one for key, one in features.items() if one["dtype"] not in TEXTS}
     found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
     if not found and "observation" in features:
@@ -412,11 +409,7 @@ def as_column(values: np.ndarray) -> Any:
 
 
 def as_row(value: Any) -> Any:
-    """Return the arrow array with one value: a number or a text, or nested lists of them.
-
-    The type is explicit, because pyarrow tries to import dateutil when it infers the type of a
-    list.
-    """
+    """Return the arrow array of one value, with an explicit type: pyarrow infers it by dateutil."""
     arrow = import_extra("pyarrow")
     leaf, depth = value, 0
     while isinstance(leaf, list):

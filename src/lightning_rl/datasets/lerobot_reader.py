@@ -323,7 +323,6 @@ class LeRobotEpisodes(Episodes):
         return as_flags(self._column(table, key, (), name), f"{name}: its column '{key}'")
 
     def _seconds(self, table: Any, name: str) -> np.ndarray:
-        """Return the times [L] of the rows, after a check that they are one step apart."""
         assert self.fps is not None
         found = {
             key: self._column(table, key, (), name)
@@ -371,7 +370,6 @@ class LeRobotEpisodes(Episodes):
     def _observations(
         self, row: Mapping[str, Any], table: Any, seconds: np.ndarray, name: str
     ) -> tuple[Any, bool]:
-        """Return the observations [L+1, ...], and whether the final observation is known."""
         finals = self._file("finals", row["file"], row["finals"]).rows(row["row"], 1)
         known = all(
             f"final/{leaf.key}" in row["finals"]

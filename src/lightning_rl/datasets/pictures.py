@@ -45,7 +45,6 @@ class VideoWriter:
         _open_without_priority(self._stream.codec_context)
 
     def add(self, frame: np.ndarray) -> None:
-        """Add a frame [H, W, 3] uint8."""
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         self._container.mux(self._stream.encode(picture))
 
@@ -79,10 +78,7 @@ def rate_of(fps: float) -> Fraction:
 def read_frames(
     path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the frames [M, H, W, C] uint8 of a video at increasing times [M] in seconds.
-
-    `size` is (H, W, C). Refuse a broken file, and a file without a frame at one of the times.
-    """
+    """Return the frames [M, H, W, C] uint8 at increasing times [M] in seconds; check the file."""
     av = import_extra("av")
     frames = np.empty((len(times), *size), np.uint8)
     found = 0
@@ -186,7 +182,6 @@ class PngEncoder:
         self._context.thread_count = 1  # so that `encode` returns the frame immediately
 
     def encode(self, frame: np.ndarray) -> bytes:
-        """Return a frame [H, W, 3] uint8 as PNG."""
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         return b"".join(bytes(packet) for packet in self._context.encode(picture))
 

@@ -35,7 +35,6 @@ class ColumnStatistics:
         self._squares = np.zeros(shape)  # sum of squared distances from the mean
 
     def add(self, frames: np.ndarray) -> None:
-        """Add frames [M, *shape]."""
         count = len(frames)
         if self._picture:
             for channel in range(len(self._levels)):
@@ -90,10 +89,7 @@ def _of_levels(levels: Any) -> dict[str, float]:
 
 
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Combine the statistics of episodes to statistics of all frames.
-
-    As in LeRobot, quantiles are averages weighted by frames.
-    """
+    """Combine the statistics of episodes as LeRobot does: quantiles are weighted averages."""
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]
     counts = np.array([part["count"][0] for part in found])
     weights = (counts / counts.sum()).reshape(-1, *[1] * found[0]["mean"].ndim)

@@ -105,7 +105,6 @@ class TableFile:
         self._kept: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
-        """Return `count` rows starting at `first`, or fewer at the end of the file."""
         arrow = import_extra("pyarrow")
         parts, begin, size = [], 0, 0
         for group, end in enumerate(self._ends):

@@ -176,10 +176,7 @@ class ActionChunk(VectorEnvWrapper):
 
 
 def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:
-    """Merge the info of one action of a chunk, for the rows [N] that executed it.
-
-    Values that a row's last action did not report are missing (false, NaN).
-    """
+    """Merge the info of an action into the chunk's, for the rows [N] that executed it."""
     if "success" in info or "success" in merged:
         silent = torch.zeros_like(active)
         report, before = info.get("success", silent), merged.get("success", silent)

@@ -39,10 +39,7 @@ class HangReporter(ABC):
 
     @abstractmethod
     def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stacks of the envs that did not respond, by number; empty if unknown.
-
-        `frames` are the frames of the waiting thread, innermost first.
-        """
+        """Return the stacks of the envs that did not respond, by number; empty if unknown."""
 
     def give_up(self) -> bool:
         """Kill the processes that the thread waits for; return whether there are any."""
@@ -95,7 +92,6 @@ class EnvWatch:
         return self._calls[doing]
 
     def make(self, factory: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:
-        """Make N envs, and watch them until `close`."""
         self._num_envs, self.is_lost = num_envs, False
         try:
             with self("construction"):

@@ -162,7 +162,6 @@ def _temporal_difference(
 
 
 def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
-    """Return the factor within an episode, and 0 at its end."""
     # `torch.where` of two numbers would be float32 for any dtype.
     if isinstance(factor, Tensor):
         return factor.to(like.dtype).masked_fill(done, 0.0)

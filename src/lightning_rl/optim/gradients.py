@@ -100,10 +100,7 @@ class FlatGradient:
         self._reached[i] = True
 
     def set_clipped(self, flat: Tensor, max_norm: float) -> Tensor:
-        """Set the clipped gradients; return the scalars [L + 1], with the gradient norm at the end.
-
-        `flat` [L + P + n + 1] is a result of `flattened`, or a sum of results.
-        """
+        """Set clipped gradients from `flat` [L + P + n + 1]; return scalars and norm, [L + 1]."""
         row, gradient, reached = averages(flat, self._parameters)
         norm = gradient.norm()
         # `_whole` holds the `.grad`s as views: one product sets them all.

@@ -173,10 +173,7 @@ class Update:
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B] into parts of `size`; return the parts and their shares of samples.
-
-    None selects a size that fits the CPU's cache.
-    """
+    """Split a minibatch [B] into parts of `size` (None: by cache); return their shares too."""
     if size is None and _is_large(minibatch):
         size = CPU_MICRO_BATCH
     if size is None or size >= len(minibatch):

@@ -292,10 +292,7 @@ def _refuse_unread(
 def noise_for(
     policy: Any, td: TensorDict, deterministic: bool, generator: torch.Generator | None
 ) -> Tensor | None:
-    """Return the noise [N, Z] for `policy.forward` on `td` [N]; None for the mode.
-
-    Without a `generator`: `td[NOISE]`, or, if missing, a draw of torch's global generator.
-    """
+    """Return the noise [N, Z] for `policy.forward` on `td` [N]; None for the mode."""
     if deterministic:
         return None
     noise: Tensor | None = td.get(NOISE, None) if generator is None else None

@@ -1,7 +1,4 @@
-"""Describe and compare the settings that a policy's function depends on, besides its weights.
-
-A state dict contains neither activations nor distributions, temperatures or action bounds.
-"""
+"""Describe and compare the settings of a policy's function that a state dict does not contain."""
 
 import zlib
 from typing import Any, NamedTuple

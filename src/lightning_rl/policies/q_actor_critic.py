@@ -185,10 +185,7 @@ class QActorCritic(PerceptronPolicy):
         critic: nn.Module | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Return the values [E, B] of actions in [-1, 1] [B, A] for `td` [B].
-
-        Default of `features` [B, D]: `critic_features`.
-        """
+        """Return the values [E, B] of actions in [-1, 1] [B, A]; `features` are [B, D]."""
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
 

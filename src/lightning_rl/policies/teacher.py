@@ -69,10 +69,7 @@ class Teacher:
         return any(policy.is_recurrent for policy in self.policies)
 
     def actions(self, observation: Any) -> Any:
-        """Return the teacher's actions [B, *A], the mode within their bounds, without a memory.
-
-        `observation` [B, ...] may be on any device.
-        """
+        """Return the teacher's actions [B, *A], the mode, for an `observation` on any device."""
         return self._act(observation, {})[0]
 
     def actions_along(self, rollout: TensorDict) -> Iterator[Any]:

@@ -110,11 +110,7 @@ def _plain(values: np.ndarray) -> list[float | int | None]:
 
 
 def costs_of(runs: Sequence[RunRecord]) -> dict[str, float | None]:
-    """Return the costs of runs, each a mean over the runs that report it.
-
-    `sps` (env steps per second of training), `seconds` (wall clock), `evaluation_seconds`,
-    `cpu_seconds`, `memory` and `gpu_memory` (peaks, bytes).
-    """
+    """Return the costs of runs, each a mean over the runs that report it."""
 
     def mean(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None and not math.isnan(value)]

@@ -190,10 +190,7 @@ def _cell(text: str) -> float:
 
 
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Return the training seconds [P]: the cumulative sum of env steps divided by speed.
-
-    Rows of evaluations have no speed: their seconds are interpolated.
-    """
+    """Return the training seconds [P]; those of evaluations, without a speed, are interpolated."""
     known = (speed > 0) & np.isfinite(speed)
     if not known.any():
         return np.full(len(env_steps), np.nan)

@@ -151,10 +151,7 @@ def time_major(data: TensorDict) -> TensorDict:
 
 
 def step_views(rollout: TensorDict) -> list[TensorDict]:
-    """Return for each of the T+1 slots a TensorDict [N] of views, without final observations.
-
-    Create them once per allocation, because slicing a TensorDict is slower than the write.
-    """
+    """Return for each of the T+1 slots a TensorDict [N] of views, without final observations."""
     return list(time_major(rollout.exclude("final_observation")).unbind(0))
 
 
@@ -638,11 +635,7 @@ def env_steps_in(rollout: TensorDict) -> int:
 
 
 def without_padding(rollout: TensorDict) -> TensorDict:
-    """Return a rollout [N, T+1] without padding, for statistics over steps.
-
-    If there is padding, the result is one row [1, M + 1] of all M real steps, without time
-    structure.
-    """
+    """Return a rollout [N, T+1] without padding; with padding, one row [1, M + 1] of M steps."""
     if "padding" not in rollout.keys():
         return rollout
     steps = rollout[:, :-1]

@@ -58,7 +58,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Prefix of the name of the run directory."""
         return f"trial_{self.number:03d}_seed{self.seed}"
 
 

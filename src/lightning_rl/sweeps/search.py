@@ -155,11 +155,7 @@ def grid_point(space: Space, number: int) -> Point:
 
 
 def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampler:
-    """Make the sampler of a point, by the point's number.
-
-    The random numbers depend on `settings.seed` and that number only, so a resumed or shared search
-    draws the same points as one process.
-    """
+    """Make the sampler of a point from `settings.seed` and the number of the point alone."""
     how = settings.search
     require(
         how not in (GRID, RANDOM) or not settings.search_args,

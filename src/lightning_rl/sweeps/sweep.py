@@ -80,10 +80,7 @@ Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 
 
 def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
-    """Begin, resume or join a sweep.
-
-    `parse` checks options of `fit`; `begin` runs `rl-cli fit` in its own process.
-    """
+    """Begin, resume or join a sweep; `parse` checks options of `fit`, `begin` runs them."""
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
         sweep_parser().parse_args(["--help"])  # exits
@@ -308,7 +305,6 @@ class _Sweep:
         self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
     def run(self, begin: Begin, joined: bool) -> None:
-        """Run trials until all have ended, and print the table; exit with 1 if a trial failed."""
         self.open()
         self.journal.enter(others_allowed=joined)
         # Freeze objects: the garbage collector of each fork would otherwise copy all pages.

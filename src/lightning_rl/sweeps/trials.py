@@ -65,12 +65,10 @@ class TrialProcess:
         return self.exit_code is not None
 
     def terminate(self) -> None:
-        """Ask the process to save and end."""
         if not self.ended():
             os.kill(self._pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process and its children."""
         if not self.ended():
             self._kill_group()
             os.kill(self._pid, signal.SIGKILL)
@@ -80,7 +78,6 @@ class TrialProcess:
             os.killpg(self._pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether the process has ended."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

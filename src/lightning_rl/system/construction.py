@@ -48,11 +48,7 @@ def construction(constructed: Constructed) -> dict[str, Any]:
 
 
 def described(value: Any) -> Any:
-    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
-
-    Supported are plain values, dataclasses, `Constructed` objects, classes and functions of a
-    module, a `partial` of a class with named arguments, and lists and dicts of these.
-    """
+    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Path | torch.device):

@@ -56,10 +56,7 @@ def shown(path: Path) -> Path:
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Fill a temporary file next to the target by `write`, flush it, and rename it.
-
-    A kill leaves the previous file unchanged; an error leaves no temporary file.
-    """
+    """Fill a temporary file by `write`, flush it, and rename it; a kill leaves the old file."""
     target = Path(path)
     # Do not use mkstemp: its files are private to the owner.
     temporary = target.parent / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
@@ -81,11 +78,7 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
 
 
 def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
-    """Open a file of other people for reading; refuse links out of `inside`, pipes and devices.
-
-    A link could expose a private file, and a pipe or a device never ends. `inside` None: any
-    directory.
-    """
+    """Open a regular file of other people; refuse links out of `inside`, pipes and devices."""
     real = os.path.realpath(path)
     if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
         raise ConfigurationError(
@@ -192,11 +185,7 @@ def remove_leftovers(directory: str | Path) -> None:
 
 
 def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
-    """Lock a file, and write the owner into it; return None if locks are not available.
-
-    The system's lock ends with the process, or when the returned descriptor is closed. `refusal` is
-    the message if another process has the lock, with `{owner}` for its name.
-    """
+    """Lock a file, and write the owner into it; return None if locks are not available."""
     if path.is_symlink():  # its target would be overwritten
         raise ConfigurationError(f"{path} is a link, but a lock must be a file: remove the link.")
     if fcntl is None:
@@ -273,7 +262,6 @@ def _explained(target: Path, error: OSError) -> WriteError:
 
 
 def _writes(process: int) -> bool:
-    """Return whether another process has this id."""
     if process == os.getpid():
         return False
     try:

@@ -1,7 +1,4 @@
-"""The internals of jsonargparse that the package uses; no other file imports them.
-
-Tried with jsonargparse 4.53.
-"""
+"""The only file with internals of jsonargparse (tried with 4.53)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

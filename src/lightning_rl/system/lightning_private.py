@@ -1,7 +1,4 @@
-"""The internals of Lightning that the package uses; no other file touches them.
-
-Tried with lightning 2.6.6. A test checks `OF_LIGHTNING`, and names missing parts.
-"""
+"""The only file with internals of Lightning (tried with 2.6.6); a test checks `OF_LIGHTNING`."""
 
 import subprocess
 from typing import Any, Protocol

@@ -56,10 +56,7 @@ def put_in_force(wanted: MachineSettings) -> None:
 
 
 def offscreen_renderer() -> str:
-    """Return how MuJoCo draws without a screen: `egl`, `osmesa` or `disable`, for `MUJOCO_GL`.
-
-    MuJoCo cannot be imported with the name of a missing library.
-    """
+    """Return `MUJOCO_GL` without a screen: `egl`, `osmesa` or `disable`, by installed libraries."""
     for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
         try:
             ctypes.CDLL(library)

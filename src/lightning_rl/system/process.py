@@ -34,10 +34,7 @@ def keep_freed_memory() -> bool:
 
 
 def flush_denormals(wanted: bool) -> bool:
-    """Set whether this thread and its new threads treat denormals as zero; return whether they do.
-
-    Intel's CPUs take a hundred cycles or more for each operation on a float32 below 1.2e-38.
-    """
+    """Treat denormals as zero in this thread and its new threads; return whether the CPU can."""
     return torch.set_flush_denormal(wanted) and wanted
 
 

@@ -1,8 +1,4 @@
-"""The internals of torch that the package uses; no other file imports them.
-
-Tried with torch 2.13.0. A test checks the imports below, and names missing parts. Nothing is
-compiled without `torch._inductor`; the rest is required.
-"""
+"""The only file with internals of torch (tried with 2.13.0); a test checks the imports."""
 
 from collections.abc import Callable
 from typing import Any

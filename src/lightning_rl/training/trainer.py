@@ -384,11 +384,7 @@ class RLTrainer(Trainer, Constructed):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Evaluate on the validation seeds, and report; `verbose` adds Lightning's own table.
-
-        Return one dict, equal on all ranks: the report's numbers as `eval/...` (also in
-        `callback_metrics`), and the values that the algorithm logged.
-        """
+        """Evaluate on the validation seeds; return the report's numbers, equal on all ranks."""
         check_not_on_meta(self, model)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(

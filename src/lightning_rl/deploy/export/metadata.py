@@ -55,10 +55,7 @@ def metadata_of(
     settings: Mapping[str, Any],
     env: VectorEnv | None,
 ) -> dict[str, Any]:
-    """Return the metadata of an exported policy as plain values.
-
-    `path`, `content` and `settings` belong to its checkpoint; `env` is None if it cannot be built.
-    """
+    """Return the metadata of an exported policy as plain values; `env` may be None."""
     directory, steps = directory_of(path), content[STATE_KEY].get("env_steps")
     env_metadata, manifest = {} if env is None else env.metadata, _json(directory / "run.json")
     state = next((port for port in ports.inputs if port.name == STATE), None)

@@ -1,7 +1,4 @@
-"""Write the weights of a policy and a description to rebuild it; read both as a checkpoint.
-
-`NAME.safetensors` holds the weights, `NAME.safetensors.json` the description. Both are data.
-"""
+"""Write a policy's weights, and a JSON description to rebuild it; read both as a checkpoint."""
 
 import math
 from collections.abc import Mapping

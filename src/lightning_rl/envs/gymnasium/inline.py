@@ -186,10 +186,7 @@ def _use_fast_discrete(env: gymnasium.Env) -> None:
 
 
 def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
-    """Return the `step` below the wrappers that `InlineVectorEnv` replaces, and the time limit.
-
-    Skips only Gymnasium's own wrapper classes, from the outermost inwards.
-    """
+    """Return the `step` below the wrappers that `InlineVectorEnv` replaces, and the time limit."""
     limit = np.iinfo(np.int64).max
     while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing, CheckedReturns):
         if type(env) is TimeLimit:

@@ -53,10 +53,7 @@ def make_gymnasium(
     wrappers: list[EnvWrapper],
     names: dict[str, str],
 ) -> Any:
-    """Call `gymnasium.make_vec`; its errors become messages that name the cure.
-
-    `names` maps the env's info keys of interventions to ours.
-    """
+    """Call `gymnasium.make_vec`; its errors become messages that name the cure."""
     require(
         vectorization != "vector_entry_point" or not wrappers,
         "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "

@@ -1,8 +1,4 @@
-"""Turn MuJoCo's warnings into Python warnings, and switch its profiler.
-
-Only this file uses private parts of MuJoCo: the library's path, and a C variable. Tested with
-mujoco 4.0.
-"""
+"""Turn MuJoCo's warnings into Python warnings, and switch its profiler (mujoco 4.0)."""
 
 import ctypes
 import sys

@@ -106,7 +106,6 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return has_mujoco_profiler(self.env)
 
     def time_limit(self) -> int | None:
-        """Return the lowest time limit of the wrappers, in steps."""
         limits, env = [], self.env
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
@@ -136,11 +135,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return self.env.render() if self.picture_wanted else None
 
     def replay_episode(self, seconds: float) -> tuple[bool, Any]:
-        """Start or continue the replay of `replay_request` for some seconds.
-
-        Return whether the replay is complete, and the last observation, or None after the episode's
-        end.
-        """
+        """Replay for some seconds; return whether it is complete, and the last observation."""
         until = time.monotonic() + seconds
         if self.replay_request is not None:
             start, actions, states = self.replay_request

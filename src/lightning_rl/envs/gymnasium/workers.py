@@ -1,7 +1,4 @@
-"""Step Gymnasium envs in their own processes, and report why a process failed.
-
-Only this file uses private members of Gymnasium's vector envs (`OF_GYMNASIUM`).
-"""
+"""Step Gymnasium envs in their own processes, and report why a process failed."""
 
 import faulthandler
 import multiprocessing.connection
@@ -201,11 +198,7 @@ def _work(
     errors: Any,
     *settings: Any,
 ) -> None:
-    """Run Gymnasium's worker, and report every exception.
-
-    Gymnasium's (private) worker reports no exception of an env's construction, and only exceptions
-    that pickle.
-    """
+    """Run Gymnasium's worker, but report every exception, also those of construction."""
     seed_globals(int(np.random.randint(2**31)), index)  # a fork copies its parent's generators
     reports = _Reports(errors)
     if hasattr(os, "memfd_create") and SHOW_STACK is not None:
@@ -229,10 +222,7 @@ _OURS = (__file__, gymnasium.vector.async_vector_env.__file__)
 
 
 def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
-    """Return the stacks of processes within their envs; None for those that wait for a command.
-
-    Empty if a process does not answer, or the system is not Linux.
-    """
+    """Return the stacks of processes within their envs; None for those that wait for a command."""
     files = [_stack_file(pid) for pid in pids]
     for pid, file in zip(pids, files, strict=True):
         if file is not None and SHOW_STACK is not None:

@@ -35,7 +35,6 @@ class Events:
         return bool(self._at_start or self._interval)
 
     def start(self, env: EnvView) -> None:
-        """Change the first states of episodes, in the view."""
         known = entries_of(env.state)
         allowed = [*known, *env.env.parameters()]
         for is_startup, term in self._at_start:

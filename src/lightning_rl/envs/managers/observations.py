@@ -37,7 +37,6 @@ class Observations:
         return bool(self.groups)
 
     def compute(self, env: EnvView) -> None:
-        """Add the observations of a step or a start to the view."""
         for group, channels in self.groups.items():
             parts = [channel.value(env) for channel in channels]
             if len(parts) > 1 or parts[0].dim() == 1:
@@ -45,14 +44,12 @@ class Observations:
             env.remembered[PREFIX + group] = parts[0]
 
     def of(self, state: TensorDict) -> Any:
-        """Return the observation [M, ...] of a state [M]."""
         groups = {group: state[PREFIX + group] for group in self.groups}
         if len(groups) == 1:
             return next(iter(groups.values()))
         return TensorDict(groups, state.batch_size)
 
     def space(self, state: TensorDict) -> gymnasium.Space[Any]:
-        """Return the space of the observations of a state [M]."""
         spaces: dict[str, gymnasium.Space[Any]] = {
             group: _space_of(state[PREFIX + group]) for group in self.groups
         }

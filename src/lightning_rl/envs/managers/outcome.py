@@ -70,7 +70,6 @@ class Terminations:
         }
 
     def parameter(self, name: str, parameter: str, otherwise: float) -> float:
-        """Return a parameter of a term, such as the radius of a goal."""
         if name not in self.terms:
             return otherwise
         return float(self.terms[name][1].settings.params.get(parameter, otherwise))

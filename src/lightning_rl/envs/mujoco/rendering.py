@@ -46,7 +46,6 @@ class Camera:
         self._renderer: Any = None
 
     def picture(self, qpos: np.ndarray, markers: Sequence[Marker] = ()) -> np.ndarray:
-        """Return a picture [H, W, 3] uint8 of a world at `qpos` [nq]."""
         mujoco = self._mujoco
         if self._data is None:
             self._data = mujoco.MjData(self._model)

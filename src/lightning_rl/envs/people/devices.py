@@ -1,7 +1,4 @@
-"""Take over by keyboard, gamepad or space-mouse, without root rights.
-
-Opening a device imports its package (extra `hil-devices`).
-"""
+"""Take over by keyboard, gamepad or space-mouse, without root rights (extra `hil-devices`)."""
 
 import os
 import sys

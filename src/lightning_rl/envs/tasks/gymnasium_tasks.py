@@ -1,9 +1,4 @@
-"""Register the tasks in Gymnasium, for example as `lightning_rl/CartPole-v0`.
-
-`import lightning_rl` registers them, or the id itself:
-`gymnasium.make("lightning_rl:lightning_rl/PushCube-v0")`. `gymnasium.make_vec` makes the batched
-task, `gymnasium.make` a single env; both use NumPy.
-"""
+"""Make the tasks with NumPy in Gymnasium: a single env, or a batch by `gymnasium.make_vec`."""
 
 from typing import Any, Literal
 

@@ -303,10 +303,7 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
 
 
 def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
-    """Take the rows of finished envs, `done` [N], from `final`; entries are tensors [N] or dicts.
-
-    An entry that only `final` has replaces all rows.
-    """
+    """Take the rows of finished envs, `done` [N], from `final`; extra entries replace all rows."""
     if isinstance(report, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
         ours = {key: value for key, value in report.items() if key != "final_info"}
         pairs = {key: (ours.get(key), value) for key, value in final.items()}

@@ -214,10 +214,7 @@ class TorchEnv(VectorEnv):
     def _move(
         self, action: Tensor, elapsed: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Execute the transition; return next state, reward, terminated, truncated [N], and info.
-
-        `elapsed` [N] counts the env steps of the episode, including this one.
-        """
+        """Execute the transition; return state, reward, terminated, truncated [N], and info."""
         # Copy, because an env may write into its action.
         action = action.to(self.device, copy=True)
         space = self.single_action_space

@@ -1,7 +1,4 @@
-"""Turn network outputs into actions, log-probs and entropies, without torch.distributions.
-
-This module has the discrete families, `gaussians.py` the continuous ones.
-"""
+"""Turn network outputs into actions, log-probs and entropies, without torch.distributions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -245,7 +245,6 @@ class _DenoisingStep(NamedTuple):
     implicit: bool
 
     def mean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
-        """Return the mean of the next actions from prediction and noisy actions, [B, H, A]."""
         clean, noise = prediction, prediction
         if self.predicts_noise:
             clean = (noisy - self.spread * noise) / self.signal
@@ -256,12 +255,7 @@ class _DenoisingStep(NamedTuple):
 
 
 def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:
-    """Return the steps of a chain, from noise to actions.
-
-    Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", equations 6, 7 and 15 (DDPM,
-    with the variance of equation 7); Song et al. 2021, "Denoising Diffusion Implicit Models",
-    equation 12 with sigma 0 (DDIM).
-    """
+    """Return the steps from noise to actions (Ho et al. 2020; DDIM: Song et al. 2021)."""
     signals, one = _signal_shares(settings), torch.ones(())
     every = settings.num_train_timesteps // settings.steps
     limit = float(settings.clip_sample_range) if settings.clip_sample else math.inf
@@ -383,7 +377,6 @@ class _UNet(nn.Module):
         )
 
     def forward(self, noisy: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        """Return the prediction [B, H, A] for noisy [B, H, A], time [B], condition [B, G]."""
         features = torch.cat((self.diffusion_step_encoder(time), condition), -1)
         planes, skipped = noisy.transpose(1, 2), []
         for module in self.down_modules:

@@ -247,7 +247,6 @@ def write_processors(processors: Processors, directory: PolicyDirectory, path: P
 
 
 def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the statistics of `state` in the processors."""
     made = {k.replace("/", "."): one for k, one in processors.normalizers.items()}
     if processors.action is not None:
         made[ACTION] = processors.action

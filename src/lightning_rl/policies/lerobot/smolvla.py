@@ -168,10 +168,7 @@ class SmolVLANetwork(Network):
             cast(Any, self.vlm).model.text_model = add_fresh_adapter(text, settings | only)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
-        """Return keys, values [B, layers, P, heads, size] and mask [B, P] as `prefix`.
-
-        The slots are empty; the summary is the last hidden state of the robot's state.
-        """
+        """Return keys, values [B, layers, P, heads, size] and mask [B, P] as `prefix`; no slots."""
         hidden, mask, state_at = self._embedded(inputs)
         later = torch.arange(mask.shape[1], device=mask.device) >= state_at
         # Pictures and words do not attend to the state. Padding attends to itself, so that each row

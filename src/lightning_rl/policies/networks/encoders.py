@@ -543,7 +543,6 @@ def _channel_normalization(kind: ChannelNormalization, channels: int) -> list[nn
 def _to_features(
     inputs: int, size: int, activation: str, normalization: ChannelNormalization
 ) -> list[nn.Module]:
-    """Return the layers from the `inputs` outputs of the last convolution to the features."""
     check_weights_fit((inputs, size))
     linear = nn.Linear(inputs, size)
     nn.init.orthogonal_(linear.weight, math.sqrt(2))
@@ -612,7 +611,6 @@ class DictEncoder(Encoder):
 
 
 def _module_name(key: str) -> str:
-    """Return a module name for a key, without dots."""
     return f"{key}/" if hasattr(nn.ModuleDict, key) or key == "training" else key.replace(".", "/")
 
 

@@ -160,10 +160,7 @@ class QEnsemble(nn.Module):
         return outputs.softmax(-1) @ self.atoms
 
     def outputs(self, features: Tensor, unit_action: Tensor | None = None) -> Tensor:
-        """Return the outputs [E, B, K], values or logits, of features [B, D] and actions [B, A].
-
-        Critics with one output per action read the features alone.
-        """
+        """Return the outputs [E, B, K], values or logits, of features [B, D] and actions [B, A]."""
         return widened(self._pass(_joined(features, unit_action), False))
 
     def joint_outputs(

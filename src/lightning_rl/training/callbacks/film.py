@@ -55,7 +55,6 @@ class Film:
         self._size = (0, 0)
 
     def wants(self, step: int) -> bool:
-        """Return whether to take a frame at this step."""
         return step % self.stride == 0
 
     def show(self, i: int, picture: np.ndarray | None, caption: str) -> None:
@@ -78,7 +77,6 @@ class Film:
         draw.text((x + 5, y + 3), caption, fill=(240, 240, 240))
 
     def take(self, *, last: bool = False) -> None:
-        """Add a frame; the last frame is always kept."""
         if len(self.frames) >= self.capacity and not last:
             # Keep an even number, so that this step's frame fits the new stride.
             self.frames = self.frames[::2]
@@ -86,7 +84,6 @@ class Film:
         self.frames.append(np.asarray(self._canvas).copy())
 
     def write(self, file: IO[bytes], fps: float) -> None:
-        """Write the film as an H.264 mp4."""
         import av
 
         height, width, _ = self.frames[0].shape
@@ -103,7 +100,6 @@ class Film:
             container.mux(stream.encode(None))
 
     def gif(self, fps: float) -> bytes:
-        """Return the film as a small animated GIF."""
         from PIL import Image
 
         step = -(-len(self.frames) // GIF_FRAMES)

@@ -209,7 +209,6 @@ class EnvStepCSV(EnvStepLogger):
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """Read a table, without an incomplete last line."""
     if path.exists():
         with path.open(newline="") as file:
             yield from csv.DictReader(line for line in file if line.endswith("\n"))

@@ -30,7 +30,6 @@ class Peers(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Kill the processes that this process launched, after time to report an error."""
         launched = processes_launched_by(trainer.strategy)
         if ranks.is_lost_rank(exception):
             deadline = time.monotonic() + GRACE_SECONDS
