@@ -1,5 +1,6 @@
 """Execute a chunk of actions while the policy computes the next one."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -41,10 +42,15 @@ class ChunksAhead:
         self.skipped: list[int] = []
         self.waited = 0
 
-    def episode(self, choose: ActionFunction) -> ActionFunction:
+    def episode(
+        self, choose: ActionFunction, is_outdated: Callable[[], bool] = lambda: False
+    ) -> ActionFunction:
         """Return a function that chooses actions [N, *A] through one episode.
 
-        `choose` returns chunks [N, K, *A] for observations [N, ...].
+        Args:
+            choose: returns chunks [N, K, *A] for observations [N, ...].
+            is_outdated: called before each action; true: compute the next chunk now, because
+                another action than the policy's was executed.
         """
         step = begun = asked = 0
         chunk: Tensor | None = None
@@ -56,7 +62,8 @@ class ChunksAhead:
 
         def act(observation: Observation, running: Tensor) -> Tensor:
             nonlocal step, begun, asked, chunk, pending
-            if pending is None and (chunk is None or step - begun >= self._execute):
+            due = chunk is None or step - begun >= self._execute or is_outdated()
+            if pending is None and due:
                 # Copies: the env writes its next observation into the same arrays.
                 copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
                 asked, pending = step, self._thread.submit(infer, *copies)

@@ -57,6 +57,10 @@ class ChunkActor:
         self._step = 0
         self._planned = torch.zeros(0)
 
+    def replan(self) -> None:
+        """Drop the rest of the chunk: the next call computes a new one."""
+        self._step = 0
+
     @torch.no_grad()
     def __call__(self, observation: Observation, running: Tensor) -> Tensor:
         """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] matter."""
@@ -131,8 +135,12 @@ def play_side_by_side(
     max_steps: int,
     calls: PhaseTimer = no_phases,
 ) -> Iterator[Episode]:
-    """Play one episode per seed in parallel, and yield them in the order of `seeds`."""
+    """Play one episode per seed in parallel, and yield them in the order of `seeds`.
+
+    Their success is None if the env reports no success in any of them.
+    """
     seen: list[Any] = []
+    reports_success = False
 
     def choose_and_keep(observation: Observation, running: Tensor) -> Tensor:
         seen.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
@@ -145,7 +153,10 @@ def play_side_by_side(
         slot = {key: getattr(playing, key) for key in RESULTS}
         executed = interventions(env, playing.action, info)
         slot |= {"action": executed["executed_action"], "intervened": executed["intervened"]}
-        slot |= {"final": info["final_obs"], "success": info.get("success", playing.terminated)}
+        slot |= {"final": info["final_obs"]}
+        reports_success |= "success" in info
+        # An env may report success only in episodes that succeed.
+        slot["success"] = info.get("success", torch.zeros_like(playing.terminated))
         slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
         lengths += playing.counted
     observations = map_tree(lambda *column: torch.stack(column), *seen)
@@ -154,9 +165,10 @@ def play_side_by_side(
         begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
         final = map_tree(lambda leaf, row=row, n=length: leaf[n - 1 : n, row], steps["final"])
         one = {key: values[:length, row] for key, values in steps.items() if key != "final"}
+        succeeded = bool(one.pop("success")[-1])
         yield Episode(
             observation=map_tree(lambda *parts: torch.cat(parts), begun, final),
-            success=bool(one.pop("success")[-1]),
+            success=succeeded if reports_success else None,
             task="",
             **one,
         )
