@@ -94,7 +94,7 @@ class Rounds:
         settings: options of the command line.
         run: runs a command line of `rl-cli`.
         trusted: whether checkpoints may name any code.
-        typed: the command line; modules that it names may be imported.
+        typed: the command line; modules that it or the env of the config names may be imported.
 
     Raises:
         ConfigurationError: for a config that rounds cannot improve, and for a run directory of
@@ -116,7 +116,7 @@ class Rounds:
             n_steps=settings.n_steps, positive=settings.positive, doubtful=settings.doubtful
         )
         env, self.chunk = without_chunks(self.config["data"]["env"])
-        with only_allowed_imports(list(typed)):
+        with only_allowed_imports([*typed, json.dumps(env)]):
             self._make_env = _factory(env)
         self._state = self._opened_state()
 

@@ -97,8 +97,8 @@ def record(options: Sequence[str]) -> None:
         rest = without("--config", without("-c", options))
         checkpoint = value_of("--ckpt_path", options)
         trusted = is_trusted(options)
-        with nullcontext() if trusted else only_allowed_imports(options):
-            env = [] if config is None else _env_option(find_config(config))
+        env = [] if config is None else _env_option(find_config(config))
+        with nullcontext() if trusted else only_allowed_imports([*options, *env]):
             env = env or _env_of(checkpoint, options, trusted)
             _record_episodes(_parsed([*env, *rest]), interrupt)
     except KeyboardInterrupt:
