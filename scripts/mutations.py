@@ -1224,8 +1224,8 @@ MUTATIONS = (
     Mutation(
         "cli/record.py",
         "after an intervention the rest of an outdated chunk executes",
-        "            if recorder.intervened:\n",
-        "            if False:\n",
+        "        return recorder.intervened\n",
+        "        return False\n",
         "cli/test_record.py",
     ),
     Mutation(

@@ -27,6 +27,7 @@ from lightning_rl import (
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
+from lightning_rl.cli.record import chunk_size_of
 from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
@@ -332,6 +333,13 @@ def test_a_policy_of_chunks_plans_again_when_it_should(name, of_chunks):
     for episode, planned in zip(read_episodes("data"), expected, strict=True):
         found = [MARK if x == MARK else (16 * x, 16 * y) for x, y in episode.action.tolist()]
         assert found == planned
+
+
+def test_chunks_are_told_from_single_actions():
+    box, choice = Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    assert chunk_size_of(Box(-1, 1, (4, 2)), box) == 4
+    assert chunk_size_of(gymnasium.spaces.MultiDiscrete([3] * 5), choice) == 5
+    assert chunk_size_of(box, box) is chunk_size_of(choice, choice) is None
 
 
 def test_while_chunks_are_computed_ahead_an_intervention_asks_for_the_next(of_chunks):

@@ -13,7 +13,6 @@ from typing import Any, Literal, cast
 
 import gymnasium
 from jsonargparse import Namespace
-from torch import Tensor
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.loading import load_trained
@@ -41,7 +40,6 @@ from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.envs.people.intervention import Event
-from lightning_rl.envs.vector_env import Observation
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import read_text
@@ -247,25 +245,22 @@ def _action_functions(
     check_range("execute", settings.execute, least=1, most=size)
     ahead = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
 
+    def is_outdated() -> bool:
+        return recorder.intervened
+
     def choose_for(number: int) -> ActionFunction:
         seeds = None if settings.deterministic else [settings.seed + number]
         if ahead is not None:
-            return ahead.episode(action_function(policy, 1, seeds), lambda: recorder.intervened)
-        actor = ChunkActor(policy, 1, seeds, size, settings.execute)
-
-        def choose(observation: Observation, running: Tensor) -> Tensor:
-            if recorder.intervened:
-                actor.replan()
-            return actor(observation, running)
-
-        return choose
+            return ahead.episode(action_function(policy, 1, seeds), is_outdated)
+        return ChunkActor(policy, 1, seeds, size, settings.execute, is_outdated)
 
     return choose_for
 
 
 def chunk_size_of(chosen: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
     """Return K if a policy chooses chunks of K actions for an env of single ones."""
-    if isinstance(chosen, gymnasium.spaces.Box) and chosen.shape[1:] == executed.shape:
+    kinds = gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete
+    if isinstance(chosen, kinds) and chosen.shape[1:] == executed.shape:
         return chosen.shape[0]
     return None
 

@@ -49,8 +49,7 @@ class ChunksAhead:
 
         Args:
             choose: returns chunks [N, K, *A] for observations [N, ...].
-            is_outdated: called before each action; true: compute the next chunk now, because
-                another action than the policy's was executed.
+            is_outdated: as for `ChunkActor`; the old chunk executes until the next one is there.
         """
         step = begun = asked = 0
         chunk: Tensor | None = None

@@ -1,6 +1,6 @@
 """Play episodes of single actions, many in parallel: by a trained policy, in chunks or not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -33,6 +33,8 @@ class ChunkActor:
         seeds: seed of each row; None acts with the mode.
         chunk_size: K, actions in a chunk; None without chunks.
         execute: number of executed actions per chunk. Default: all.
+        is_outdated: called before each action; true: compute a new chunk, because another action
+            than the policy's was executed.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class ChunkActor:
         seeds: Sequence[int] | None,
         chunk_size: int | None = None,
         execute: int | None = None,
+        is_outdated: Callable[[], bool] = lambda: False,
     ) -> None:
         check_weights_are_numbers(policy)
         policy.put_in_eval_mode()
         self._policy, self._chunk_size = policy, chunk_size
-        self._execute = execute or chunk_size or 1
+        self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
         self._one_by_one = action_function(policy, num_envs, seeds)
         self._generators = generators_of(policy, seeds or ())
         # One pass for all rows needs noise that is drawn before the pass, and no state.
@@ -57,15 +60,11 @@ class ChunkActor:
         self._step = 0
         self._planned = torch.zeros(0)
 
-    def replan(self) -> None:
-        """Drop the rest of the chunk: the next call computes a new one."""
-        self._step = 0
-
     @torch.no_grad()
     def __call__(self, observation: Observation, running: Tensor) -> Tensor:
         """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] matter."""
-        place = self._step % self._execute
-        self._step += 1
+        place = 0 if self._is_outdated() else self._step % self._execute
+        self._step = place + 1
         if place == 0:
             with autocast(self._policy.version.device, self._policy.autocast_dtype):
                 self._planned = self._plan(observation, running)
