@@ -1231,8 +1231,8 @@ MUTATIONS = (
     Mutation(
         "datasets/label.py",
         "a good value of a game of luck is doubted",
-        "if self.fitted and self.signal is None and self.relative_error",
-        "if self.fitted and self.relative_error",
+        'if self.signal is None else (1.0, "")',
+        "",
         "numerics/test_labels.py",
     ),
     Mutation(

@@ -245,11 +245,15 @@ def test_luck_is_no_doubt_about_an_advantage_of_few_steps(tmp_path):
     successes = (walks[:, -1] + 3 * torch.randn(40, generator=generator) > 0).tolist()
     record(path, (6,) * 40, successes)
     values = [0.1 * walk - 0.6 for walk in walks]
-    with pytest.warns(UserWarning, match="advantages are mostly luck: set n_steps"):
+    with pytest.warns(UserWarning, match="advantages are mostly noise: set n_steps"):
         label_dataset(path, LabelSettings(), value=lambda _: values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         label_dataset(path, LabelSettings(n_steps=1), value=lambda _: values)
+    with pytest.warns(
+        UserWarning, match=r"does not explain the returns \(error / spread 1.[0-9]*, above 1\)"
+    ):
+        label_dataset(path, LabelSettings(n_steps=1), value=lambda _: [torch.zeros(6)] * 40)
     noise = [0.1 * torch.randn(6, generator=generator) - 0.6 for _ in walks]
     with pytest.warns(UserWarning, match="advantages are mostly errors of the value"):
         label_dataset(path, LabelSettings(n_steps=1), value=lambda _: noise)

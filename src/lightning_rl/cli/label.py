@@ -67,7 +67,7 @@ def label(options: Sequence[str], run: Run) -> None:
     settings = parse_options("label", DESCRIPTION, OPTIONS, options)
     path = settings.path
     check_range("value_steps", settings.value_steps, least=1)
-    named = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
+    named: dict[str, Any] = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
     given = {name: settings[name] for name in RETURNS if settings[name] is not None}
     own = {name: settings[name] for name in ("n_steps", "positive", "doubtful")}
     chosen = LabelSettings(**own, **given)
@@ -77,7 +77,7 @@ def label(options: Sequence[str], run: Run) -> None:
         if any(named.values()):  # the value is fitted to the success in the dataset
             label_dataset(path, chosen, **named)
         module = _value(settings, given, run)
-        known = {name: module.frame_settings.get(name) for name in RETURNS}
+        known: dict[str, Any] = {name: module.frame_settings.get(name) for name in RETURNS}
         require(
             given.items() <= known.items(),
             f"{settings.value} was fitted to returns with {known}, but the options ask for "

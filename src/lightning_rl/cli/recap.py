@@ -234,8 +234,8 @@ class Rounds:
 
     def _writer(self, env: VectorEnv) -> EpisodeWriter:
         spaces = (env.single_observation_space, env.single_action_space)
-        how = (env.render_fps, self.settings.task, self.settings.pictures)
-        return EpisodeWriter(self.dataset, *spaces, *how)
+        task, pictures = self.settings.task, self.settings.pictures
+        return EpisodeWriter(self.dataset, *spaces, env.render_fps, task, pictures)
 
     def _played(self, env: VectorEnv, number: int, first: int, count: int) -> Generator[Episode]:
         """Yield episodes by the policy of a round, with the seeds from `first` on.

@@ -94,11 +94,12 @@ class TaskSummary:
         cure = "record more episodes, or fit the value longer or with a better encoder."
         found = []
         # Luck after the n-th step is part of the error, but not of an n-step advantage.
-        if self.fitted and self.signal is None and self.relative_error > MOST_ERROR:
+        most, first = (MOST_ERROR, "set n_steps, ") if self.signal is None else (1.0, "")
+        if self.fitted and self.relative_error > most:
             found.append(
                 f"{name}the value does not explain the returns (error / spread "
-                f"{self.relative_error:.2f}, above {MOST_ERROR}), so advantages are mostly luck: "
-                f"set n_steps, {cure}"
+                f"{self.relative_error:.2f}, above {most:g}), so advantages are mostly noise: "
+                f"{first}{cure}"
             )
         if self.fitted and self.signal is not None and self.signal < LEAST_SIGNAL:
             found.append(
@@ -238,8 +239,8 @@ class LabelSettings:
         positive: share of good steps per task, see `positive_steps`. Default: the task's success
             rate, at most 0.3.
         doubtful: warn, or refuse to write, if advantages of a fitted value are mostly noise (signal
-            below 0.5; without `n_steps` error / spread above 0.7), or if `positive` exceeds the
-            success rate.
+            below 0.5 or error / spread above 1; without `n_steps` above 0.7), or if `positive`
+            exceeds the success rate.
 
     Raises:
         ConfigurationError: for a setting out of range.
@@ -369,8 +370,8 @@ def _labels(
         spread = float(joined.std(correction=0))
         signal = None
         if values is not None and settings.n_steps is not None:
-            of_task = ([one[i] for i in rows] for one in (returns, used, advantages))
-            signal = advantage_signal(*of_task, settings.n_steps)
+            of_task = [[one[i] for i in rows] for one in (returns, used, advantages)]
+            signal = advantage_signal(of_task[0], of_task[1], of_task[2], settings.n_steps)
         summaries.append(
             TaskSummary(
                 task=task,
