@@ -139,6 +139,7 @@ SLOW_CASES = {
     "numerics/test_robots.py::test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm": {
         "9-relax": "[19-relax]",
         "19-hold": "[9-hold]",
+    },
     "numerics/test_recap.py::test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted": {
         ".": "[collection|round_1/value]",
     },
