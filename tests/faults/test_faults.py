@@ -644,7 +644,7 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     assert stop.value.code == 1
     assert capsys.readouterr().err.strip() == (
         f"rl-cli: error: Run {run_dir.absolute()} is being trained by process {process.pid} on {platform.node()}: "
-        "two runs would overwrite each other's files. Wait for it, stop it (after a SIGTERM it saves first), or "
+        "two runs would overwrite each other's files. Wait until it ends, stop it (SIGTERM saves first), or "
         "start a new run from that checkpoint with another --exp_name."
     )
     run(["validate", "--ckpt_path", "last"])  # which writes nothing of the run's

@@ -353,7 +353,7 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
     with pytest.raises(ConfigurationError) as error:
         env.step(space.sample())
     assert str(error.value) == (
-        f"Script gave the action {message}: return an action of that space, or None to leave the step to the policy."
+        f"Script returned the action {message}: return an action of that space, or None for the policy's action."
     )
 
 
