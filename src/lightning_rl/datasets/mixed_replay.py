@@ -31,7 +31,7 @@ ADDED = {"intervened": torch.bool, "penalty": torch.float32}
 
 
 class MixedReplay(Replay):
-    """Keep collected transitions in one replay, and demonstrations in a second one.
+    """Keep collected transitions in one replay, and demonstrations in a second replay.
 
     The first round(B * online_ratio) samples of a minibatch [B] come from the online replay, the
     others from the offline replay. If one replay is empty, all samples come from the other.
