@@ -43,8 +43,8 @@ class MixedReplay(Replay):
     Args:
         observation_space, action_space, num_envs, device, seed, directory: see `Replay`.
         online: replay of all collected transitions.
-        offline: replay of demonstrations and interventions. A full replay overwrites its oldest
-            transitions, the demonstrations: choose a capacity for both.
+        offline: replay of demonstrations and interventions. A full replay first overwrites
+            the demonstrations: choose a capacity for all of them.
         online_ratio: share of online samples in each minibatch, from 0 to 1.
         demonstrations: initial content of `offline`: a dataset (see `read_episodes`), or the run
             directory or checkpoint of another run with a replay. Default: empty.
