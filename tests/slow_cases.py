@@ -140,6 +140,9 @@ SLOW_CASES = {
         "9-relax": "[19-relax]",
         "19-hold": "[9-hold]",
     },
+    "numerics/test_recap.py::test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted": {
+        ".": "[collection|round_1/value]",
+    },
     "numerics/test_labels.py::test_a_kill_leaves_the_old_dataset_or_the_new_one": {
         "rmdir-5": "[replace-5]",
         "unlink-7": "[replace-5]",

@@ -34,6 +34,7 @@ def directory(tmp_path_factory):
     for head in ("token", "flow", "smolvla"):
         ddp_runs.record_chunks(path, head)
     ddp_runs.record_transitions(path)
+    ddp_runs.record_frames(path)
     with on_two_ranks(path, "all") as begun:
         for process in begun:
             process.wait(800)
@@ -114,6 +115,19 @@ def test_each_executed_part_of_a_chunk_weighs_the_same_on_whichever_rank(name, d
     assert_same(*found)
     for key, value in found[0].items():
         torch.testing.assert_close(value, alone[key], rtol=1e-4, atol=2e-5)
+
+
+def test_two_ranks_fit_and_evaluate_the_value_of_one_process(directory, ranks):
+    alone = ddp_runs.same_value(directory, 1)
+    one, other = both(ranks, "value", "state")
+    assert_same(one, other)
+    for key, value in alone.state_dict().items():
+        torch.testing.assert_close(
+            one[key], value, rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+    for found in both(ranks, "value", "evaluation"):
+        assert found["metrics"] == pytest.approx(alone.evaluation["metrics"], rel=1e-4)
+        assert found["returns"] == pytest.approx(alone.evaluation["returns"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", SAME_ROLLOUTS)

@@ -1,5 +1,6 @@
 """Execute a chunk of actions while the policy computes the next chunk."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -40,8 +41,15 @@ class ChunksAhead:
         self.skipped: list[int] = []
         self.waited = 0
 
-    def episode(self, choose: ActionFunction) -> ActionFunction:
-        """Return a function that acts in an episode; `choose` returns chunks [N, K, *A]."""
+    def episode(
+        self, choose: ActionFunction, is_outdated: Callable[[], bool] = lambda: False
+    ) -> ActionFunction:
+        """Return a function that chooses actions [N, *A] through one episode.
+
+        Args:
+            choose: returns chunks [N, K, *A] for observations [N, ...].
+            is_outdated: as for `ChunkActor`; the old chunk executes until the next one is there.
+        """
         step = begun = asked = 0
         chunk: Tensor | None = None
         pending: Future[Tensor] | None = None
@@ -52,7 +60,8 @@ class ChunksAhead:
 
         def act(observation: Observation, running: Tensor) -> Tensor:
             nonlocal step, begun, asked, chunk, pending
-            if pending is None and (chunk is None or step - begun >= self._execute):
+            due = chunk is None or step - begun >= self._execute or is_outdated()
+            if pending is None and due:
                 # Copy, because the env reuses its observation arrays.
                 copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
                 asked, pending = step, self._thread.submit(infer, *copies)

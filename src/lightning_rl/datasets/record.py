@@ -20,7 +20,7 @@ from lightning_rl.collectors.loop import ActionFunction, run_steps
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
-from lightning_rl.envs.people.intervention import Intervention, Pace
+from lightning_rl.envs.people.intervention import Event, Intervention, Pace
 from lightning_rl.envs.step_results import one_number
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.rollout.contract import map_tree
@@ -64,6 +64,11 @@ class Recorder:
         in_charge: whether the source acts in every step, without a policy.
         extra: names of numbers in `info` that each frame also holds; 0 if a step does not report
             them.
+        ask: called at the end of an episode if the env reports no success; returns its event, or
+            None if the success is unknown.
+
+    Attributes:
+        intervened: whether the last step of the episode was an intervention.
 
     Raises:
         ConfigurationError: for several envs, chunks of actions, or a batched version of an env.
@@ -75,6 +80,7 @@ class Recorder:
         source: InterventionSource | None = None,
         in_charge: bool = False,
         extra: Sequence[str] = (),
+        ask: Callable[[], Event | None] | None = None,
     ) -> None:
         if not isinstance(env, GymnasiumEnv) or env.num_envs != 1 or env.vectorization != "sync":
             raise ConfigurationError(
@@ -86,7 +92,8 @@ class Recorder:
             )
         if source is not None and in_charge:
             source.take_charge()
-        self.env, self._extra = env, tuple(extra)
+        self.env, self._extra, self._ask = env, tuple(extra), ask
+        self.intervened = False
 
         def watched(env: gymnasium.Env) -> gymnasium.Env:
             self._watched = _Watched(env if source is None else Intervention(env, source))
@@ -143,10 +150,11 @@ class Recorder:
         most: int,
         before: Callable[[int], None],
     ) -> Recorded:
-        self._choose = choose
+        self._choose, self.intervened = choose, False
         result = Recorded(kept=True)
         for t, _ in run_steps(self, self, most, before=before):
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
+            self.intervened = bool(info[INTERVENED])
             is_cut = t + 1 == most and not (terminated or truncated)
             writer.add(
                 self._acted_on,
@@ -154,17 +162,21 @@ class Recorder:
                 self._reward,
                 terminated,
                 truncated or is_cut,
-                bool(info[INTERVENED]),
+                self.intervened,
                 {name: _number(info, name) for name in self._extra},
             )
             result.steps += 1
             result.total += self._reward
-            result.intervened += bool(info[INTERVENED])
+            result.intervened += self.intervened
             if terminated or truncated or is_cut:
                 break
-        result.kept = not (info.get("rerecord") or info.get("rerecord_episode"))
-        if result.kept:
+        rerecord = bool(info.get("rerecord") or info.get("rerecord_episode"))
+        if not rerecord:
             result.success = self._success(info)
+            if result.success is None and self._ask and (event := self._ask()) is not None:
+                result.success, rerecord = event == "success", event == "rerecord"
+        result.kept = not rerecord
+        if result.kept:
             writer.end_episode(self._watched.observation, result.success)
         else:
             writer.discard_episode()
