@@ -258,5 +258,5 @@ def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
         train(tmp_path, **settings(collector=dropping))
     assert str(refused.value) == (
         "data.collector.overflow=overwrite drops unread rollouts, but SAC trains on each env step, with "
-        "updates_per_env_step=1 updates. Use overflow: block, and raise max_staleness if the envs wait too often."
+        "updates_per_env_step=1 updates. Use overflow: block, and raise max_staleness if the envs often wait."
     )
