@@ -688,7 +688,7 @@ def main(directory):
         findings[f"chunks {name}"] = same_chunks(directory, name, 2).policy.state_dict()
 
     run("whole", **RESUMED)
-    for name, to in {"rank 0": (0,), "rank 1": (1,), "all": (0, 1)}.items():
+    for name, to in {"rank 0": (0,), "rank 1": (1,)}.items():
         run(f"to {name}", Send(*to), **RESUMED)
         checkpoint = last(directory / f"to {name}")
         run(f"resumed {name}", into=f"to {name}", ckpt_path=checkpoint, **RESUMED)

@@ -252,7 +252,7 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
     raw = np.exp([1, -1])
     np.testing.assert_allclose(weight, [[*(raw / raw.mean()), 0]], rtol=1e-5)
     for broken in (rollout.exclude("advantage"), rollout.set("advantage", advantage * torch.nan)):
-        with pytest.raises(ConfigurationError, match="label the dataset, rl-cli label PATH"):
+        with pytest.raises(ConfigurationError, match="Label the dataset with rl-cli label PATH"):
             module._weight(broken, mask)
 
 

@@ -1,4 +1,4 @@
-"""Play episodes of single actions, many in parallel: by a trained policy, in chunks or not."""
+"""Play many episodes of single actions in parallel by a trained policy, in chunks or not."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ from lightning_rl.system.phases import PhaseTimer, no_phases
 class ChunkActor:
     """Chooses single actions [N, *A] of N parallel episodes that begin together.
 
-    Each row draws with a generator of its own, so that an episode does not depend on the others.
+    Each row draws with its own generator, so that episodes do not depend on each other.
 
     Args:
         policy: acts by single actions, or by chunks.
@@ -52,7 +52,7 @@ class ChunkActor:
         self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
         self._one_by_one = action_function(policy, num_envs, seeds)
         self._generators = generators_of(policy, seeds or ())
-        # One pass for all rows needs noise that is drawn before the pass, and no state.
+        # One pass for all rows needs noise drawn before the pass, and no state.
         self._together = seeds is not None and not policy.masks_actions
         self._together &= "state" not in policy.extra_fields and policy.draw_noise([1]).numel() > 0
         box = single(policy.action_space, chunk_size)
@@ -71,7 +71,7 @@ class ChunkActor:
         action = self._planned if self._chunk_size is None else self._planned[:, place]
         if self._bounds is None:
             return action
-        # As deployed policies do: a recording holds actions within the bounds.
+        # Clip as deployed policies do: a recording holds actions within the bounds.
         return action.clamp(*(torch.as_tensor(bound).to(action) for bound in self._bounds))
 
     def _plan(self, observation: Observation, running: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class ChunkActor:
             self._policy.version.device
         )
         drawn = [self._policy.draw_noise([1], generator) for generator in self._generators]
-        idle = len(running) - len(drawn)  # rows without an episode act like the last one
+        idle = len(running) - len(drawn)  # rows without an episode act like the last row
         td[NOISE] = torch.cat([*drawn, *drawn[-1:] * idle])
         action: Tensor = self._policy(td)["action"]
         return action
