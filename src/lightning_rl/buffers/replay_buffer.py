@@ -29,11 +29,13 @@ from lightning_rl.buffers.columns import (
 )
 from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
 from lightning_rl.rollout.contract import (
+    INFO,
     FieldSpec,
     final_observations,
     tree_of_leaves,
     validate,
 )
+from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.rollout.sequences import Sequences, with_sequences
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -97,6 +99,7 @@ class ReplayBuffer(Replay):
         device: the learner's device.
         seed: seed of the sampling.
         directory: run directory, for `storage: disk`.
+        goals: unused here; see `HindsightReplay`.
         capacity: maximum number of transitions, over all N envs of this process; new ones replace
             the oldest.
         storage: `cpu`, process memory, which grows as the replay fills; `device`, the learner's
@@ -117,6 +120,7 @@ class ReplayBuffer(Replay):
         seed: int = 0,
         *,
         directory: Path = Path(),
+        goals: GoalFunction | None = None,
         capacity: int = 1_000_000,
         storage: Place = "cpu",
     ) -> None:
@@ -201,6 +205,13 @@ class ReplayBuffer(Replay):
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
+        held = {column for column in self._ring if column[0].startswith(INFO)}
+        require(
+            held == _infos_of(rollout).keys(),
+            f"The restored replay holds {', '.join(c for (c,) in sorted(held)) or 'no entry'} of "
+            "the infos, but data.extra_fields differs: resume with the same fields, or start with "
+            "an empty replay: --restore_replay false.",
+        )
         steps = rollout.batch_size[1] - 1
         left_out = max(0, steps - self._slots)
         first = self._end + left_out
@@ -360,8 +371,9 @@ class ReplayBuffer(Replay):
                 values[from_aside] = self._aside.get(name, aside[from_aside])
             fields["next_observation", *name[1:]] = values
         fields["discount",] = discount
-        if ("intervened",) in self._ring:
-            fields["intervened",] = self._ring["intervened",].index_select(0, rows)
+        for name in self._ring:
+            if name == ("intervened",) or name[0].startswith(INFO):
+                fields[name] = self._ring[name].index_select(0, rows)
         return fields, last
 
     # --- sequences ---
@@ -699,6 +711,7 @@ class ReplayBuffer(Replay):
             added = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
         if STATE in content:
             added |= _of_a_state(content[STATE])
+        added |= _infos_of(content)
         return added | {name: spec for name, spec in OPTIONAL.items() if name in content}
 
     def _check(
@@ -831,7 +844,15 @@ def _specs_of(rollout: TensorDict) -> _Specs:
         specs = dict(PLAIN)
     if STATE[0] in rollout.keys():
         specs |= _of_a_state(rollout["state"])
+    specs |= _infos_of(rollout)
     return specs | {name: spec for name, spec in OPTIONAL.items() if name[0] in rollout.keys()}
+
+
+def _infos_of(fields: Any) -> _Specs:
+    """Return the columns of the env's infos in a rollout [N, T+1], or in the content of a file."""
+    names = {key if isinstance(key, tuple) else (key,): key for key in fields.keys()}
+    kept = {n: fields[key] for n, key in names.items() if n[0].startswith(INFO)}
+    return {name: (tuple(value.shape[2:]), value.dtype) for name, value in kept.items()}
 
 
 def _of_a_state(state: Tensor) -> _Specs:

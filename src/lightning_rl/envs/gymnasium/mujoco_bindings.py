@@ -1,7 +1,7 @@
 """Turn MuJoCo's warnings into Python warnings, and switch its profiler.
 
 Only this file uses private parts of MuJoCo: the library's path, and a C variable. Tested with
-mujoco 4.0.
+mujoco 3.8.1 and 4.0.
 """
 
 import ctypes
