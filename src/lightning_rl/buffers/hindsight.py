@@ -26,7 +26,7 @@ UNFIT = {
 ENV_STRIDE = 2**40
 """Distance between the ends of two envs in the sorted list of ends; above any number of steps."""
 
-CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+CLOSE = 1e-3
 """Tolerance for rewards: the replay stores goals as float32."""
 
 MOST_DIFFERENT = 0.01
@@ -113,7 +113,7 @@ class HindsightReplay(ReplayBuffer):
         achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
         computed, _ = self._judge(achieved, desired)
         paid = self._ring["reward",].index_select(0, rows)
-        differs = ~torch.isclose(computed, paid, **CLOSE)
+        differs = ~torch.isclose(computed, paid, rtol=CLOSE, atol=CLOSE)
         if differs.float().mean() > MOST_DIFFERENT:
             one = differs.nonzero()[0, 0]
             raise ConfigurationError(

@@ -6,9 +6,7 @@ something else, and the true next observation is stored aside. In flat columns, 
 is one step of one env.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,14 @@ from lightning_rl.buffers.columns import (
     leaves_of_space,
     reserve,
 )
-from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
+from lightning_rl.buffers.replay_files import (
+    CURE,
+    Part,
+    ReplayLog,
+    parts_of,
+    read_part,
+    write_part,
+)
 from lightning_rl.rollout.contract import (
     INFO,
     FieldSpec,
@@ -151,7 +156,7 @@ class ReplayBuffer(Replay):
         self._offsets: Tensor | None = None  # rows that can be sampled, if there is padding
         self._last_break = 0  # last slot with a break of the stream in any env
         self._beginnings: dict[int, Tensor] = {}  # first rows of sequences, by length
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[Path, ReplayLog] = {}
 
     def _specs(self, of_a_rollout: Mapping[Column, FieldSpec] | None = None) -> _Specs:
         added = PLAIN if of_a_rollout is None else of_a_rollout
@@ -201,7 +206,11 @@ class ReplayBuffer(Replay):
     # --- what comes in ---
 
     def extend(self, rollout: TensorDict) -> None:
-        """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer."""
+        """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer.
+
+        Raises:
+            ConfigurationError: if a restored ring holds other entries of infos.
+        """
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
@@ -599,7 +608,7 @@ class ReplayBuffer(Replay):
 
     def _save(self, folder: Path) -> list[str]:
         """Write the steps that no file in the folder holds; return the names of all its files."""
-        log = self._logs.setdefault(folder, _Log())
+        log = self._logs.setdefault(folder, ReplayLog())
         log.forget_before(self._oldest, folder)
         if log.parts and log.parts[-1].last < self._end:
             share = self._rows * self._row_bytes // MOST_PARTS
@@ -641,7 +650,7 @@ class ReplayBuffer(Replay):
             f"{CURE}",
         )
         self._begin = self._end = max(begin, end - self._slots)
-        log = self._logs[folder.absolute()] = _Log()
+        log = self._logs[folder.absolute()] = ReplayLog()
         for part in parts:
             if part.last > self._begin:
                 content = read_part(folder, part)
@@ -801,39 +810,6 @@ class _Aside:
             column = self._columns.get(name, torch.empty(0, *shape, dtype=dtype))
             content[*ASIDE, *name] = column[places.to(column.device)].cpu()
         return content
-
-
-@dataclass
-class _Log:
-    """Content of the files in a folder.
-
-    Attributes:
-        parts: the files, of consecutive slots.
-        aside_begin: first aside number in the last file.
-        aside_end: number after the last one.
-    """
-
-    parts: list[Part] = field(default_factory=list)
-    aside_begin: int = 0
-    aside_end: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.parts[-1].last if self.parts else 0
-
-    def forget_before(self, oldest: int, folder: Path) -> None:
-        """Forget files of steps no longer stored; forget all files if one is missing."""
-        self.parts = [part for part in self.parts if part.last > oldest]
-        there = set(os.listdir(folder)) if folder.is_dir() else set()
-        if not there.issuperset(part.name for part in self.parts):
-            self.parts = []
-        if not self.parts:
-            self.aside_begin = self.aside_end = 0
-
-    def reopen(self) -> None:
-        """Forget the last file, to write its steps again together with newer ones."""
-        self.parts.pop()
-        self.aside_end = self.aside_begin
 
 
 def _specs_of(rollout: TensorDict) -> _Specs:

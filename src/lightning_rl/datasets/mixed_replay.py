@@ -139,7 +139,7 @@ class MixedReplay(Replay):
             "MixedReplay stores single actions, but the env takes chunks of actions: remove "
             "ActionChunk, or use a ReplayBuffer.",
         )
-        infos = [key for key in rollout.keys() if key.startswith(INFO)]
+        infos = [str(key) for key in rollout.keys() if str(key).startswith(INFO)]
         require(
             not infos,
             f"data.extra_fields keeps {', '.join(infos)} of each step, but MixedReplay joins the "

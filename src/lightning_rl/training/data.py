@@ -244,7 +244,7 @@ class RLDataModule(LightningDataModule):
 
     @property
     def _make_training_env(self) -> Callable[[int], VectorEnv]:
-        kept = {"events": self._events, "extra_fields": self._extra_fields}
+        kept: Any = {"events": self._events, "extra_fields": self._extra_fields}
         # No lambda: a remote collector pickles it.
         return partial(make_env, self._make_env, setting="data.env", **kept)
 

@@ -139,8 +139,8 @@ class GymnasiumEnv(VectorEnv):
         if not is_goal_space(self.single_observation_space):
             return None
         # Envs in other processes cannot be asked between their steps: make another one.
-        more = {"wrappers": self._wrappers, "names": self._names, "vectorization": "sync"}
-        env = self.first_env or make_gymnasium(self.id, 1, self.env_kwargs, **more).envs[0]
+        more: dict[str, Any] = {"wrappers": self._wrappers, "names": self._names}
+        env = self.first_env or make_gymnasium(self.id, 1, self.env_kwargs, "sync", **more).envs[0]
         return goal_function(env)
 
     def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
