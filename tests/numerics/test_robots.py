@@ -549,7 +549,8 @@ def test_chunks_that_would_stop_an_arm_are_refused(given, tmp_path):
 
     def act():
         if given == "env":
-            train(tmp_path, env=chunked, data={"num_envs": 1}, trainer={"limit_val_batches": 0})
+            data = {"num_envs": 1, "buffer_size": 32}
+            train(tmp_path, env=chunked, data=data, trainer={"limit_val_batches": 0})
         else:
             data = make_data(chunked, num_envs=1, num_eval_episodes=1)
             RLTrainer(run_dir=str(tmp_path), accelerator="cpu").validate(make_ppo(data), data)

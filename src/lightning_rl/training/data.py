@@ -22,7 +22,7 @@ from lightning_rl.buffers import (
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
-from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
+from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import (
@@ -110,26 +110,6 @@ def _check_ranges(
     check_range("data.env_timeout_s", env_timeout_s, above=0)
     check_range("data.seed", seed, least=0)
     check_range("data.eval_seed", eval_seed, least=0)
-
-
-class EpisodeSeeds(IterableDataset[list[int]]):
-    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
-
-    Each rank has its own seeds, and all ranks have the same number of batches; some may be empty,
-    because Lightning runs no evaluation hooks without batches.
-    """
-
-    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        share = -(-num_episodes // ranks.world_size())
-        first = ranks.rank() * share
-        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
-        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
 
 
 class RLDataModule(LightningDataModule):
