@@ -805,8 +805,8 @@ WHOLE = [
     ),
     (
         "--trainer.accumulate_grad_batches 2",
-        "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
-        "its own minibatches. For larger minibatches raise model.batch_size; if memory runs out, set the policy's "
+        "trainer.accumulate_grad_batches must be 1, got 2: a batch of Lightning is a rollout, which the update "
+        "splits into minibatches. For larger minibatches raise model.batch_size; if memory runs out, set the policy's "
         "micro_batch_size, which accumulates gradients.",
     ),
     (
@@ -816,7 +816,7 @@ WHOLE = [
     ),
     (
         "--trainer.gradient_clip_algorithm value",
-        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the norm of the whole "
+        "trainer.gradient_clip_algorithm must be null, got value: the update clips by the norm of the whole "
         "gradient: set model.max_grad_norm.",
     ),
     (
@@ -826,8 +826,8 @@ WHOLE = [
     ),
     (
         "--trainer.strategy fsdp_cpu_offload",
-        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
-        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy to "
+        "act. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

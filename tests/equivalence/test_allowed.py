@@ -21,7 +21,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.datasets import EpisodeWriter
 from lightning_rl.envs import ActionMask
 from lightning_rl.system.errors import ConfigurationError
-from tests.equivalence.test_resume import stop_and_resume
+from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 from tests.probes import MaskProbe, StructureProbe
 
@@ -33,7 +33,7 @@ def masked(num_envs, vectorization="sync"):
 
 RUNS = {
     "masks": {"env": masked},
-    "masks, workers": {"env": partial(masked, vectorization="async")},
+    "masks, workers": {"env": partial(masked, vectorization="async"), "data": TWO_ENVS},
     "masks of a torch env, GRPO": {
         "env": MaskProbe,
         "model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32, "kl_coef": 0.1},
@@ -158,6 +158,7 @@ def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch)
     config = Path(__file__).parents[2] / "configs" / "ppo.yaml"
     small = ["--data.num_envs", "4", "--data.buffer_size", "16", "--data.total_env_steps", "128"]
     small += ["--model.batch_size", "32", "--data.num_eval_episodes", "2"]
+    small += ["--data.max_eval_episode_steps", "32"]
     for env in (
         "{class_path: tests.probes.StructureProbe, init_args: {kind: bits}}",
         "{class_path: tests.probes.MaskProbe}",

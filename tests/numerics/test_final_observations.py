@@ -116,7 +116,7 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
     with pytest.raises(ValueError, match="concatenated from several") as error:
         successors(torch.cat([one, other]))
     assert str(error.value) == (
-        "The rollout has no final observations of its own: it was concatenated from several rollouts, or not made by "
+        "The rollout does not have its own final observations: it was concatenated from several rollouts, or not made by "
         "allocate_rollout. Call successors(rollout) for each part, and concatenate the results."
     )
 
@@ -342,8 +342,8 @@ def test_one_that_is_not_finite_is_named_by_env_and_step():
         check_finite(rollout)
     assert str(error.value) == (
         f"The env returned a final_observation that is not finite: nan in env {env}, at step {20 + step} of the "
-        "rollout, entry [1]. Training stops. Correct the env, or clip its values in a wrapper. last.ckpt holds the "
-        "end of the last epoch."
+        "rollout, entry [1]. Training stops. Correct the env, or clip its values in a wrapper. Resume from last.ckpt, "
+        "which holds the end of the last epoch."
     )
     check_finite(rollout[:, :20])  # it is of a step that was cut off
     clear_final_observations(rollout)

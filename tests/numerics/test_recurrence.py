@@ -623,9 +623,7 @@ def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
 
 
 def test_a_critic_that_sees_no_more_shares_the_memory():
-    with pytest.raises(
-        ConfigurationError, match="A critic with an encoder of its own has no memory"
-    ):
+    with pytest.raises(ConfigurationError, match="A critic with its own encoder has no memory"):
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
 
 
@@ -636,7 +634,7 @@ def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
             return {**super().extra_fields, "state": ((1,), torch.float32)}
 
     policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
-    with pytest.raises(ConfigurationError, match="Recurrent has a state and cannot evaluate"):
+    with pytest.raises(ConfigurationError, match="Recurrent has a state, but cannot evaluate"):
         SAC(policy)
 
 

@@ -166,8 +166,8 @@ def test_a_policy_sees_the_depth_that_the_rollout_keeps():
     with pytest.raises(ConfigurationError) as caught:
         VLAPolicy(env.single_observation_space, env.single_action_space)
     assert str(caught.value) == (
-        "TinyVLA sees depth pictures of the size of rgb, [16, 16]; depth is [8, 8]. Wrap the env, "
-        "or take a backbone of your own."
+        "TinyVLA needs depth pictures of the size of rgb, [16, 16]; depth is [8, 8]. Resize one of "
+        "them in a wrapper, or use another backbone."
     )
 
 
@@ -272,7 +272,7 @@ def test_statistics_that_are_missing_or_of_something_else_are_refused(tmp_path):
     path = tmp_path / "s.json"
     for content, message in {
         "{": "cannot be read",
-        '{"state": {}, "mean": [0]}': "has no q01 and q99, nor min and max, of actions; it has state",
+        '{"state": {}, "mean": [0]}': "needs q01 and q99, or min and max, of actions; it has state",
         '{"q01": [1, 1], "q99": [1, 2]}': "need finite bounds, low < high",
     }.items():
         path.write_text(content)

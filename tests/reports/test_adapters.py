@@ -71,11 +71,11 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
     [
         ({"r": 4, "target_modules": ["q_projx"]}, "target_modules has 'q_projx'.*q_proj"),
         ({"r": 4, "target_modules": ["q_proj", "not_there"]}, "has 'not_there', but no module"),
-        ({"rank": 4}, "lora has 'rank', which is no argument of LoraConfig, did you mean 'r'"),
+        ({"rank": 4}, "lora has 'rank', which is not an argument of LoraConfig, did you mean 'r'"),
         ({"r": 0}, "lora has r=0; the rank must be a whole number of at least 1"),
         ({"r": 2.5}, "lora has r=2.5"),
         ({"target_modules": "q_proj"}, "'q_proj' matches no module.*regular expression"),
-        ({"target_modules": "*q_proj"}, "is no regular expression: nothing to repeat"),
+        ({"target_modules": "*q_proj"}, "is not a regular expression: nothing to repeat"),
         (
             {"target_modules": ["self_attn"]},
             "cannot be added to SmolVLM.*self_attn|Target module SmolVLMVisionAttention",
@@ -191,19 +191,22 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
         load_vla_model("hf", "owner/name", allow_download=True)
     assert asked["local_files_only"] is True
     shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
-    with pytest.raises(ConfigurationError, match="holds an adapter, and transformers"):
+    with pytest.raises(ConfigurationError, match="holds an adapter, but transformers"):
         load_vla_model("hf", "owner/name")
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "smolvml"}, "No model can be made of the configuration"),
+        ({"model_type": "smolvml"}, "transformers cannot make a model from the configuration"),
         (
             SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
-            "No model can be",
+            "transformers cannot make a model",
         ),
-        ({"model_type": "llama", **TEXT}, "No model can be made of the configuration"),
+        (
+            {"model_type": "llama", **TEXT},
+            "transformers cannot make a model from the configuration",
+        ),
     ],
 )
 def test_a_configuration_that_makes_no_model_is_one_message(config, message):

@@ -32,7 +32,7 @@ def read_episodes(
         keys: maps columns of the dataset to names of this package, if their own names do not fit:
             `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
             `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
-            `infos`.
+            `infos` can be mapped.
         observation_space: observation space of the env; checked if given, and only its columns are
             read.
         action_space: action space of the env; checked if given.
@@ -62,8 +62,8 @@ def read_episodes(
     require(
         fps is None or there is None or abs(fps - there) <= 1e-3 * fps,
         f"The dataset at {directory} has {there or 0:g} frames per second, but the env takes "
-        f"{fps or 0:g} steps per second, so an action would last for another time. Record it with "
-        "this env, or set the env to the dataset's rate.",
+        f"{fps or 0:g} steps per second, so an action would have another duration. Record the "
+        "dataset with this env, or set the env to the dataset's rate.",
     )
     rule = episodes.rule
     if rule is not None and rule.assumed:

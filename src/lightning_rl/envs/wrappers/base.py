@@ -16,7 +16,7 @@ class VectorEnvWrapper(VectorEnv):
     """Base class of wrappers: forwards everything that a subclass does not override.
 
     The constructor of a subclass takes `num_envs` and the env as configured, and passes the built
-    env to this constructor. Rollouts store the results of the wrapper's `step`.
+    env to this constructor.
     """
 
     @abstractmethod

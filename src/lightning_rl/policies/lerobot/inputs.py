@@ -41,14 +41,14 @@ class Inputs(nn.Module):
         processors: processors of the policy.
         network: network of the policy. Several observations are the first dimension of each entry.
         space: space of the observation.
-        keys: by LeRobot's name of an input, the key of the observation; null leaves a picture out.
+        keys: key of the observation for each input (LeRobot's name); null leaves a picture out.
         padding: token that fills an instruction; None without instructions.
 
     Attributes:
         sources: by LeRobot's name.
 
     Raises:
-        ConfigurationError: for an input that the observation lacks, or of another shape.
+        ConfigurationError: for an input that the observation lacks, or that has another shape.
     """
 
     def __init__(
@@ -108,7 +108,6 @@ class Inputs(nn.Module):
         return (*dict.fromkeys(source.key for source in self.sources.values()), *words)
 
     def forward(self, observation: TensorDict) -> dict[str, Tensor]:
-        """Return the prepared inputs [B, ...] of observations [B], by LeRobot's names."""
         found = {}
         for name, source in self.sources.items():
             value: Tensor = observation[source.key]
@@ -150,7 +149,6 @@ def space_of(
 
 
 def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
-    """Return the place of an input by its name, or by the usual keys of envs."""
     short = raw.removeprefix("observation.").removeprefix("images.")
     for key in (raw, name, short, *USUAL.get(name, ())):
         if key in space.spaces:
