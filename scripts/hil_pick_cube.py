@@ -13,7 +13,7 @@ follow its own. Then it plays 50 episodes without help, on unused seeds, with th
 episodes, CPU seconds of the training, the share of steps with interventions, and their number in
 the last 1,000 steps.
 
-Needs the environment of constraints-hil.txt.
+Needs the environment of constraints-robots.txt.
 """
 
 import argparse

@@ -9,6 +9,8 @@ SLOW_CASES = {
     "equivalence/test_off_policy.py::test_compiled_it_follows_the_eager_run": {
         "SAC that remembers": "[TD3 that remembers, in chunks]",
         "SAC on a torch task": "[SAC, all at once]",
+        "goals in hindsight": "[SAC, all at once]",
+        "goals in hindsight, by DQN": "[DQN of pictures]",
         "CrossQ": "test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
         "CrossQ that remembers": "[TD3 that remembers, in chunks]",
         "SAC, categorical and residual": "[TD3 that remembers, in chunks]",

@@ -55,6 +55,9 @@ from lightning_rl.audit.check_env import (
     check_env as check_env,
 )
 from lightning_rl.buffers import (
+    HindsightReplay as HindsightReplay,
+)
+from lightning_rl.buffers import (
     Replay as Replay,
 )
 from lightning_rl.buffers import (

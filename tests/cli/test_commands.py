@@ -314,8 +314,10 @@ def test_every_shipped_off_policy_config_trains(name):
         pytest.importorskip("Box2D", reason="pip install 'lightning-rl[box2d]'")
     if name == "hil_pick_cube.yaml":
         pytest.importorskip(
-            "gym_hil", reason="gym-hil has an environment of its own: constraints-hil.txt"
+            "gym_hil", reason="gym-hil has an environment of its own: constraints-robots.txt"
         )
+    if "fetch" in name:
+        pytest.importorskip("gymnasium_robotics", reason="as gym-hil: constraints-robots.txt")
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
         sparse = {term: float(term == "success") for term in PushCube.default_rewards}

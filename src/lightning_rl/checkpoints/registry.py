@@ -37,7 +37,7 @@ _ENVS = (
     "PointMass PushBlocks PushCube Quadruped Reach ReturnFrames TensorSimulator WithTerms "
     f"{_in(f'{OURS}.envs', _PROBES)}",
 )
-_REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
+_REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"
 _ACTIONS = "DeltaPosition Force Position Velocity"
 _TERMS = (

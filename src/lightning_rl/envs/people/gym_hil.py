@@ -1,7 +1,7 @@
 """Adapt gym-hil's cube task: the env with our conventions, an expert, and a scripted helper.
 
-`GymnasiumEnv` makes `gym_hil/PandaPickCube-v0` of gym-hil 0.1.14 (extra `hil`, in its own
-environment: it needs mujoco below 4).
+`GymnasiumEnv` makes `gym_hil/PandaPickCube-v0` of gym-hil 0.1.14 (extra `robots`, in its own
+environment: it needs mujoco below 3.9).
 """
 
 from typing import Any

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, VectorEnvWrapper
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
