@@ -300,6 +300,9 @@ OFF_POLICY = [
 SEGMENTS = [name for name in sorted(shipped_configs()) if name.startswith(("apg", "shac"))]
 """Of algorithms that step the env themselves."""
 
+FROM_DATA = [name for name in sorted(shipped_configs()) if name.startswith(("awac", "iql"))]
+"""Of algorithms that learn from a dataset alone."""
+
 
 TWO_ITERATIONS = [
     *("--trainer.max_steps", "2"),
@@ -358,7 +361,8 @@ def test_every_shipped_config_of_gradients_through_steps_trains(name):
     assert state["env_steps"] == 2 * 64 * 32
 
 
-def test_the_shipped_config_of_a_dataset_alone_trains():
+@pytest.mark.parametrize("name", FROM_DATA)
+def test_the_shipped_config_of_a_dataset_alone_trains(name):
     pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
     env = PushCube(3)
     spaces = env.single_observation_space, env.single_action_space
@@ -366,13 +370,13 @@ def test_the_shipped_config_of_a_dataset_alone_trains():
     for episode in expert_episodes(env, 3, 1):
         writer.write(episode)
     writer.finalise()
-    run(["fit", "--config", "iql_push_cube.yaml", *TWO_ITERATIONS])
+    run(["fit", "--config", name, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
     counts = {count["passed"] for count in state["guards"].values()}
     assert counts == {2 * -(-state["env_steps"] // 2 // 256)}
 
 
-OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, "iql_push_cube.yaml"}
+OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, *FROM_DATA}
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
@@ -720,7 +724,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+OF_MODEL = "known here: APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (

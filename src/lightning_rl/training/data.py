@@ -22,8 +22,9 @@ from lightning_rl.buffers import (
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
-from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
+from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.datasets.offline import spaces_of_collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, check_one_arm, env_factory, make_env
 from lightning_rl.envs.managers import Event
@@ -105,32 +106,13 @@ def _check_ranges(
     check_range("data.eval_seed", eval_seed, least=0)
 
 
-class EpisodeSeeds(IterableDataset[list[int]]):
-    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
-
-    Each rank has its own seeds, and all ranks have the same number of batches; some may be empty,
-    because Lightning runs no evaluation hooks without batches.
-    """
-
-    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        share = -(-num_episodes // ranks.world_size())
-        first = ranks.rank() * share
-        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
-        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-
 class RLDataModule(LightningDataModule):
     """Own the envs, the collector and the replay, and hand rollouts to the trainer.
 
     Args:
         env: the training env: an env class, a `partial` or a function that makes it from
-            `num_envs`; in Python also the id of a Gymnasium env or the name of a task.
+            `num_envs`; in Python also the id of a Gymnasium env or the name of a task. Required
+            unless `offline`.
         num_envs: N, envs stepped in parallel by each process.
         buffer_size: T, steps per env in a rollout.
         total_env_steps: budget in env steps, over all processes: training stops after the iteration
@@ -158,6 +140,9 @@ class RLDataModule(LightningDataModule):
             parameters; see `Event`. Envs of terms take them, such as a `Task`.
         eval_events: the same for the evaluation envs. Default: none.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
+        offline: train on the dataset of the collector, `Demonstrations`, alone. The env, if there
+            is one, is only stepped in evaluations; without one there are none, and the dataset
+            gives the spaces.
 
     Raises:
         ConfigurationError: if a number is out of range, or if the env rejects its settings.
@@ -170,7 +155,7 @@ class RLDataModule(LightningDataModule):
 
     def __init__(
         self,
-        env: EnvLike,
+        env: EnvLike | None = None,
         num_envs: int = 8,
         buffer_size: int = 128,
         total_env_steps: int = 1_000_000,
@@ -187,6 +172,7 @@ class RLDataModule(LightningDataModule):
         seed: int | None = None,
         events: dict[str, Event | None] | None = None,
         eval_events: dict[str, Event | None] | None = None,
+        offline: bool = False,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -209,7 +195,10 @@ class RLDataModule(LightningDataModule):
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self._make_env = env_factory(env, "data.env")
+        self.offline = offline
+        self._spaces = spaces_of_collector(collector) if offline else None
+        require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
+        self._make_env = env_factory(self._spaces if env is None else env, "data.env")
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
@@ -234,14 +223,14 @@ class RLDataModule(LightningDataModule):
         """Make another training env, timed by `calls`; the caller closes it."""
         return (calls or self.calls).make(
             lambda count: make_env(self._make_env, count, "data.env", self._events),
-            self.num_envs,
+            1 if self.offline else self.num_envs,
         )
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments, with resolved seeds and with factories as envs."""
         other_env = self._make_eval_env is not self._make_env
         return {
-            "env": self._make_env,
+            "env": self._make_env if self.has_env else None,
             "num_envs": self.num_envs,
             "buffer_size": self.buffer_size,
             "total_env_steps": self.total_env_steps,
@@ -258,7 +247,18 @@ class RLDataModule(LightningDataModule):
             "seed": self.seed,
             "events": self._events,
             "eval_events": self._eval_events,
+            "offline": self.offline,
         }
+
+    @property
+    def has_env(self) -> bool:
+        """Whether there is a training env, and not only the spaces of a dataset."""
+        return self._make_env is not self._spaces
+
+    def setup(self, stage: str) -> None:
+        """Turn evaluations during training off if there is no env."""
+        if stage == "fit" and self._make_eval_env is self._spaces:
+            cast(Any, self.trainer).limit_val_batches = 0
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:

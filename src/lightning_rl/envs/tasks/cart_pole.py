@@ -74,6 +74,7 @@ class CartPole(Task):
     default_action, default_episode_steps = DeltaPosition(0.1), 500
     render_fps = 25
     render_size = (256, 384)
+    shown = (0.0, 0.35), (2.5, 1.6)  # the middle of a picture, and its width and height, in m
     default_rewards = {  # noqa: RUF012
         "upright": Reward(upright, weight=1.0),
         "pole_velocity": Reward("measured", {"name": "speed"}, weight=-0.005),
@@ -91,7 +92,7 @@ class CartPole(Task):
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         position = (uniform * 2.0 - 1.0) * self._start
-        return _state(position, torch.zeros_like(position), torch.zeros_like(position))
+        return state_of(position, torch.zeros_like(position), torch.zeros_like(position))
 
     def observe(self, state: TensorDict) -> Tensor:
         position = state["position"] / self._limits * 0.5 + 0.5
@@ -107,7 +108,7 @@ class CartPole(Task):
         return {"angle": angle, "speed": speed}
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)
+        canvas = Canvas(len(state), height, width, *self.shown, device=self.device)
         x, angle = state["position"].unbind(1)
         fixed = torch.zeros(1, 2, device=self.device)
         along, up = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=self.device)
@@ -133,7 +134,7 @@ class CartPole(Task):
             x, angle = x + v * TIMESTEP, angle + spin * TIMESTEP
             v = v.masked_fill(x.abs() > RAIL, 0.0)
             x = x.clamp(-RAIL, RAIL)
-        return _state(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
+        return state_of(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
 
     def _effort(self, joint: int, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
         """Return the force or torque [N] of a joint's drive."""
@@ -176,6 +177,7 @@ def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tup
     )
 
 
-def _state(position: Tensor, velocity: Tensor, effort: Tensor) -> TensorDict:
+def state_of(position: Tensor, velocity: Tensor, effort: Tensor) -> TensorDict:
+    """Return the state [N] of positions, velocities and efforts, [N, 2] each."""
     values = {"position": position, "velocity": velocity, "effort": effort}
     return TensorDict(values, [len(position)])
