@@ -187,16 +187,14 @@ class RLDataModule(LightningDataModule):
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
-        self.total_env_steps = total_env_steps
-        self._iterations_per_epoch = iterations_per_epoch
+        self.total_env_steps, self._iterations_per_epoch = total_env_steps, iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self.offline = offline
-        self._spaces = spaces_of_collector(collector) if offline else None
+        self.offline, self._spaces = offline, spaces_of_collector(collector) if offline else None
         require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
         self._make_env = env_factory(self._spaces if env is None else env, "data.env")
         self._make_eval_env = (
