@@ -327,15 +327,14 @@ class LeRobotEpisodes(Episodes):
     def _measured_bounds(self) -> np.ndarray:
         """Return the least and the greatest actions, [2, A], by `meta/stats.json`."""
         file = part_of(self.path, lerobot.STATISTICS)
-        cure = "Set data.env, the env of the recording."
-        require(file.is_file(), f"The dataset at {self.path} has no bounds of actions. {cure}")
         try:
             found = lerobot.read_json(file)[self._action.key]
             bounds = np.asarray([found["min"], found["max"]], np.float64)
             lerobot.check_bounds(bounds, self._action.shape)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"{file} has no bounds of actions ({error!r}). {cure}"
+                f"The dataset at {self.path} has no bounds of actions in {file.name} ({error!r}): "
+                "set data.env, the env of the recording."
             ) from error
         rank_zero_info(
             f"The dataset at {self.path} does not record the bounds of its actions: the least and "
