@@ -1,12 +1,13 @@
 """Balance a pole on a cart that a position drive moves along a rail."""
 
 import math
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.managers.actions import DeltaPosition
+from lightning_rl.envs.managers.actions import ActionTerm, DeltaPosition, Kind
 from lightning_rl.envs.managers.term import Metric, Reward, Termination
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task
@@ -71,7 +72,8 @@ class CartPole(Task):
 
     differentiable = True
     observation_size, start_size = 6, 2
-    default_action, default_episode_steps = DeltaPosition(0.1), 500
+    default_action: ClassVar[ActionTerm] = DeltaPosition(0.1)
+    default_episode_steps = 500
     render_fps = 25
     render_size = (256, 384)
     shown = (0.0, 0.35), (2.5, 1.6)  # the middle of a picture, and its width and height, in m
@@ -84,7 +86,7 @@ class CartPole(Task):
         "success": Termination(stands, {"angle": 0.02, "speed": 0.05}, ends="nothing"),
     }
     default_metrics = {"distance_to_goal": Metric("measured", {"name": "angle"})}  # noqa: RUF012
-    action_kinds = ("position", "velocity", "force")
+    action_kinds: ClassVar[tuple[Kind, ...]] = ("position", "velocity", "force")
 
     def make_constants(self) -> None:
         self._limits = torch.tensor([RAIL, FALLEN], device=self.device)

@@ -23,12 +23,14 @@ STILL = {"angle": 0.1, "speed": 0.5}
 
 def height(env: EnvView) -> Tensor:
     """Return the height of the pole's end above the cart over the pole's length, [N]."""
-    return env.state["position"][:, 1].cos()
+    angle: Tensor = env.state["position"][:, 1]
+    return angle.cos()
 
 
 def squared(env: EnvView, name: str, part: int) -> Tensor:
     """Return the square of part 0 (the cart's) or 1 (the pole's) of an entry of the state, [N]."""
-    return env.state[name][:, part].square()
+    value: Tensor = env.state[name][:, part]
+    return value.square()
 
 
 class CartPoleSwingUp(CartPole):
