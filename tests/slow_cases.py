@@ -12,6 +12,7 @@ SLOW_CASES = {
         "CrossQ": "test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
         "CrossQ that remembers": "[TD3 that remembers, in chunks]",
         "SAC, categorical and residual": "[TD3 that remembers, in chunks]",
+        "DQN of pictures": "[DQN that remembers what is allowed]",
         "a policy of one's own, told little": "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled",
     },
     "equivalence/test_compiled_steps.py::test_starts_of_many_numbers_are_made_of_the_rows_that_need_one": {
@@ -42,6 +43,10 @@ SLOW_CASES = {
         "SAC, categorical and residual": "[TD3, categorical, in chunks]",
         "TD3": "[TD3, categorical, in chunks]",
         "CrossQ": "[CrossQ that remembers]",
+        "DQN that remembers what is allowed": "[DQN of pictures]",
+    },
+    "numerics/test_iql.py::test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it": {
+        "IQL": "[AWAC]",
     },
     "equivalence/test_off_policy.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground": {
         "SAC": "[SAC that remembers]",
@@ -164,7 +169,15 @@ SLOW_CASES = {
         "TimeLimit": "[FrameStackObservation]",
         "RescaleAction": "[RescaleAction of each entry]",
     },
+    "cli/test_commands.py::test_every_shipped_config_of_gradients_through_steps_trains": {
+        "apg_swing_up.yaml": "[apg_point_mass.yaml]",
+        "shac_point_mass.yaml": "[shac_swing_up.yaml]",
+    },
+    "cli/test_commands.py::test_the_shipped_config_of_a_dataset_alone_trains": {
+        "iql_push_cube.yaml": "[awac_push_cube.yaml]",
+    },
     "cli/test_commands.py::test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one": {
+        "ppo_swing_up.yaml": "[ppo_point_mass.yaml]",
         "tuned/ppo_ant.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_humanoid.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_half_cheetah.yaml": "[ppo_mujoco.yaml]",

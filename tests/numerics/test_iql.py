@@ -201,10 +201,10 @@ def test_from_mixed_data_they_beat_the_clone_and_the_mean_of_the_data(mixed, tmp
     path, mean = mixed
     found = {}
     for algorithm in (BehaviorCloning, IQL, AWAC):
-        module, *_ = train(tmp_path / algorithm.__name__, **run_on(path, algorithm))
+        module, *_ = train(tmp_path / algorithm.__name__, **run_on(path, algorithm, 4))
         found[algorithm] = module.evaluation["avg_reward"]
     for algorithm in (IQL, AWAC):
-        assert found[algorithm] > 7.5  # of 8
+        assert found[algorithm] > 7.3  # of 8
         assert found[algorithm] > found[BehaviorCloning] + 0.3 > mean + 0.3
 
 
