@@ -180,6 +180,6 @@ def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tup
 
 
 def state_of(position: Tensor, velocity: Tensor, effort: Tensor) -> TensorDict:
-    """Return the state [N] of positions, velocities and efforts, [N, 2] each."""
+    """Return the state [N] of a position [N, 2], a velocity [N, 2] and an effort [N, 2]."""
     values = {"position": position, "velocity": velocity, "effort": effort}
     return TensorDict(values, [len(position)])
