@@ -498,7 +498,7 @@ def test_a_wrong_option_ends_in_one_readable_message(options, status, message, c
         ),
         (lambda c: c["data"].update(num_env=1), 2, "close matches: num_envs of RLDataModule"),
         (lambda c: c.update(trainr={}), 2, "Unknown setting 'trainr'; close matches: trainer"),
-        (lambda c: c["data"].pop("env"), 2, "Missing setting: data.env"),
+        (lambda c: c["data"].pop("env"), 1, "Missing setting: data.env, or data.offline"),
         (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: data.env.id"),
         (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: model.policy"),
         (
