@@ -1,8 +1,8 @@
-"""Record the attributes that a graph was compiled with, and notice changes.
+"""Record the attributes that a graph was compiled with, and detect changes.
 
-A trace stores every number, string and flag as a constant, and every tensor by identity. So the
-attributes of an object, such as the algorithm, and of all objects that it holds are recorded when a
-graph is made, and compared before each iteration.
+A trace stores every number, string and flag as a constant, and every tensor by identity. The
+attributes of an object and of all objects in it are compared with the trace's before each
+iteration.
 """
 
 from collections import deque
@@ -41,17 +41,14 @@ LIBRARIES = {"builtins", "collections", "functools", "gymnasium", "lightning", "
 """Packages whose objects are compared by identity, except modules."""
 
 STEPPING = ("lightning_rl.compiled", "lightning_rl.optim")
-"""Packages of the update itself, which no loss reads."""
+"""Packages of the update, which no loss reads."""
 
 MISSING = object()
 """Placeholder of a missing attribute."""
 
 
 class Attribute(NamedTuple):
-    """An attribute: its name in messages, the mapping that stores it, its key there, its value.
-
-    The value of a container is a copy.
-    """
+    """An attribute: its name in messages, the mapping that stores it, its key there, its value."""
 
     label: str
     holder: Mapping[str, Any]
@@ -67,8 +64,7 @@ class Attribute(NamedTuple):
 class Snapshot:
     """The current attributes of an object, and of the objects that it holds.
 
-    Objects of `LIBRARIES` are compared by identity. Global variables and other objects that the
-    root does not hold are not compared.
+    Objects of `LIBRARIES` are compared by identity. Global variables are not compared.
 
     Args:
         root: the object.
@@ -85,16 +81,33 @@ class Snapshot:
         self._sizes: list[tuple[Mapping[str, Any], int]] = []
         self._visit(root, "")
         self._own = vars(root)
+        self._store_own()
+
+    def _store_own(self) -> None:
         own = [one for one in self.found.values() if one.holder is self._own]
         own = [one for one in own if isinstance(one.value, PLAIN)]
         self._names = [one.name for one in own]
         self._values = tuple(one.value for one in own)
 
-    def is_current(self) -> bool:
-        """Return whether no attribute has changed."""
-        return all(len(holder) == size for holder, size in self._sizes) and all(
-            same(one.value, one.holder.get(one.name, MISSING)) for one in self.found.values()
-        )
+    def refresh(self) -> bool:
+        """Store new plain values; return False if other attributes have changed.
+
+        Counters change in each iteration, and an iteration of one env step takes few milliseconds:
+        finding all objects again would be a fifth of it. `found` is a new dict if a value is new.
+        """
+        if any(len(holder) != size for holder, size in self._sizes):
+            return False
+        new = {}
+        for path, one in self.found.items():
+            value = one.holder.get(one.name, MISSING)
+            if value is not one.value and not same(one.value, value):
+                if not (isinstance(one.value, PLAIN) and isinstance(value, PLAIN)):
+                    return False
+                new[path] = one._replace(value=value)
+        if new:
+            self.found = self.found | new
+            self._store_own()
+        return True
 
     def root_is_current(self) -> bool:
         """Return whether the root's own plain attributes are unchanged; takes 1 µs."""
@@ -152,13 +165,7 @@ def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class TensorReadRecorder(TorchDispatchMode):
-    """Record the tensors whose value Python reads while a function is traced.
-
-    Only tensors that the function holds: the trace itself refuses to read inputs and results.
-
-    Attributes:
-        found: the tensors, their versions and their values.
-    """
+    """Record the tensors, held by a traced function, whose value Python reads: `found`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,8 +181,6 @@ class TensorReadRecorder(TorchDispatchMode):
 
 
 class _Slots(MutableMapping[str, Any]):
-    """The slots of an object, as a mapping."""
-
     def __init__(self, owner: Any, names: list[str]) -> None:
         self._owner, self._names = owner, names
 
@@ -199,10 +204,6 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
-    """Yield the mappings that store attributes of an object and its classes, and the names.
-
-    The object's own attributes come first: they hide attributes of its classes.
-    """
     attributes = getattr(owner, "__dict__", {})
     yield attributes, list(attributes)
     if isinstance(owner, nn.Module):

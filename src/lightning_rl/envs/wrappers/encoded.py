@@ -15,7 +15,7 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 
 
 class EncodedObservations(VectorEnvWrapper):
-    """An env whose pictures are observed as the features of an encoder without trainable weights.
+    """An env that encodes pictures by an encoder without trainable weights.
 
     Each picture is encoded once, and rollouts and replays store D features instead: less memory,
     and no convolution in the update. Videos show the env itself.
@@ -52,9 +52,9 @@ class EncodedObservations(VectorEnvWrapper):
         if any(parameter.requires_grad for parameter in self.encoder.parameters()):
             self.env.close()
             raise ConfigurationError(
-                f"EncodedObservations: {type(self.encoder).__name__} has weights that training "
-                "would change, but a replay would hold features of older weights. Use a "
-                "FrozenEncoder, or give the encoder to the policy (policy.init_args.encoder)."
+                f"EncodedObservations: {type(self.encoder).__name__} has trainable weights, but a "
+                "replay would hold features of older weights. Use a FrozenEncoder, or give the "
+                "encoder to the policy (policy.init_args.encoder)."
             )
         features = gymnasium.spaces.Box(-np.inf, np.inf, (self.encoder.size,), np.float32)
         self.single_observation_space = features
@@ -85,7 +85,6 @@ class EncodedObservations(VectorEnvWrapper):
 
     @torch.no_grad()
     def _encoded(self, observation: Observation) -> Observation:
-        """Return an observation [M, ...] with features in place of pictures."""
         if self.key is None:
             return self.encoder(observation)  # type: ignore[no-any-return]  # nn.Module
         tree = cast(TensorDict, observation).copy()

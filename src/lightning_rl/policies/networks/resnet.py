@@ -16,7 +16,7 @@ BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """Residual blocks of each section, by the name of the network."""
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of the colors, 0 to 1, with which such networks are trained."""
+"""Mean and standard deviation of the colors, 0 to 1, in the training of such networks."""
 
 _HUGGING_FACE = (
     (r"^(resnet\.)?embedder\.embedder\.convolution\.", "conv1."),
@@ -31,7 +31,7 @@ _HUGGING_FACE = (
 
 
 class FrozenBatchNorm(nn.Module):
-    """Batch normalisation with the statistics and the factors of earlier training, not trained."""
+    """Batch normalisation with fixed statistics and factors of earlier training."""
 
     weight: Tensor
     bias: Tensor
@@ -46,7 +46,6 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, torch.zeros(channels))
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Normalise planes [M, C, H, W] by channel."""
         scale = self.weight * (self.running_var + 1e-5).rsqrt()
         shift = self.bias - self.running_mean * scale
         return planes * scale[:, None, None] + shift[:, None, None]
@@ -69,7 +68,6 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, norm(after))
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Map planes [M, C, H, W] to [M, C', H', W']."""
         hidden = self.bn2(self.conv2(self.bn1(self.conv1(planes)).relu()))
         shortcut = planes if self.downsample is None else self.downsample(planes)
         return (hidden + shortcut).relu()  # type: ignore[no-any-return]  # nn.Module
@@ -117,7 +115,7 @@ class ResNet18(PictureEncoder):
             runs. Default: random weights.
 
     Raises:
-        ConfigurationError: if the space is no picture of three colors, or for other weights.
+        ConfigurationError: if the space is not a picture of three colors, or for other weights.
     """
 
     def __init__(
