@@ -12,7 +12,6 @@ SLOW_CASES = {
         "CrossQ": "test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
         "CrossQ that remembers": "[TD3 that remembers, in chunks]",
         "SAC, categorical and residual": "[TD3 that remembers, in chunks]",
-        "DQN of pictures": "[DQN that remembers what is allowed]",
         "a policy of one's own, told little": "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled",
         "DQN that remembers what is allowed": "[DQN of pictures]",
     },
