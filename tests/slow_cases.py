@@ -23,6 +23,7 @@ SLOW_CASES = {
         "encoder": "numerics/test_encoders.py::test_compiled_it_follows_the_eager_run[PPO, two encoders]",
     },
     "equivalence/test_compiled_steps.py::test_starts_of_many_numbers_are_made_of_the_rows_that_need_one": {
+        "CartPoleSwingUp": "[PushCube]",
         "PointMass": "[PushCube]",
         "pictures": "[PushBlocks]",
     },
@@ -50,6 +51,10 @@ SLOW_CASES = {
         "SAC, categorical and residual": "[TD3, categorical, in chunks]",
         "TD3": "[TD3, categorical, in chunks]",
         "CrossQ": "[CrossQ that remembers]",
+        "DQN that remembers what is allowed": "[DQN of pictures]",
+    },
+    "numerics/test_iql.py::test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it": {
+        "IQL": "[AWAC]",
     },
     "equivalence/test_off_policy.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground": {
         "SAC": "[SAC that remembers]",
@@ -214,7 +219,15 @@ SLOW_CASES = {
         "TimeLimit": "[FrameStackObservation]",
         "RescaleAction": "[RescaleAction of each entry]",
     },
+    "cli/test_commands.py::test_every_shipped_config_of_gradients_through_steps_trains": {
+        "apg_swing_up.yaml": "[apg_point_mass.yaml]",
+        "shac_point_mass.yaml": "[shac_swing_up.yaml]",
+    },
+    "cli/test_commands.py::test_the_shipped_config_of_a_dataset_alone_trains": {
+        "iql_push_cube.yaml": "[awac_push_cube.yaml]",
+    },
     "cli/test_commands.py::test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one": {
+        "ppo_swing_up.yaml": "[ppo_point_mass.yaml]",
         "tuned/ppo_ant.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_humanoid.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_half_cheetah.yaml": "[ppo_mujoco.yaml]",

@@ -4,6 +4,9 @@ from lightning_rl.algorithms import (
     APG as APG,
 )
 from lightning_rl.algorithms import (
+    AWAC as AWAC,
+)
+from lightning_rl.algorithms import (
     DQN as DQN,
 )
 from lightning_rl.algorithms import (
@@ -128,6 +131,9 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     CartPole as CartPole,
+)
+from lightning_rl.envs import (
+    CartPoleSwingUp as CartPoleSwingUp,
 )
 from lightning_rl.envs import (
     EncodedObservations as EncodedObservations,

@@ -33,8 +33,9 @@ _ENCODERS = (
 _PROBES = "ActionProbe FiveDoors TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
     "VectorEnv",
-    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames MujocoEnv "
-    "PointMass PushBlocks PushCube Quadruped Reach ReturnFrames TensorSimulator WithTerms "
+    "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
+    "LabelledFrames MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFrames "
+    "TensorSimulator WithTerms "
     f"{_in(f'{OURS}.envs', _PROBES)}",
 )
 _REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
@@ -66,8 +67,8 @@ _POLICIES = (
 _TABLE = {
     "model": (
         "Algorithm",
-        "APG BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL PPO RewardClassifier SAC SHAC TD3 "
-        "ValueFit",
+        "APG AWAC BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL PPO RewardClassifier SAC "
+        "SHAC TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),

@@ -298,6 +298,14 @@ class Episodes(Sequence[Episode]):
     def read(self, index: int) -> Episode:
         """Read an episode by its number from 0, without the checks of `each`."""
 
+    @abstractmethod
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Return the spaces of observations and actions.
+
+        Raises:
+            ConfigurationError: if the dataset does not describe its actions.
+        """
+
     def name_of(self, index: int) -> str:
         """Return the name of an episode for messages."""
         return f"Episode {index} of the dataset at {self.path}"

@@ -23,6 +23,7 @@ from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
 from lightning_rl.envs.probes import TwoDoors as TwoDoors
 from lightning_rl.envs.probes import ValueProbe as ValueProbe
 from lightning_rl.envs.tasks import CartPole as CartPole
+from lightning_rl.envs.tasks import CartPoleSwingUp as CartPoleSwingUp
 from lightning_rl.envs.tasks import PointMass as PointMass
 from lightning_rl.envs.tasks import PushBlocks as PushBlocks
 from lightning_rl.envs.tasks import PushCube as PushCube

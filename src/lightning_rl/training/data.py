@@ -24,6 +24,7 @@ from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.datasets.offline import spaces_of_collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import (
     EnvFactory,
@@ -117,7 +118,8 @@ class RLDataModule(LightningDataModule):
 
     Args:
         env: the training env: an env class, a `partial` or a function that makes it from
-            `num_envs`; in Python also the id of a Gymnasium env or the name of a task.
+            `num_envs`; in Python also the id of a Gymnasium env or the name of a task. Required
+            unless `offline`.
         num_envs: N, envs stepped in parallel by each process.
         buffer_size: T, steps per env in a rollout.
         total_env_steps: budget in env steps, over all processes: training stops after the iteration
@@ -146,6 +148,9 @@ class RLDataModule(LightningDataModule):
             float32: {name: shape}, such as {tip_speed: [], contact_force: [3]}. An algorithm reads
             them as `info/<name>`.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
+        offline: train on the dataset of the collector, `Demonstrations`, alone. The env, if there
+            is one, is only stepped in evaluations; without one there are none, and the dataset
+            gives the spaces.
 
     Raises:
         ConfigurationError: if a number is out of range, or if the env rejects its settings.
@@ -158,7 +163,7 @@ class RLDataModule(LightningDataModule):
 
     def __init__(
         self,
-        env: EnvLike,
+        env: EnvLike | None = None,
         num_envs: int = 8,
         buffer_size: int = 128,
         total_env_steps: int = 1_000_000,
@@ -176,6 +181,7 @@ class RLDataModule(LightningDataModule):
         events: dict[str, Event | None] | None = None,
         eval_events: dict[str, Event | None] | None = None,
         extra_fields: dict[str, list[int]] | None = None,
+        offline: bool = False,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -190,15 +196,16 @@ class RLDataModule(LightningDataModule):
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
-        self.total_env_steps = total_env_steps
-        self._iterations_per_epoch = iterations_per_epoch
+        self.total_env_steps, self._iterations_per_epoch = total_env_steps, iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self._make_env = env_factory(env, "data.env")
+        self.offline, self._spaces = offline, spaces_of_collector(collector) if offline else None
+        require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
+        self._make_env = env_factory(self._spaces if env is None else env, "data.env")
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
@@ -228,13 +235,14 @@ class RLDataModule(LightningDataModule):
 
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
-        return (calls or self.calls).make(self._make_training_env, self.num_envs)
+        num_envs = 1 if self.offline else self.num_envs
+        return (calls or self.calls).make(self._make_training_env, num_envs)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments, with resolved seeds and with factories as envs."""
         other_env = self._make_eval_env is not self._make_env
         return {
-            "env": self._make_env,
+            "env": self._make_env if self.has_env else None,
             "num_envs": self.num_envs,
             "buffer_size": self.buffer_size,
             "total_env_steps": self.total_env_steps,
@@ -252,7 +260,18 @@ class RLDataModule(LightningDataModule):
             "events": self._events,
             "eval_events": self._eval_events,
             "extra_fields": {name: list(shape) for name, shape in self._extra_fields.items()},
+            "offline": self.offline,
         }
+
+    @property
+    def has_env(self) -> bool:
+        """Whether there is a training env, and not only the spaces of a dataset."""
+        return self._make_env is not self._spaces
+
+    def setup(self, stage: str) -> None:
+        """Turn evaluations during training off if there is no env."""
+        if stage == "fit" and self._make_eval_env is self._spaces:
+            cast(Any, self.trainer).limit_val_batches = 0
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
