@@ -578,6 +578,8 @@ def test_what_cannot_be_steered_is_refused(clone, tmp_path):
         ConfigurationError, match="random_env_steps=5000 draws random actions, but the cri"
     ):
         SAC(steered)
+    with pytest.raises(ConfigurationError, match="SteeredActorCritic cannot learn from given act"):
+        NoiseSAC(make_policy(cls=SteeredActorCritic, checkpoint=str(clone)), random_env_steps=5)
     td = TensorDict({"action": torch.zeros(2, 8, 1), "executed_action": torch.zeros(2, 8, 1)}, [2])
     with pytest.raises(ConfigurationError, match="a person takes over in this env"):
         steered.replayed(td)

@@ -80,7 +80,7 @@ def test_actor_and_critics_read_the_bases_action_and_the_base_its_own_keys():
 
 
 def settings(**model):
-    own = {"algorithm": SAC, "random_env_steps": 0, "learning_starts": 16, **model}
+    own = {"algorithm": SAC, "random_env_steps": 0, "updates_per_env_step": 0.5, **model}
     encoder = partial(PerceptronEncoder, hidden_sizes=(8,), normalize=True)
     policy = {"policy_class": ResidualActorCritic, "base": BASE, "encoder": encoder}
     data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 2 * 8 * 5, "replay": mixed}
@@ -89,13 +89,19 @@ def settings(**model):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run with help, which goes into both replays."""
-    place = tmp_path_factory.mktemp("whole")
-    return place, train(place, **settings())[0]
+    """A run with help, which goes into both replays: its directory, module and replay."""
+    place, made, run = tmp_path_factory.mktemp("whole"), [], settings()
+
+    def kept(*args, **kwargs):
+        made.append(mixed(*args, **kwargs))
+        return made[-1]
+
+    run["data"]["replay"] = kept
+    return place, train(place, **run)[0], made[0]
 
 
 def test_the_base_is_not_trained_and_saved_once(whole):
-    place, module = whole
+    place, module, _ = whole
     policy = module.policy
     assert not any(p.requires_grad for p in policy.base.parameters())
     moved = {id(p) for one in module.objectives.values() for p in one.parameters}
@@ -112,8 +118,8 @@ def test_the_base_is_not_trained_and_saved_once(whole):
 
 
 def test_the_critics_learn_what_a_person_did(whole):
-    module = whole[1]
-    (batch,) = module.replay.batches(1, 256)
+    _, module, replay = whole
+    (batch,) = replay.batches(1, 256)
     helped = batch["action"][batch["intervened"]]
     assert len(helped) > 50
     torch.testing.assert_close(helped[:, :2], torch.tensor([[0.5, -0.5]]).expand(len(helped), 2))
@@ -152,7 +158,7 @@ def test_it_begins_with_a_checkpoint_and_is_loaded_with_it(tmp_path, monkeypatch
     td = TensorDict({"observation": env.reset(seed=1)[0]}, [5])
     for name, value in first.policy.state_dict().items():
         assert torch.equal(policy.base.state_dict()[name], value), name
-    assert not policy.training
+    assert not policy.base.training
     run = settings()
     run["env"] = PushCube
     run["policy"] = {"policy_class": ResidualActorCritic, "checkpoint": "base"}
@@ -164,7 +170,7 @@ def test_it_begins_with_a_checkpoint_and_is_loaded_with_it(tmp_path, monkeypatch
 
 
 def test_what_cannot_be_corrected_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="scale must be positive, got 0"):
+    with pytest.raises(ConfigurationError, match=r"scale must lie in \(0, 2\], got 0"):
         make(scale=0)
     with pytest.raises(ConfigurationError, match="give either checkpoint, a file or a run direc"):
         make(base=None)

@@ -72,7 +72,7 @@ class PickCube(gymnasium.Wrapper):
             spaces["state"] = gymnasium.spaces.Box(-np.inf, np.inf, (ALONE,), np.float32)
             self.observation_space = gymnasium.spaces.Dict(spaces)
         if not shadows:
-            model = self.unwrapped.model
+            model = cast(Any, self.unwrapped).model
             model.light_castshadow[:], model.mat_reflectance[:] = 0, 0.0
         low, high = np.array([-1.0, -1.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0, 2.0])
         self.action_space = gymnasium.spaces.Box(low.astype("f4"), high.astype("f4"))
@@ -103,7 +103,7 @@ class PickCube(gymnasium.Wrapper):
         if "pixels" not in observation:
             self.state = flat_observation(observation)
             return self.state
-        cube = self.unwrapped.data.sensor("block_pos").data
+        cube = cast(Any, self.unwrapped).data.sensor("block_pos").data
         self.state = flat_observation({**observation, "environment_state": cube})
         return {**observation["pixels"], "state": self.state[:ALONE]}
 
