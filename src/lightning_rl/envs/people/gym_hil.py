@@ -103,7 +103,7 @@ class PickCube(gymnasium.Wrapper):
         if "pixels" not in observation:
             self.state = flat_observation(observation)
             return self.state
-        cube = cast(Any, self.unwrapped).data.sensor("block_pos").data
+        cube = cast(Any, self.unwrapped).data.sensor("block_pos").data.astype(np.float32)
         self.state = flat_observation({**observation, "environment_state": cube})
         return {**observation["pixels"], "state": self.state[:ALONE]}
 
