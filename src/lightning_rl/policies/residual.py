@@ -31,7 +31,7 @@ class ResidualActorCritic(SquashedActorCritic):
 
     In units of the action bounds the action is base + scale * correction, clipped to [-1, 1]. The
     base acts by the mode of its distribution. The correction is a tanh-Gaussian in [-1, 1], whose
-    mean is 0 at first: an evaluation before the first update is that of the base.
+    mean is 0 at first: an evaluation before the first update has the success of the base.
 
     Actor and critics read the observation and the base's action. The critics evaluate the executed
     action, so they also learn from people and demonstrations, whose actions may differ from the

@@ -44,7 +44,7 @@ def recorded_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 def encoded(space: gymnasium.Space[Any], observation: Any) -> Any:
     """Return recorded observations [L, ...] with features [L, D] in place of pictures.
 
-    `space` is that of the env with features; other entries are unchanged.
+    `space` is the observation space of the env with features. Other entries are unchanged.
     """
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: encoded(one, observation[key]) for key, one in space.items()}

@@ -209,7 +209,7 @@ class ResNet18(ResNetEncoder):
 class ResNet10(ResNetEncoder):
     """ResNet-10 with GroupNorm, the network of HIL-SERL; see `ResNetEncoder`.
 
-    Weights are those of LeRobot's conversion, helper2424/resnet10. Source: Luo et al. 2024,
+    It reads the weights of LeRobot's conversion, helper2424/resnet10. Source: Luo et al. 2024,
     HIL-SERL.
     """
 
