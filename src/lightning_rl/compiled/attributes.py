@@ -85,16 +85,33 @@ class Snapshot:
         self._sizes: list[tuple[Mapping[str, Any], int]] = []
         self._visit(root, "")
         self._own = vars(root)
+        self._store_own()
+
+    def _store_own(self) -> None:
         own = [one for one in self.found.values() if one.holder is self._own]
         own = [one for one in own if isinstance(one.value, PLAIN)]
         self._names = [one.name for one in own]
         self._values = tuple(one.value for one in own)
 
-    def is_current(self) -> bool:
-        """Return whether no attribute has changed."""
-        return all(len(holder) == size for holder, size in self._sizes) and all(
-            same(one.value, one.holder.get(one.name, MISSING)) for one in self.found.values()
-        )
+    def refresh(self) -> bool:
+        """Store new plain values; return False if other attributes have changed.
+
+        Counters change in each iteration, and an iteration of one env step takes few milliseconds:
+        finding all objects again would be a fifth of it. `found` is a new dict if a value is new.
+        """
+        if any(len(holder) != size for holder, size in self._sizes):
+            return False
+        new = {}
+        for path, one in self.found.items():
+            value = one.holder.get(one.name, MISSING)
+            if value is not one.value and not same(one.value, value):
+                if not (isinstance(one.value, PLAIN) and isinstance(value, PLAIN)):
+                    return False
+                new[path] = one._replace(value=value)
+        if new:
+            self.found = self.found | new
+            self._store_own()
+        return True
 
     def root_is_current(self) -> bool:
         """Return whether the root's own plain attributes are unchanged; takes 1 µs."""

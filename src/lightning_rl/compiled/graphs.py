@@ -178,7 +178,8 @@ class Graphs:
     def _current_attributes(self) -> dict[str, Attribute]:
         """Return the current attributes; the same dict if nothing has changed."""
         last = self._snapshot
-        if last is None or not (last.root_is_current() if self._is_fresh else last.is_current()):
+        is_current = self._is_fresh and last is not None and last.root_is_current()
+        if last is None or not (is_current or last.refresh()):
             last = self._snapshot = Snapshot(self._root, self._left_out)
         self._is_fresh = True
         return last.found
@@ -315,7 +316,7 @@ class _Compiled:
     def changes(self, found: dict[str, Attribute]) -> Iterator[str]:
         """Yield the paths of attributes that differ from compile time."""
         for path in {**self._found, **found}:
-            if path in self._unread:
+            if path in self._unread or self._found.get(path) is found.get(path):
                 continue
             if path in self._numbers and path in found and found[path].is_number():
                 continue
