@@ -54,8 +54,8 @@ class PickCube(gymnasium.Wrapper):
     Args:
         env: `gym_hil/PandaPickCube-v0`, with `random_block_position: true` and
             `reset_delay_seconds: 0`.
-        shadows: render shadows and reflections; without them a step with pictures takes a tenth of
-            the time on a CPU.
+        shadows: render shadows and reflections; without them a step with pictures takes an eighth
+            of the time on a CPU.
 
     Attributes:
         state: the observation without pictures [24], for `ScriptedHelp`.
