@@ -8,7 +8,9 @@ The variants of a seed share the base. What is finished is not repeated.
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -16,10 +18,22 @@ import yaml
 from lightning_rl import Algorithm, EpisodeWriter, read_episodes
 from lightning_rl.cli.app import run
 from lightning_rl.datasets.playing import play_policy
-from lightning_rl.envs import FiveDoors
+from lightning_rl.envs import FiveDoors, VectorEnv
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "recap_doors.yaml"
-EPISODES, EVALUATED, ROUNDS = 400, 2000, 2
+EPISODES, ROUNDS = 400, 2
+
+
+class Task(NamedTuple):
+    """The env, the maximum length of an episode, the chunk size, and the evaluated episodes."""
+
+    make_env: Callable[[int], VectorEnv]
+    max_steps: int
+    chunk_size: int
+    evaluated: int
+
+
+DOORS = Task(FiveDoors, 10, 1, 2000)
 VARIANTS = ("recap", "recap_default_share", "awr", "successes")
 
 
@@ -38,13 +52,14 @@ def config_of(folder: Path, seed: int, weights: bool) -> Path:
     return file
 
 
-def success(checkpoint: Path, condition: str | None = None) -> float:
+def success(task: Task, checkpoint: Path, condition: str | None = None) -> float:
     """Return the success rate of a checkpoint's policy, asked for its own or another condition."""
     policy = Algorithm.load_from_checkpoint(checkpoint).policy
     if condition is not None:
         policy.condition = condition
-    played = play_policy(FiveDoors(EVALUATED), policy, range(EVALUATED), 10, chunk_size=1)
-    return sum(bool(one.success) for one in played) / EVALUATED
+    env, seeds = task.make_env(task.evaluated), range(task.evaluated)
+    played = play_policy(env, policy, seeds, task.max_steps, chunk_size=task.chunk_size)
+    return sum(bool(one.success) for one in played) / task.evaluated
 
 
 def rounds(folder: Path, seed: int, variant: str) -> dict:
@@ -52,18 +67,25 @@ def rounds(folder: Path, seed: int, variant: str) -> dict:
     run_dir = folder / variant
     options = ["--config", str(config_of(folder, seed, weights)), "--run_dir", str(run_dir)]
     options += ["--rounds", str(ROUNDS), "--episodes", str(EPISODES), "--num_envs", "400"]
-    options += ["--n_steps", "1", "--eval_episodes", str(EVALUATED), "--seed", str(seed)]
+    options += ["--n_steps", "1", "--eval_episodes", str(DOORS.evaluated), "--seed", str(seed)]
     options += ["--positive", "0.2"] if variant == "recap" else []
     if not weights and variant != "recap":
         options += ["--base", str(folder / "recap" / "base")]
     run(["recap", *options])
-    done = json.loads((run_dir / "recap.json").read_text())["done"]
-    stages = ["base", *(f"round {number}" for number in range(1, ROUNDS + 1))]
-    found = {one: done[f"{one} evaluation"]["successes"] / EVALUATED for one in stages}
-    found["error/spread"] = [done[f"{one} labels"]["error_over_spread"] for one in stages[1:]]
+    found = curve(run_dir)
     if not weights:
         last = run_dir / f"round_{ROUNDS}" / "policy"
-        found |= {"asked for bad": success(last, "bad"), "positives right": right(run_dir)}
+        found |= {"asked for bad": success(DOORS, last, "bad"), "positives right": right(run_dir)}
+    return found
+
+
+def curve(run_dir: Path) -> dict:
+    """Return the results of each round of a finished `rl-cli recap`."""
+    done = json.loads((run_dir / "recap.json").read_text())["done"]
+    stages = ["base", *(f"round {number}" for number in range(1, ROUNDS + 1))]
+    tests = {one: done[f"{one} evaluation"] for one in stages}
+    found = {one: test["successes"] / test["episodes"] for one, test in tests.items()}
+    found["error/spread"] = [done[f"{one} labels"]["error_over_spread"] for one in stages[1:]]
     return found
 
 
@@ -79,20 +101,25 @@ def right(run_dir: Path) -> float:
     return good / total
 
 
-def successes_alone(folder: Path, seed: int) -> dict:
+def successes_alone(task: Task, config: Path, folder: Path, seed: int) -> dict:
     """Clone the successes of all rounds, from the base."""
     base = folder / "recap" / "base"
-    env, checkpoint, found = FiveDoors(EPISODES), base, {"base": success(base)}
+    env, checkpoint, found = task.make_env(EPISODES), base, {"base": success(task, base)}
     dataset = folder / "successes" / "dataset"
     for number in range(1, ROUNDS + 1):
         run_dir = folder / "successes" / f"round_{number}"
         if not run_dir.exists():
             writer = EpisodeWriter(
-                dataset, env.single_observation_space, env.single_action_space, 10, pictures="png"
+                dataset,
+                env.single_observation_space,
+                env.single_action_space,
+                env.render_fps,
+                pictures="png",
             )
             policy = Algorithm.load_from_checkpoint(checkpoint).policy
             seeds = range(seed * 10**6 + number * 10**4, seed * 10**6 + number * 10**4 + EPISODES)
-            for episode in play_policy(env, policy, seeds, 10, chunk_size=1):
+            size = task.chunk_size
+            for episode in play_policy(env, policy, seeds, task.max_steps, chunk_size=size):
                 if episode.success:
                     writer.write(episode)
             writer.finalise()
@@ -100,9 +127,9 @@ def successes_alone(folder: Path, seed: int) -> dict:
             options += [f"--trainer.init_from={base}", f"--trainer.run_dir={run_dir}"]
             options += ["--model.policy.init_args.condition=absent"]
             options += ["--model.policy.init_args.guidance=1.0"]
-            run(["fit", f"--config={config_of(folder, seed, False)}", *options])
+            run(["fit", f"--config={config}", *options])
         checkpoint = run_dir
-        found[f"round {number}"] = success(checkpoint)
+        found[f"round {number}"] = success(task, checkpoint)
     return found
 
 
@@ -116,8 +143,10 @@ def main() -> None:
         for seed in settings.seeds:
             folder = settings.folder / str(seed)
             folder.mkdir(parents=True, exist_ok=True)
-            alone = variant == "successes"
-            found = successes_alone(folder, seed) if alone else rounds(folder, seed, variant)
+            if variant == "successes":
+                found = successes_alone(DOORS, config_of(folder, seed, False), folder, seed)
+            else:
+                found = rounds(folder, seed, variant)
             print(f"RESULT {variant} seed {seed}: {json.dumps(found)}", flush=True)
 
 

@@ -11,13 +11,15 @@ import json
 import os
 import resource
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -133,32 +135,75 @@ def rl_cli(*arguments, timeout=120, **kwargs):
     return Command(*arguments, **kwargs).wait(timeout)
 
 
-class Server(NamedTuple):
-    """The process that forks; it ends when the connection closes, at the latest with this process."""
+SHARED = "TESTS_COMMANDS_SERVER"
+"""Environment variable with the address of one server for all workers of a run of the tests."""
 
-    process: subprocess.Popen
+
+class Server(NamedTuple):
+    """The process that forks, unless it is shared; it ends when the connection closes."""
+
+    process: subprocess.Popen | None
     connection: socket.socket
 
 
 @cache
 def server():
+    if SHARED in os.environ:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ[SHARED])
+        return Server(None, connection)
     ours, its = socket.socketpair()
-    command = [sys.executable, "-m", "tests.commands", str(its.fileno())]
-    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[its.fileno()])
-    its.close()
-    return Server(process, ours)
+    return Server(start(its), ours)
+
+
+def start(*sockets):
+    """Start a server that reads from its only socket, or from all that connect to its first one."""
+    numbers = [one.fileno() for one in sockets]
+    command = [sys.executable, "-m", "tests.commands", *map(str, numbers)]
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=numbers)
+    for one in sockets:
+        one.close()
+    return process
+
+
+@contextmanager
+def shared_server():
+    """Start a server for the workers that this process starts, when the first of them connects."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        os.environ[SHARED] = f"{folder}/socket"
+        listener.bind(os.environ[SHARED])
+        listener.listen()
+        ours, its = socket.socketpair()
+        processes = []
+
+        def start_for_the_first():
+            if listener in select.select([listener, its], [], [])[0]:
+                processes.append(start(listener, its))
+
+        thread = threading.Thread(target=start_for_the_first, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ours.close()
+            thread.join()
+            for process in processes:
+                process.wait()
 
 
 def serving():
-    """Return the id of the server, which is no leftover of a test; nothing before it starts."""
-    return {server().process.pid} if server.cache_info().currsize else set()
+    """Return the id of the server, which is no leftover of a test; nothing if there is none of this process."""
+    process = server().process if server.cache_info().currsize else None
+    return {process.pid} if process else set()
 
 
 def end():
     """End the server, and processes left over by failed tests."""
     if server.cache_info().currsize:
-        server().connection.close()
-        server().process.wait()
+        process, connection = server()
+        connection.close()
+        if process:
+            process.wait()
         server.cache_clear()
 
 
@@ -178,6 +223,18 @@ def receive(connection):
             return b"", []
         message, files = message + part, files + more
     return message, files
+
+
+def connected(listener, controller):
+    """Return a connection, in a fork of its own; end when the process that started this one does."""
+    while controller not in select.select([listener, controller], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            controller.close()
+            return connection
+        connection.close()
+    sys.exit()
 
 
 def serve(connection):
@@ -241,4 +298,5 @@ if __name__ == "__main__":
     with redirect_stdout(None), suppress(SystemExit):
         run(["fit", "--config", "ppo.yaml", "--print_config"])
     gc.freeze()  # else each fork collects garbage in it, and copies its pages
-    become(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
+    become(*serve(connected(*sockets) if len(sockets) == 2 else sockets[0]))

@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import sys
-from contextlib import chdir
+from contextlib import ExitStack, chdir
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +30,8 @@ TOGETHER = {
     "tests/equivalence/test_ddp.py": "one launch of two ranks for all, half a minute",
     "tests/equivalence/test_fsdp.py": "the same",
     "tests/numerics/test_reward_classifier.py": "one dataset and one classifier for all",
+    "tests/test_architecture.py": "one syntax tree of each file for all",
+    "tests/numerics/test_recap.py": "one run of rounds for all",
     "tests/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
 }
 """Files whose tests run in one worker, with the reason; other tests run in any worker."""
@@ -59,6 +61,7 @@ def finished_run(tmp_path_factory):
                 run(["fit", *arguments])
                 (made[arguments],) = (path.absolute() for path in Path("outputs").iterdir())
         to = Path("outputs", made[arguments].name)
+        shutil.rmtree(to, ignore_errors=True)  # the test has asked for it before
         return Path(shutil.copytree(made[arguments], to, copy_function=shutil.copy))
 
     return give
@@ -101,7 +104,13 @@ def traced_only():
 def pytest_sessionstart(session):
     """Disable garbage collection during imports and collection: each pass takes half a second."""
     gc.disable()
-    if not xdist.is_xdist_controller(session):  # the controller runs no test, and needs no imports
+    if xdist.is_xdist_controller(session):  # it runs no test, and needs no imports
+        from tests.commands import shared_server
+
+        stack = ExitStack()
+        stack.enter_context(shared_server())
+        session.config.add_cleanup(stack.close)
+    else:
         import torch
 
         from lightning_rl.training.callbacks import manifest
@@ -136,7 +145,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_xdist_auto_num_workers():
-    """Return the CPUs of this process; xdist counts all cores of the machine."""
+    """Return one worker more than this process has CPUs, because some tests wait; xdist counts all cores of the machine."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
     try:
@@ -147,4 +156,4 @@ def pytest_xdist_auto_num_workers():
     if quota.exists() and not quota.read_text().startswith("max"):
         allowed, period = map(int, quota.read_text().split())
         count = min(count, allowed / period)
-    return min(max(round(count), 1), MOST_WORKERS)
+    return min(max(round(count), 1) + 1, MOST_WORKERS)

@@ -13,6 +13,7 @@ SLOW_CASES = {
         "CrossQ that remembers": "[TD3 that remembers, in chunks]",
         "SAC, categorical and residual": "[TD3 that remembers, in chunks]",
         "a policy of one's own, told little": "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled",
+        "DQN that remembers what is allowed": "[DQN of pictures]",
     },
     "equivalence/test_compiled_steps.py::test_starts_of_many_numbers_are_made_of_the_rows_that_need_one": {
         "PointMass": "[PushCube]",
@@ -64,7 +65,19 @@ SLOW_CASES = {
         "PPO torch": "[GRPO torch]",
         "PPO Pendulum-v1": "[PPO CartPole-v1]",
     },
-    "equivalence/test_async.py::test_resume_without_lag_is_exact": {"PPO torch-1": "[PPO torch-0]"},
+    "equivalence/test_async.py::test_resume_without_lag_is_exact": {
+        "PPO torch-1": "[PPO torch-0]",
+        "GRPO CartPole-v1-1": "[PPO CartPole-v1-1]",
+    },
+    "equivalence/test_resume.py::test_resume_is_exact_from_every_iteration": {
+        "1": "[4]",
+        "3": "[0]",
+    },
+    "equivalence/test_async.py::test_a_signal_while_the_learner_waits_is_honoured_at_once_and_loses_nothing": {
+        "1": "[4]",
+        "3": "[0]",
+        "5": "[2]",
+    },
     "equivalence/test_allowed.py::test_resume_is_exact_for": {"noise, SAC": "[parts, noise]"},
     "equivalence/test_ray.py::test_one_collector_without_lag_is_the_foreground_bit_for_bit": {
         "PPO torch": "[PPO]",
@@ -92,6 +105,20 @@ SLOW_CASES = {
     "numerics/test_ppo.py::test_the_adaptive_rate_stands_still_while_the_actor_does": {
         "True": "[False]",
     },
+    "numerics/test_flows.py::test_the_first_ratio_is_one_in_the_background_too": {
+        "sde per chunk": "[sde]",
+        "noise, grpo": "[noise]",
+    },
+    "numerics/test_vla.py::test_the_first_ratio_is_one_and_the_policy_moves": {
+        "WatchedGRPO-token-action": "[WatchedPPO-token-action]",
+        "WatchedGRPO-token-chunk": "[WatchedPPO-token-chunk]",
+        "WatchedGRPO-gaussian-token": "[WatchedPPO-gaussian-token]",
+        "WatchedGRPO-gaussian-action": "[WatchedPPO-gaussian-action]",
+    },
+    "numerics/test_vla_loading.py::test_every_family_takes_steps_from_a_first_ratio_of_one": {
+        "WatchedGRPO-llava": "[WatchedPPO-llava]",
+        "WatchedGRPO-paligemma": "[WatchedPPO-paligemma]",
+    },
     # --- export ---
     "equivalence/test_export.py::test_without_torch_it_does_what_validate_does": {
         "InvertedPendulum-v5-settings1": "[CartPole-v1-settings0]",
@@ -101,6 +128,22 @@ SLOW_CASES = {
         "points in pictures": "[pictures, choices and numbers]",
     },
     # --- kills and schedules at random: as many as find the defects of scripts/mutations.py ---
+    "faults/test_async_faults.py::test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon": {
+        "15-async": "[2-async]",
+        "2-sync": "[15-sync]",
+    },
+    "faults/test_hangs.py::test_a_learner_that_waits_for_another_thread_gets_the_error": {
+        "reset-async": "test_processes_that_hang_are_killed_and_the_run_ends[reset]",
+        "reset-vector_entry_point": "test_an_env_in_the_learners_thread_ends_the_process[vector_entry_point-reset]",
+        "reset-task": "[reset-sync]",
+    },
+    "numerics/test_robots.py::test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm": {
+        "9-relax": "[19-relax]",
+        "19-hold": "[9-hold]",
+    },
+    "numerics/test_recap.py::test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted": {
+        ".": "[collection|round_1/value]",
+    },
     "numerics/test_labels.py::test_a_kill_leaves_the_old_dataset_or_the_new_one": {
         "rmdir-5": "[replace-5]",
         "unlink-7": "[replace-5]",
@@ -169,6 +212,9 @@ SLOW_CASES = {
         "tuned/ppo_ant.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_humanoid.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_half_cheetah.yaml": "[ppo_mujoco.yaml]",
+    },
+    "cli/test_commands.py::test_a_signalled_process_saves_exits_and_resumes_exactly": {
+        "2": "faults/test_async_faults.py::test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process",
     },
     "cli/test_gpu_check.py::test_it_runs_small_on_a_cpu": {
         "": "test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts",

@@ -12,6 +12,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.domains.python import PythonDomain, PyXRefRole
+from sphinx.errors import PycodeError
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import inspect
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
@@ -37,7 +39,16 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-bases", leave_out_bases)
     app.connect("missing-reference", find_name)
+    ModuleAnalyzer.for_module = staticmethod(analyse_ours)
     return {"parallel_read_safe": True}
+
+
+def analyse_ours(name: str, analyse: Any = ModuleAnalyzer.for_module) -> ModuleAnalyzer:
+    """Refuse the source of others, of which nothing is shown: it is longer than ours."""
+    if name.split(".")[0] != "lightning_rl":
+        raise PycodeError(f"{name} is of others")
+    analyser: ModuleAnalyzer = analyse(name)
+    return analyser
 
 
 class Domain(PythonDomain):

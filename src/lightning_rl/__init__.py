@@ -1,8 +1,4 @@
-"""Reinforcement learning for embodied agents, structured by PyTorch Lightning.
-
-The public names stand in `__init__.pyi`, once, for type checkers and for this file. A name is
-imported when it is first used: `rl-cli --help` must not wait for torch.
-"""
+"""Reinforcement learning for embodied agents, structured by PyTorch Lightning."""
 
 import ast
 from importlib import import_module
@@ -22,7 +18,6 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module 'lightning_rl' has no attribute '{name}'")
     return getattr(import_module(str(_MODULES[name])), name)

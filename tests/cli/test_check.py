@@ -86,7 +86,7 @@ def test_it_says_what_the_run_will_do(capsys):
         "21 evaluations of 2 episodes, 2 at a time: up to 8,400 env steps, in addition to the 500,000 of training"
     )
     assert texts(findings, "rollout")[1] == (
-        "gamma 0.99 looks about 100 env steps ahead; an episode lasts up to 200"
+        "gamma 0.99 has a horizon of about 100 env steps; an episode lasts up to 200"
     )
     out = capsys.readouterr().out
     assert "ok      env         8 × GymnasiumEnv Pendulum-v1, vectorization: sync\n" in out

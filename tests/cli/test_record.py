@@ -1,5 +1,6 @@
 """`rl-cli record`: what is recorded is what was done, it is safe at once, and the pace is kept."""
 
+import io
 import os
 import resource
 import signal
@@ -7,6 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -20,10 +22,13 @@ from lightning_rl import (
     GymnasiumEnv,
     InterventionDecision,
     InterventionSource,
+    Policy,
     PushCube,
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
+from lightning_rl.cli.record import chunk_size_of
+from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
 from lightning_rl.datasets.record import neutral_action, script_action_function
@@ -268,6 +273,104 @@ def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
     script = {"class_path": "lightning_rl.Script", "init_args": {"policy": "os.system"}}
     with pytest.raises(ConfigurationError, match=r"os\.system"):
         checked_config(config_of(script), Path("a.ckpt"))
+
+
+# --- chunks ---
+
+
+class Planner(Policy):
+    """Action k of a chunk says the age at which it was planned, and k, both in sixteenths."""
+
+    has_critic = False
+
+    def forward(self, td, deterministic=False, generator=None):
+        age = td["observation"][:, :1]
+        chunk = torch.stack((age.expand(-1, 4), torch.arange(4.0).expand(len(age), -1)), -1)
+        return td.set("action", chunk / 16)
+
+    def get_value(self, td):
+        raise NotImplementedError
+
+    evaluate_actions = get_value
+
+
+CHUNKS = {
+    "class_path": "ActionChunk",
+    "init_args": {
+        "env": {"class_path": "GymnasiumEnv", "init_args": {"id": SHOWS[-1]}},
+        "chunk_size": 4,
+        "execute": 3,
+    },
+}
+PLANNED = {
+    "as in the env": ((), [[(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2), (6, 0)]]),
+    "fewer": (("--execute", "2"), [[(0, 0), (0, 1), (2, 0), (2, 1), (4, 0), (4, 1), (6, 0)]]),
+    "after an intervention": (
+        ("--source", "tests.numerics.test_taking_over.Schedule", "--real_time", "false"),
+        [
+            [(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2), (6, 0)],
+            [(0, 0), MARK, (2, 0), MARK, MARK, MARK, (6, 0)],
+            [MARK, MARK, (2, 0), (2, 1), (2, 2), (5, 0), (5, 1)],
+        ],
+    ),
+}
+
+
+@pytest.fixture
+def of_chunks(monkeypatch):
+    """Options of a checkpoint whose policy acts by chunks, and of the env of its run."""
+    spaces = Shows.observation_space, Box(-1, 1, (4, 2))
+    trained = SimpleNamespace(policy=Planner(*spaces))
+    monkeypatch.setattr("lightning_rl.cli.record.load_trained", lambda *_, **__: trained)
+    Path("run.yaml").write_text(str({"data": {"env": CHUNKS}}))
+    return ["record", "--path", "data", "--config", "run.yaml", "--ckpt_path", "a.ckpt"]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_policy_of_chunks_plans_again_when_it_should(name, of_chunks):
+    options, expected = PLANNED[name]
+    run([*of_chunks, *options, "--episodes", str(len(expected))])
+    for episode, planned in zip(read_episodes("data"), expected, strict=True):
+        found = [MARK if x == MARK else (16 * x, 16 * y) for x, y in episode.action.tolist()]
+        assert found == planned
+
+
+def test_chunks_are_told_from_single_actions():
+    box, choice = Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    assert chunk_size_of(Box(-1, 1, (4, 2)), box) == 4
+    assert chunk_size_of(gymnasium.spaces.MultiDiscrete([3] * 5), choice) == 5
+    assert chunk_size_of(box, box) is chunk_size_of(choice, choice) is None
+
+
+def test_while_chunks_are_computed_ahead_an_intervention_asks_for_the_next(of_chunks):
+    ahead, asked, outdated = ChunksAhead(4, 4), [], [False]
+
+    def choose(observation, running):
+        asked.append(int(observation))
+        return observation[:, None] + torch.arange(4.0)
+
+    act = ahead.episode(choose, lambda: outdated[0])
+    for step in range(4):
+        outdated[0] = step == 1
+        act(torch.tensor([float(step)]), torch.ones(1, dtype=torch.bool))
+        ahead._thread.submit(int).result()  # the inference before it has ended
+    assert asked == [0, 1]
+    ahead.close()
+
+
+def test_the_success_of_an_episode_is_asked_for(of_chunks, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("perhaps\ny\nr\nN\n"))
+    run([*of_chunks, "--episodes", "3", "--ask", "true"])
+    assert [one.success for one in read_episodes("data")] == [True, False, None]
+    out = capsys.readouterr().out
+    assert out.count("Success? y, n, r to record it again, or Enter if unknown: ") == 5
+    assert "to be recorded again: 7 steps" in out
+
+
+def test_a_policy_of_chunks_executes_no_more_than_a_chunk(of_chunks, capsys):
+    with pytest.raises(SystemExit):
+        run([*of_chunks, "--execute", "5"])
+    assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
 
 
 REFUSED = {

@@ -15,8 +15,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from lightning.pytorch import Callback
 
 from lightning_rl import (
@@ -33,6 +35,7 @@ from lightning_rl import (
     ActorCritic,
     ActorOnly,
     BehaviorCloning,
+    EpisodeWriter,
     GripperSAC,
     LeRobotPolicy,
     NatureCNN,
@@ -42,9 +45,11 @@ from lightning_rl import (
     PointMass,
     PushBlocks,
     ReplayBuffer,
+    ReturnFrames,
     RLDataModule,
     RLTrainer,
     ValueAtoms,
+    ValueFit,
     VLAPolicy,
 )
 from lightning_rl.algorithms.rollout_evaluation import states_of
@@ -407,6 +412,47 @@ def same_segments(directory, name, processes):
     )[0]
 
 
+def record_frames(directory, count=3):
+    """Record episodes of 3 to 6 steps, and collect rollouts of their frames by 2N envs."""
+    box = Box(-1, 1, (3,))
+    writer = EpisodeWriter(directory / "steps", box, Discrete(2), 10)
+    drawn = np.random.default_rng(0)
+    for number in range(6):
+        length = 3 + number % 4
+        for t in range(length):
+            writer.add(drawn.uniform(-1, 1, 3), 0, 0.0, t == length - 1, False)
+        writer.end_episode(np.zeros(3), number % 3 > 0)
+    writer.finalise()
+    torch.manual_seed(1)
+    env = frames_in(directory)(2 * N)
+    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+    collector = make_collector(SyncCollector, env, policy, 16, seed=5)
+    rollouts = [collector.collect().clone() for _ in range(count)]
+    for version, rollout in enumerate(rollouts):
+        rollout["policy_version"].fill_(version)
+    torch.save(rollouts, directory / "frames.pt")
+
+
+def frames_in(directory):
+    return partial(ReturnFrames, path=str(directory / "steps"), bins=7, folds=2)
+
+
+def same_value(directory, processes):
+    """Fit a value to the recorded frames, by whole rollouts of all processes, and evaluate it."""
+    return train(
+        directory / f"value {processes}",
+        env=frames_in(directory),
+        data={
+            "num_envs": 2 * N // processes,
+            "collector": partial(Replayed, directory / "frames.pt"),
+            "total_env_steps": 2 * N * 16 * 3,
+        },
+        policy={"policy_class": ActorOnly, "normalize_observation": True},
+        model={"algorithm": ValueFit, "folds": 2, "batch_size": 2 * N * 16 // processes},
+        trainer=TWO if processes == 2 else {},
+    )[0]
+
+
 CHUNKS = {
     "PPO": (PPO, "token"),
     "GRPO": (GRPO, "token"),
@@ -634,11 +680,15 @@ def main(directory):
         state = same(directory, name, 2).state_dict()
         findings[name] = {k: v.clone() for k, v in state.items() if torch.is_tensor(v)}
 
+    value = same_value(directory, 2)
+    state = {k: v.clone() for k, v in value.state_dict().items() if torch.is_tensor(v)}
+    findings["value"] = {"state": state, "evaluation": value.evaluation}
+
     for name in CHUNKS:
         findings[f"chunks {name}"] = same_chunks(directory, name, 2).policy.state_dict()
 
     run("whole", **RESUMED)
-    for name, to in {"rank 0": (0,), "rank 1": (1,), "all": (0, 1)}.items():
+    for name, to in {"rank 0": (0,), "rank 1": (1,)}.items():
         run(f"to {name}", Send(*to), **RESUMED)
         checkpoint = last(directory / f"to {name}")
         run(f"resumed {name}", into=f"to {name}", ckpt_path=checkpoint, **RESUMED)

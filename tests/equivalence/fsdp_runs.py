@@ -215,17 +215,19 @@ def found(module, runner):
     }
 
 
+TWICE = {"max_epochs": 2}
+
+
 def quick(directory, findings):
     sharded = FSDP2Strategy(acting="sharded")
     for name, strategy in {"ddp": "ddp", "fsdp": sharded}.items():
-        watched = {"callbacks": [Watched()]}
+        watched = TWICE | {"callbacks": [Watched()]}
         findings[f"PPO {name}"] = found(
             *run(directory / f"PPO {name}", PPO, strategy, trainer=watched)
         )
         # Three micro-batches on rank 0, and four on rank 1, whose episodes are longer.
-        findings[f"GRPO {name}"] = found(
-            *run(directory / f"GRPO {name}", GRPO, name, policy={"micro_batch_size": 5})
-        )
+        small = {"policy": {"micro_batch_size": 5}, "trainer": TWICE}
+        findings[f"GRPO {name}"] = found(*run(directory / f"GRPO {name}", GRPO, name, **small))
 
 
 class Kill(Callback):
@@ -245,7 +247,7 @@ def slow(directory, findings):
         findings[name] = found(*run(directory / name, *args, **settings))
 
     note("whole", GRPO, "fsdp")
-    note("acts whole", PPO, "fsdp", trainer={"callbacks": [Watched()]})
+    note("acts whole", PPO, "fsdp", trainer=TWICE | {"callbacks": [Watched()]})
     note("acts sharded", PPO, FSDP2Strategy("sharded"))
     note("resumed", GRPO, "fsdp", ckpt_path=last(directory / "killed"))
     for strategy in ("ddp", "fsdp"):

@@ -21,7 +21,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.datasets import EpisodeWriter
 from lightning_rl.envs import ActionMask
 from lightning_rl.system.errors import ConfigurationError
-from tests.equivalence.test_resume import stop_and_resume
+from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 from tests.probes import MaskProbe, StructureProbe
 
@@ -33,7 +33,7 @@ def masked(num_envs, vectorization="sync"):
 
 RUNS = {
     "masks": {"env": masked},
-    "masks, workers": {"env": partial(masked, vectorization="async")},
+    "masks, workers": {"env": partial(masked, vectorization="async"), "data": TWO_ENVS},
     "masks of a torch env, GRPO": {
         "env": MaskProbe,
         "model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32, "kl_coef": 0.1},

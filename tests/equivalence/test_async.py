@@ -254,7 +254,7 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
 def test_a_resumed_run_with_a_smaller_bound_drops_what_is_too_old(tmp_path):
     trained = Trained()
     callbacks = [trained, SignalAt(4), Lead(3)]
-    for staleness, expected in ((3, None), (1, "staler than max_staleness=1")):
+    for staleness, expected in ((3, None), (1, "older than max_staleness=1")):
         data = {"collector": background(staleness), "total_env_steps": 4 * 16 * 10}
         resume = {"ckpt_path": last(tmp_path)} if expected else {}
         run = partial(train, tmp_path, env=StepCounter, data=data, **resume)

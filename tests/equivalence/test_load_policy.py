@@ -279,7 +279,7 @@ def test_an_observation_that_is_none_is_refused():
     with pytest.raises(ConfigurationError) as error:
         policy.act({"joints": ["a", "b", "c"], "action_mask": mask})
     assert str(error.value) == (
-        "The observation's 'joints' is ['a', 'b', 'c'], which is no array of numbers [3]."
+        "The observation's 'joints' is ['a', 'b', 'c'], which is not an array of numbers [3]."
     )
 
 
@@ -386,5 +386,5 @@ def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="entries differ") as error:
         load_policy(path, policy=narrow)
     assert str(error.value).endswith(
-        "Pass the policy that it was trained with, or none if the file describes its policy."
+        "Pass the policy of the training run, or no policy if the file describes it."
     )

@@ -55,13 +55,17 @@ class Modest(SAC):
         super().__init__(Shy(policy.observation_space, policy.action_space, (16,)), **kwargs)
 
 
+ITERATIONS, STOP = 6, 4
+"""Iterations of 16 steps, and that in which a run is stopped: its replay of 60 is full."""
+
+
 def settings(
     *, collector=None, algorithm=SAC, env="Pendulum-v1", policy=None, replay=None, **model
 ):
     data = {
         "num_envs": 2,
         "buffer_size": 8,
-        "total_env_steps": 2 * 8 * 8 * (3 if env is chunked else 1),
+        "total_env_steps": 2 * 8 * ITERATIONS * (3 if env is chunked else 1),
     }
     data |= {
         "replay": partial(ReplayBuffer, capacity=60)
@@ -135,9 +139,9 @@ RUNS = {
 def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
     run = settings(**RUNS[name])
     module, *_ = train(tmp_path / "whole", **run)
-    assert module.updates_done > 20
+    assert module.updates_done > 15
     assert ("metrics/steps" in scalars(tmp_path / "whole")) == ("told little" in name)
-    stop_and_resume(tmp_path / "stopped", 5, **run)
+    stop_and_resume(tmp_path / "stopped", STOP, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -177,7 +181,7 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
             # Adam makes steps of one size of gradients that are little more than rounding noise.
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=3e-4)
     if q_networks.RENORMALIZED_AFTER == RENORMALIZED_EARLY:
-        stop_and_resume(tmp_path / "stopped", 5, **run)
+        stop_and_resume(tmp_path / "stopped", STOP, **run)
         assert_same_run(tmp_path / "compiled", tmp_path / "stopped")
 
 
@@ -224,14 +228,14 @@ def kept_in(made):
 
 
 def test_in_the_background_it_learns_from_older_steps_and_publishes_within_an_iteration(tmp_path):
-    """Six of eight iterations have 16 updates, and 10 of them are enough for a publication."""
+    """All iterations but two have 16 updates, and 10 of them are enough for a publication."""
     made = []
     module, _, _ = train(tmp_path, **settings(collector=kept_in(made)))
     assert module.metrics["train/skipped_steps"] == 0
-    assert module.updates_done == 2 * 8 * 8 - 32
+    assert module.updates_done == 2 * 8 * ITERATIONS - 32
     assert module.publish_every_updates == 10
-    assert module.policy.version == 8
-    assert made[0]._weights.number == 1 + 8 + 6
+    assert module.policy.version == ITERATIONS
+    assert made[0]._weights.number == 1 + ITERATIONS + ITERATIONS - 2
 
 
 def test_an_on_policy_learner_publishes_whole_updates_alone(tmp_path):

@@ -36,6 +36,9 @@ def stop_and_resume(
     return module
 
 
+TWO_ENVS = {"num_envs": 2, "total_env_steps": 2 * 16 * 6}
+"""A process for each env takes 0.08 s."""
+
 ENVS = {
     "CartPole": {"env": "CartPole-v1"},
     "Pendulum": {
@@ -52,7 +55,10 @@ ENVS = {
         "policy": {"memory": GRU, "normalize_observation": True},
         "model": {"sequence_length": 5, "burn_in": 2},
     },
-    "async": {"env": lambda n: GymnasiumEnv(n, "CartPole-v1", vectorization="async")},
+    "async": {
+        "env": lambda n: GymnasiumEnv(n, "CartPole-v1", vectorization="async"),
+        "data": TWO_ENVS,
+    },
 }
 
 
@@ -70,46 +76,50 @@ def test_resume_is_exact_for_mujoco(name, tmp_path):
         "env": name,
         "policy": {"normalize_observation": True},
         "model": {"normalize_reward": True, "clip_value_loss": True},
-        "data": {"num_envs": 2, "total_env_steps": 2 * 16 * 6},
+        "data": TWO_ENVS,
     }
     train(tmp_path / "whole", **kwargs)
     stop_and_resume(tmp_path / "stopped", 3, **kwargs)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the directory of an uninterrupted run."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    train(run_dir)
+    return run_dir
+
+
 @pytest.mark.parametrize("iteration", range(6))
-def test_resume_is_exact_from_every_iteration(iteration, tmp_path):
+def test_resume_is_exact_from_every_iteration(iteration, tmp_path, whole):
     """In the middle of an epoch, at its last iteration, and at the last one of the budget."""
-    train(tmp_path / "whole")
     if iteration == 5:  # nothing is left to do: the run ends as if nobody had asked it to
         train(tmp_path / "stopped", trainer={"callbacks": [SignalAt(5)]})
     else:
         stop_and_resume(tmp_path / "stopped", iteration)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_same_run(whole, tmp_path / "stopped")
 
 
 @pytest.mark.parametrize(
     "during", ["on_validation_start", "on_train_epoch_end", "on_train_epoch_start"]
 )
-def test_a_signal_outside_the_iteration_is_honoured(during, tmp_path):
-    train(tmp_path / "whole")
+def test_a_signal_outside_the_iteration_is_honoured(during, tmp_path, whole):
     stop_and_resume(tmp_path / "stopped", 3, during=during)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_same_run(whole, tmp_path / "stopped")
 
 
-def test_ctrl_c_saves_too(tmp_path):
-    train(tmp_path / "whole")
+def test_ctrl_c_saves_too(tmp_path, whole):
     stop_and_resume(tmp_path / "stopped", 1, signal.SIGINT)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert_same_run(whole, tmp_path / "stopped")
 
 
-def test_a_run_stopped_twice_is_exact(tmp_path):
-    train(tmp_path / "whole")
+def test_a_run_stopped_twice_is_exact(tmp_path, whole):
     run_dir = tmp_path / "stopped"
     train(run_dir, trainer={"callbacks": [SignalAt(1)]})
     train(run_dir, trainer={"callbacks": [SignalAt(3)]}, ckpt_path=last(run_dir))
     train(run_dir, ckpt_path=last(run_dir))
-    assert_same_run(tmp_path / "whole", run_dir)
+    assert_same_run(whole, run_dir)
 
 
 class DieAt(Callback):
@@ -123,14 +133,13 @@ class DieAt(Callback):
             raise RuntimeError("killed")
 
 
-def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(tmp_path):
-    train(tmp_path / "whole")
+def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(tmp_path, whole):
     run_dir = tmp_path / "killed"
     with pytest.raises(RuntimeError, match="killed"):
         train(run_dir, trainer={"callbacks": [DieAt(5)]})
     assert load(last(run_dir))["global_step"] == 3
     train(run_dir, ckpt_path=last(run_dir))
-    assert_same_run(tmp_path / "whole", run_dir)
+    assert_same_run(whole, run_dir)
 
 
 @pytest.mark.parametrize("lr_schedule", ["constant", "adaptive"])

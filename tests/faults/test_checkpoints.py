@@ -335,7 +335,7 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     error = failure(capsys, "fit", "--ckpt_path", str(path))
     assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
     assert error.endswith(
-        " The file decides whether the run resumes in its directory. Repair it, or copy the "
+        " rl-cli needs this file to resume the run in its directory. Repair the file, or copy the "
         "checkpoint to another directory to start a new run."
     )
     elsewhere = tmp_path / "copy.ckpt"

@@ -377,7 +377,7 @@ def test_nothing_of_lightnings_own_way_is_left(name, trained):
 def test_nothing_is_unpickled_trusted_or_not(trust_code, trained):
     path = save(trained, hyper_parameters=Gadget())
     message = refusal(PPO, path, trust_code=trust_code)
-    assert "it holds more than numbers, texts and tensors, and could run code" in message
+    assert "it holds objects besides numbers, texts and tensors, and could run code" in message
     Path(path).write_bytes(pickle.dumps(Gadget()))
     assert "cannot be read: it is damaged, or not a checkpoint" in refusal(PPO, path)
     assert not Path("ran").exists()

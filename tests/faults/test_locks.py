@@ -438,7 +438,7 @@ def test_a_configuration_beyond_all_bounds_is_refused(name, place, trained, caps
         signal.alarm(0)
     bound = "100 levels" if name == "depth" else "10,000 values, or itself"
     assert capsys.readouterr().err == (
-        f"rl-cli: error: The configuration in {last(run_dir)} holds more than {bound}, too much for a configuration. "
+        f"rl-cli: error: The configuration in {last(run_dir)} holds more than {bound}, which is too large for a configuration. "
         "Give one as --config.\n"
     )
 

@@ -283,7 +283,7 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
         wait_for(lambda: head.is_lost, seconds=20)
         with pytest.raises(
             ConfigurationError,
-            match=r"has not answered for 0\.5 s: it has ended, or this machine was",
+            match=r"has not answered for 0\.5 s: it has ended, or the connection",
         ):
             head.refuse_lost()
     finally:
@@ -491,8 +491,8 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
     [
         (
             "gcs/gcs_server",
-            "rl-cli: error: The head of the Ray cluster at .* has not answered for 15 s: it has ended, or this "
-            "machine was cut off from it. Restart it, and resume from the last checkpoint: rl-cli fit --ckpt_path "
+            "rl-cli: error: The head of the Ray cluster at .* has not answered for 15 s: it has ended, or the "
+            "connection is lost. Restart the head, and resume from the last checkpoint: rl-cli fit --ckpt_path "
             "last.",
         ),
         ("raylet/raylet", re.escape(ENDED.strip())),
@@ -595,7 +595,7 @@ def test_a_cluster_of_two_nodes_runs_the_documented_commands(tmp_path):
         if joined is not None:
             said, _ = joined.communicate(timeout=90)
     assert joined.returncode == 1
-    assert "has ended, or this machine was cut off from it. Start its head again" in said
+    assert "has ended, or the connection is lost. Start the cluster's head again" in said
 
 
 @needs_ray

@@ -30,7 +30,7 @@ from tests.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
 
 CURE = (
     "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "
-    "with an empty replay, which is no exact resumption: --restore_replay false."
+    "with an empty replay by --restore_replay false, which is not an exact resumption."
 )
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_read_may_name_anything(toy, tmp_path):
 
     with pytest.warns(
         UserWarning,
-        match=r"No file of .*replay is removed, because it may belong to copy\.ckpt: The check",
+        match=r"Keeping all files of .*replay, because copy\.ckpt may need them: The check",
     ):
         run(toy, tmp_path, max_steps=4, callbacks=After(3, strew))
     assert stray in present(tmp_path)

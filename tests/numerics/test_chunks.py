@@ -370,7 +370,7 @@ def test_a_chunked_gymnasium_env_does_what_the_plain_one_does(id, settings, vect
     env.close()
     assert ends == {1, 2, 3, 4} if not settings else len(ends) == 1
     for n in range(rows):
-        plain = make(1)
+        plain = GymnasiumEnv(1, id, settings)
         following, _ = plain.reset(seed=[3 + n])
         actions = iter(taken[n])
         for before, step_reward, steps, done, after in seen[n]:

@@ -349,7 +349,7 @@ def test_what_cannot_be_is_refused():
     assert message_of(lambda: ValueAtoms(1)) == "value_atoms.num_atoms must be at least 2, got 1."
     assert message_of(lambda: ValueAtoms(limit=0)) == "value_atoms.limit must be positive, got 0."
     assert message_of(lambda: DiscreteActorCritic(OBSERVATION_SPACE, SPACE)) == (
-        f"DiscreteActorCritic chooses one of several actions, a Discrete space; the action space is {SPACE}. For a "
+        f"DiscreteActorCritic needs a Discrete action space; the action space is {SPACE}. For a "
         "Box, use SAC and a SquashedActorCritic; for several choices, use PPO."
     )
     continuous = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))

@@ -116,7 +116,7 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
     with pytest.raises(ValueError, match="concatenated from several") as error:
         successors(torch.cat([one, other]))
     assert str(error.value) == (
-        "The rollout has no final observations of its own: it was concatenated from several rollouts, or not made by "
+        "The rollout does not have its own final observations: it was concatenated from several rollouts, or not made by "
         "allocate_rollout. Call successors(rollout) for each part, and concatenate the results."
     )
 

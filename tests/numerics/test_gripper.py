@@ -145,8 +145,8 @@ def test_terms_are_weighed_and_one_that_is_not_said_is_named():
     with pytest.raises(EnvFaultError) as refused:
         env.step(stay)
     assert str(refused.value) == (
-        "PenaltyTerms adds up 'cost', but the info of the step has 'success', 'discrete_penalty': name in `terms` "
-        "entries that the env reports at each step."
+        "PenaltyTerms adds up 'cost', but the info of the step has 'success', 'discrete_penalty': `terms` must "
+        "name entries that the env reports at each step."
     )
     with pytest.raises(ConfigurationError, match="PenaltyTerms has no terms"):
         PenaltyTerms(env, {})

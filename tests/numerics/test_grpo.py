@@ -363,7 +363,7 @@ def test_rollouts_go_on_where_the_plan_does_not_reset(tmp_path):
     ("settings", "message"),
     [
         ({"group_size": 1}, "group_size must be at least 2, got 1"),
-        ({"group_size": 3}, r"num_envs=8 does not divide into .*group_size=3.*such as 9"),
+        ({"group_size": 3}, r"num_envs=8 is no multiple of .*group_size=3.*such as 9"),
         ({"eps": 0.0}, "eps must be positive, got 0.0"),
         ({"clip_coef": 1.0}, r"clip_coef must lie in \(0, 1\), got 1.0"),
         ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1.0"),

@@ -21,7 +21,7 @@ from lightning_rl import (
 )
 from lightning_rl.rollout.contract import rollout_state, successors
 from lightning_rl.system.errors import ConfigurationError
-from tests.equivalence.test_resume import stop_and_resume
+from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, make_collector, train
 
 LENGTH = 5
@@ -288,8 +288,8 @@ def test_an_action_of_another_shape_of_ones_own_env_is_refused():
 
 @pytest.mark.parametrize("make", [KINDS["in-line"], KINDS["workers"], TorchHelped])
 def test_a_run_with_it_resumes_exactly(make, tmp_path):
-    train(tmp_path / "whole", env=make)
-    stop_and_resume(tmp_path / "stopped", 3, env=make)
+    train(tmp_path / "whole", env=make, data=TWO_ENVS)
+    stop_and_resume(tmp_path / "stopped", 3, env=make, data=TWO_ENVS)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import warnings
 
 import gymnasium
 import numpy as np
@@ -26,6 +27,7 @@ from lightning_rl.datasets import (
     write_minari,
 )
 from lightning_rl.datasets.label import (
+    advantage_signal,
     positive_steps,
     return_to_go,
     step_advantage,
@@ -216,6 +218,45 @@ def test_labels_that_may_do_harm_are_doubted(tmp_path):
     with pytest.raises(ConfigurationError, match=r"not written \(doubtful: refuse\): Task"):
         label_dataset(path, LabelSettings(doubtful="refuse", gamma=0.5), value=values)
     assert float(read_episodes(path)[0].extra["return"].min()) == pytest.approx(-5 / 11), "gamma 1"
+
+
+def test_the_signal_of_advantages_is_the_share_that_is_not_error_of_the_value():
+    """Of a random walk, whose end is the return: the exact value is the place, and the rest of the walk is luck."""
+    generator = torch.Generator().manual_seed(0)
+    walks, errors = torch.randn(2, 500, 20, generator=generator, dtype=torch.float64)
+    exact = walks.cumsum(1)
+    for scale in (0.0, 0.5, 20.0):
+        values = exact + scale * errors
+        returns = exact[:, -1:].expand(-1, 20)
+        for n in (1, 2):
+            advantages = [
+                step_advantage(g, v, 1.0, n) for g, v in zip(returns, values, strict=True)
+            ]
+            found = advantage_signal(returns, values, advantages, n)
+            assert found == pytest.approx(n / (n + 2 * scale**2), abs=0.1)
+    assert advantage_signal(returns, values, advantages, 20) is None
+
+
+def test_luck_is_no_doubt_about_an_advantage_of_few_steps(tmp_path):
+    """The same value: with all rewards the luck of the return is part of each advantage."""
+    path = tmp_path / "data"
+    generator = torch.Generator().manual_seed(0)
+    walks = torch.randn(40, 6, generator=generator).cumsum(1)
+    successes = (walks[:, -1] + 3 * torch.randn(40, generator=generator) > 0).tolist()
+    record(path, (6,) * 40, successes)
+    values = [0.1 * walk - 0.6 for walk in walks]
+    with pytest.warns(UserWarning, match="advantages are mostly noise: set n_steps"):
+        label_dataset(path, LabelSettings(), value=lambda _: values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        label_dataset(path, LabelSettings(n_steps=1), value=lambda _: values)
+    with pytest.warns(
+        UserWarning, match=r"does not explain the returns \(error / spread 1.[0-9]*, above 1\)"
+    ):
+        label_dataset(path, LabelSettings(n_steps=1), value=lambda _: [torch.zeros(6)] * 40)
+    noise = [0.1 * torch.randn(6, generator=generator) - 0.6 for _ in walks]
+    with pytest.warns(UserWarning, match="advantages are mostly errors of the value"):
+        label_dataset(path, LabelSettings(n_steps=1), value=lambda _: noise)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,11 @@ OPTIONS = [
     ("act", {"temporal_ensemble_coeff": 0.01}, "temporal_ensemble_coeff: 0.01"),
     ("act", {"n_obs_steps": 2}, "n_obs_steps: 2"),
     ("act", {"use_peft": True}, "use_peft: true"),
-    ("act", {"vision_backbon": "resnet18"}, "'vision_backbon', which is no field.*vision_backbone"),
+    (
+        "act",
+        {"vision_backbon": "resnet18"},
+        "'vision_backbon', which is not a field.*vision_backbone",
+    ),
     ("act", {"dim_model": "wide"}, "dim_model is 'wide', not <class 'int'>"),
     ("act", {"feedforward_activation": "glu"}, "feedforward_activation is 'glu'"),
     ("act", {"n_action_steps": 9}, r"n_action_steps=9 must lie in \[1, 8\]"),

@@ -359,9 +359,7 @@ def test_a_term_that_returns_something_else_is_named(name):
 
 
 def test_an_event_that_returns_another_entry_is_named():
-    with pytest.raises(
-        EnvFaultError, match="returned 'y', which is neither an entry of the state nor"
-    ):
+    with pytest.raises(EnvFaultError, match=r"returned .y., but the entries of the state and"):
         Drift(2, events={"e": Event(lambda env: {"y": env.state["x"]})})
 
 

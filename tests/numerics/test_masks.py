@@ -167,7 +167,7 @@ def test_an_env_that_allows_nothing_is_named_with_env_and_step():
     env = env_with_masks(empty_at=3)
     with pytest.raises(ConfigurationError, match=message):
         make_collector(SyncCollector, env, policy_for(env), 8, seed=0).collect()
-    with pytest.raises(ConfigurationError, match=r"allows nothing: .* of env 0 at step 3"):
+    with pytest.raises(ConfigurationError, match=r"allows no action: .* of env 0 at step 3"):
         run_episodes(policy_for(env), env, [1, 2, 3, 4], deterministic=True)
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -29,31 +27,37 @@ for _ in range(10):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+RETURNED = f"""
+import ctypes
+from lightning_rl.system import process
+mallopt = ctypes.CDLL(None).mallopt
+mallopt(process.M_MMAP_THRESHOLD, 1_000_000), mallopt(process.M_TRIM_THRESHOLD, 0)  # as the environment says
+{FAULTS}
+"""
+
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
 
-def run(code, **environment):
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    command = [sys.executable, "-c", code]
-    out = subprocess.run(
-        command, env=inherited | environment, capture_output=True, text=True, check=True
-    )
-    return [int(line) for line in out.stdout.split()]
+def run(code, path, **environment):
+    path.write_text(code)
+    ended = rl_cli(program=path, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return [int(line) for line in ended.stdout.split()]
 
 
 @glibc
 def test_blocks_that_were_freed_are_used_again_without_page_faults(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkeypatch.delenv(name)
-    (tmp_path / "faults.py").write_text(FAULTS)
-    kept, faults = map(int, rl_cli(program=tmp_path / "faults.py").stdout.split())
+    kept, faults = run(FAULTS, tmp_path / "faults.py")
     assert kept == 1
     assert faults < 1000  # each of the 40 blocks has 4,096 pages
 
 
 @glibc
-def test_the_environment_has_the_last_word():
-    kept, faults = run(FAULTS, MALLOC_MMAP_THRESHOLD_="1000000", MALLOC_TRIM_THRESHOLD_="0")
+def test_the_environment_has_the_last_word(tmp_path):
+    limits = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "0"}
+    kept, faults = run(RETURNED, tmp_path / "faults.py", **limits)
     assert kept == 0
     assert faults > 1000, "or the test above could not fail"
 

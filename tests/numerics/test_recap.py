@@ -1,6 +1,12 @@
 """RECAP: a policy that is told how good its action is, the value of recorded steps, and the rounds of both."""
 
+import json
+import os
+import re
+import signal
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +46,7 @@ from lightning_rl.datasets.playing import play_policy
 from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.envs import ActionChunk, FiveDoors, TwoDoors
 from lightning_rl.functional import advantage_weight, guide
+from tests.commands import Command
 from tests.helpers import assert_same, last, load, train
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
@@ -245,7 +252,7 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
     raw = np.exp([1, -1])
     np.testing.assert_allclose(weight, [[*(raw / raw.mean()), 0]], rtol=1e-5)
     for broken in (rollout.exclude("advantage"), rollout.set("advantage", advantage * torch.nan)):
-        with pytest.raises(ConfigurationError, match="label the dataset, rl-cli label PATH"):
+        with pytest.raises(ConfigurationError, match="Label the dataset with rl-cli label PATH"):
             module._weight(broken, mask)
 
 
@@ -426,7 +433,7 @@ model:
           init_args: {head: flow, backbone: {class_path: PerceptronBackbone}}
     n_epochs: 1
 data:
-  env: {class_path: ActionChunk, init_args: {env: {class_path: lightning_rl.envs.FiveDoors}, chunk_size: 1}}
+  env: {class_path: ActionChunk, init_args: {env: {class_path: lightning_rl.envs.FiveDoors}, chunk_size: 2}}
   collector: {class_path: Demonstrations, init_args: {episodes: 12}}
   num_envs: 12
   buffer_size: 10
@@ -443,75 +450,143 @@ trainer: {accelerator: cpu, logger: false}
 """
 
 
-class Killed(BaseException):
-    """In place of a SIGKILL: nothing handles it."""
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a run that nothing interrupted, and the configs."""
+    path = tmp_path_factory.mktemp("rounds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        Path("doors.yaml").write_text(CONFIG)
+        Path("value.yaml").write_text(VALUE)
+        run(["recap", *OPTIONS, "--run_dir", "whole"])
+    return path
 
 
-def killed_once_in_each_phase(monkeypatch):
-    """Kill each phase once: within its work where that writes step by step, and before its end is noted."""
-    kills = []
+def end_as(whole, name, places):
+    """Assert that a run ended as the uninterrupted one; return the results in both tables."""
+    for place in places:
+        one, other = (load(last(whole / run / place)) for run in ("whole", name))
+        assert_same(one["state_dict"], other["state_dict"])
+    one, other = (list(read_episodes(whole / run / "dataset")) for run in ("whole", name))
+    assert len(one) == len(other) == 10
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.action, b.action)
+        assert_same(a.extra, b.extra)
+    return [json.loads((whole / run / rounds.STATE).read_text())["done"] for run in ("whole", name)]
 
-    def kill(name):
-        if name not in kills:
-            kills.append(name)
-            raise Killed(name)
+
+def die_once_in_each_phase():
+    """Kill this process within each phase that writes step by step, and before the end of each is noted.
+
+    The variable DIE names the places, as a pattern.
+    """
+
+    def die(place):
+        if not re.search(os.environ["DIE"], place):
+            return
+        with open("kills", "a+") as file:
+            file.seek(0)
+            if place in file.read().splitlines():
+                return
+            print(place, file=file)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     write, finish = EpisodeWriter.write, Algorithm.finish_iteration
     phase = rounds.Rounds._phase
 
     def write_some(writer, episode):
         if writer._episodes == 5:
-            kill("within the collection")
+            die("within the collection")
         write(writer, episode)
 
     def finish_some(module, rollout):
         finish(module, rollout)
         if module.iterations_done == 3:
-            kill(f"within {type(module).__name__} {module.trainer.run_dir}")
+            die(f"within {type(module).__name__} {module.trainer.run_dir}")
 
     def phase_but(self, name, work):
         def work_but():
             result = work()
-            kill(f"after {name}")
+            die(f"after {name}")
             return result
 
         phase(self, name, work_but)
 
-    monkeypatch.setattr(EpisodeWriter, "write", write_some)
-    monkeypatch.setattr(Algorithm, "finish_iteration", finish_some)
-    monkeypatch.setattr(rounds.Rounds, "_phase", phase_but)
-    return kills
+    EpisodeWriter.write, Algorithm.finish_iteration = write_some, finish_some
+    rounds.Rounds._phase = phase_but
 
 
-def test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "doors.yaml").write_text(CONFIG)
-    (tmp_path / "value.yaml").write_text(VALUE)
-    run(["recap", *OPTIONS, "--run_dir", "whole"])
-    whole = capsys.readouterr().out
-    with monkeypatch.context() as patch:
-        kills = killed_once_in_each_phase(patch)
-        for _ in range(20):
-            try:
-                run(["recap", *OPTIONS, "--run_dir", "killed"])
-                break
-            except Killed:
-                pass
-    assert len(kills) == 2 + 5 + 3 + 1, kills
-    resumed = capsys.readouterr().out
-    table = whole[whole.index("        ") :].splitlines()[:3]
-    assert resumed.splitlines()[-4:-1] == table
-    for place in ("base", "round_1/value", "round_1/policy"):
-        one, other = (load(last(tmp_path / name / place)) for name in ("whole", "killed"))
-        assert_same(one["state_dict"], other["state_dict"])
-    one, other = (list(read_episodes(tmp_path / name / "dataset")) for name in ("whole", "killed"))
-    assert len(one) == len(other) == 10
-    for a, b in zip(one, other, strict=True):
-        assert torch.equal(a.action, b.action)
-        assert_same(a.extra, b.extra)
+DIE = {"collection|round_1/value": 2 + 1, ".": 2 + 5 + 3 + 1}
+
+
+@pytest.mark.parametrize("places", DIE)
+def test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted(
+    places, whole, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(whole)
+    monkeypatch.setenv("DIE", places)
+    command = ["recap", *OPTIONS, "--run_dir", "killed"]
+    for path in (Path("kills"), Path("killed")):
+        if path.exists():
+            path.rename(tmp_path / path.name)
+    for _ in range(20):
+        process = Command(*command, program="tests.numerics.test_recap").wait()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, process.stderr
+    kills = Path("kills").read_text().splitlines()
+    assert len(kills) == DIE[places], kills
+    one, other = end_as(whole, "killed", ("base", "round_1/value", "round_1/policy"))
+    del one["base"], other["base"]  # the place of a checkpoint
+    assert one == other
     with pytest.raises(SystemExit):
-        run(["recap", *OPTIONS, "--run_dir", "killed", "--positive", "0.5"])
+        run([*command, "--positive", "0.5"])
     assert "of a run with another positive: resume it with its own" in capsys.readouterr().err
+
+
+def test_recordings_take_the_place_of_the_first_collection(whole, monkeypatch):
+    monkeypatch.chdir(whole)
+    given = ["--base", "whole/base", "--from", "whole/dataset", "--num_envs", "3"]
+    run(["recap", *OPTIONS, *given, "--run_dir", "people"])
+    one, other = end_as(whole, "people", ("round_1/value", "round_1/policy"))
+    assert one["round 1 collection"] == other["round 1 collection"]
+    assert one["round 1 labels"] == other["round 1 labels"]
+
+
+class Silent(FiveDoors):
+    """Doors that do not say whether an episode succeeded."""
+
+    def transition(self, state, action):
+        *moved, _ = super().transition(state, action)
+        return *moved, {}
+
+
+NOT_STARTED = {
+    "labels": ({"known": False}, {}, "24 episodes of data have no success label: label them"),
+    "env": ({}, {}, "holds a different dataset"),
+    "value": (None, {"value.yaml": CONFIG}, "value.yaml fits no value of recorded steps"),
+    "silent": (
+        None,
+        {"doors.yaml": CONFIG.replace("lightning_rl.envs.FiveDoors", f"{__name__}.Silent")},
+        r"Silent reported no success in 4 episodes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_STARTED)
+def test_what_rounds_cannot_use_is_refused_before_they_train(
+    name, whole, tmp_path, monkeypatch, capsys
+):
+    recordings, files, message = NOT_STARTED[name]
+    monkeypatch.chdir(tmp_path)
+    for file, text in {"doors.yaml": CONFIG, "value.yaml": VALUE, **files}.items():
+        Path(file).write_text(text)
+    given = [] if recordings is None else ["--from", record("data", **recordings)]
+    with pytest.raises(SystemExit):
+        run(
+            ["recap", *OPTIONS, "--base", str(whole / "whole" / "base"), "--run_dir", "run", *given]
+        )
+    assert message in capsys.readouterr().err
 
 
 def config_with(**changes):
@@ -561,3 +636,9 @@ def test_chunks_are_executed_as_by_the_env_of_chunks():
         observation, *_ = env.step(chunk)
     with pytest.raises(ConfigurationError, match="The policy has the observation space"):
         list(play_policy(FiveDoors(1), policy, [0], 8, chunk_size=4))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # as in conftest.py
+    die_once_in_each_phase()
+    run(sys.argv[1:])

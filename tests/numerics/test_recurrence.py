@@ -623,9 +623,7 @@ def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
 
 
 def test_a_critic_that_sees_no_more_shares_the_memory():
-    with pytest.raises(
-        ConfigurationError, match="A critic with an encoder of its own has no memory"
-    ):
+    with pytest.raises(ConfigurationError, match="A critic with its own encoder has no memory"):
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
 
 

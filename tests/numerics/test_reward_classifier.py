@@ -209,7 +209,7 @@ REFUSED = {
     "no beginnings": (
         [True] * 2,
         {"positive_frames": 9},
-        "all 8 frames of its shortest episode",
+        "with 8 frames its shortest episode",
     ),
     "a share of all": ([True] * 2, {"held_out": 1.0}, r"held_out must lie in \(0, 1\), got 1.0"),
 }

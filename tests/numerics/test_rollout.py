@@ -225,9 +225,7 @@ def test_what_is_allocated_is_valid():
     ],
 )
 def test_data_without_time_is_refused(reshape):
-    with pytest.raises(
-        ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*before it is flattened"
-    ):
+    with pytest.raises(ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*not flattened"):
         validate(reshape(allocate()))
 
 

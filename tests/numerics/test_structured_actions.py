@@ -68,7 +68,7 @@ def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
     for category in (0, 2**24 - 2, 2**24 - 1):
         laid_out = space.flatten((np.int64(category + 7),))
         assert space.unflatten(laid_out) == (category + 7,)
-    with pytest.raises(ConfigurationError, match="part '0' has 16,777,217 categories, more than"):
+    with pytest.raises(ConfigurationError, match="part '0' has 16,777,217 categories, but float32"):
         StructuredActions(Tuple([Discrete(2**24 + 1)]))
 
 
@@ -77,7 +77,7 @@ def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
     [
         (
             Dict({"word": gymnasium.spaces.Text(3)}),
-            "part 'word' is Text.* which no policy can choose",
+            "part 'word' is Text.* which is not supported",
         ),
         (Dict({"a": Dict({"b": Box(0, 9, (2,), np.int64)})}), "part 'a.b' is Box"),
         (Dict({}), "has no parts"),

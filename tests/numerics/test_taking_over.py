@@ -29,7 +29,7 @@ from lightning_rl import (
 )
 from lightning_rl.envs.people.intervention import Pace
 from lightning_rl.rollout.contract import successors
-from tests.equivalence.test_resume import stop_and_resume
+from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
 
 LENGTH = 7
@@ -353,7 +353,7 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
     with pytest.raises(ConfigurationError) as error:
         env.step(space.sample())
     assert str(error.value) == (
-        f"Script gave the action {message}: return an action of that space, or None to leave the step to the policy."
+        f"Script returned the action {message}: return an action of that space, or None for the policy's action."
     )
 
 
@@ -504,7 +504,8 @@ HELPED = {
 
 @pytest.mark.parametrize("how", HELPED)
 def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
-    run = {"env": HELPED[how], "data": {"total_env_steps": 640 if how == "in chunks" else 384}}
+    data = TWO_ENVS if how == "in workers" else {"total_env_steps": 640 if "chunks" in how else 384}
+    run = {"env": HELPED[how], "data": data}
     train(tmp_path / "whole", **run)
     stop_and_resume(tmp_path / "stopped", 3, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")

@@ -1,6 +1,5 @@
 """The tasks as Gymnasium's envs, and from a configuration."""
 
-import subprocess
 import sys
 
 import gymnasium
@@ -120,16 +119,6 @@ def test_without_a_seed_envs_begin_at_random():
 
     (a, b), (c, d) = starts(), starts()
     assert len({x.tobytes() for x in (a, b, c, d)}) == 4
-
-
-def test_a_process_that_imports_nothing_of_ours_finds_the_ids():
-    code = (
-        "import gymnasium\n"
-        "env = gymnasium.make_vec('lightning_rl:lightning_rl/PushCube-v0', num_envs=3)\n"
-        "print(env.reset(seed=0)[0].shape)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "(3, 12)", done.stderr
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "vector_entry_point"])

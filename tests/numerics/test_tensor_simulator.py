@@ -385,7 +385,7 @@ def test_an_event_of_a_simulator_that_returns_something_or_cannot_fire_is_refuse
         env.reset(seed=1)
     late_env = TensorSimulator(3, Late, resets="a_step_late")
     with pytest.raises(
-        ConfigurationError, match="resets one step late, and does not report to events"
+        ConfigurationError, match="resets one step late, so reset events cannot fire"
     ):
         late_env.add_events({"e": Event(shift, {"by": 1.0})})
 

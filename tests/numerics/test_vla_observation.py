@@ -166,8 +166,8 @@ def test_a_policy_sees_the_depth_that_the_rollout_keeps():
     with pytest.raises(ConfigurationError) as caught:
         VLAPolicy(env.single_observation_space, env.single_action_space)
     assert str(caught.value) == (
-        "TinyVLA sees depth pictures of the size of rgb, [16, 16]; depth is [8, 8]. Wrap the env, "
-        "or take a backbone of your own."
+        "TinyVLA needs depth pictures of the size of rgb, [16, 16]; depth is [8, 8]. Resize one of "
+        "them in a wrapper, or use another backbone."
     )
 
 

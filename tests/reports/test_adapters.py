@@ -191,19 +191,22 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
         load_vla_model("hf", "owner/name", allow_download=True)
     assert asked["local_files_only"] is True
     shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
-    with pytest.raises(ConfigurationError, match="holds an adapter, and transformers"):
+    with pytest.raises(ConfigurationError, match="holds an adapter, but transformers"):
         load_vla_model("hf", "owner/name")
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "smolvml"}, "No model can be made of the configuration"),
+        ({"model_type": "smolvml"}, "transformers cannot make a model from the configuration"),
         (
             SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
-            "No model can be",
+            "transformers cannot make a model",
         ),
-        ({"model_type": "llama", **TEXT}, "No model can be made of the configuration"),
+        (
+            {"model_type": "llama", **TEXT},
+            "transformers cannot make a model from the configuration",
+        ),
     ],
 )
 def test_a_configuration_that_makes_no_model_is_one_message(config, message):

@@ -93,7 +93,7 @@ def test_a_printed_config_trains_in_one_directory_and_resumes(small, tmp_path):
         (["--seed_everything", "-3"], "seed_everything must lie in [0, 4294967295], got -3."),
         (["--data.total_env_steps", "1.5e0"], "must be a whole number"),
         (["--trainer.default_root_dir", "x"], "set --output_dir or trainer.run_dir"),
-        (["--data.env.wrappers+=gymnasium.wrappers.NormalizeReward"], "keeps statistics"),
+        (["--data.env.wrappers+=gymnasium.wrappers.NormalizeReward"], "keeps its own statistics"),
     ],
 )
 def test_a_value_that_cannot_be_is_one_message(small, options, message):

@@ -110,7 +110,7 @@ def test_the_state_of_a_replay_is_taken_or_refused(tmp_path):
     ids=["expanded", "expanded twice", "sparse"],
 )
 def test_a_tensor_that_is_not_whole_in_the_file_is_refused(tensor):
-    with pytest.raises(ConfigurationError, match="does not hold all numbers of a tensor"):
+    with pytest.raises(ConfigurationError, match="is incomplete"):
         check_tensors({"a": [torch.zeros(3), {"b": tensor}]}, "It")
 
 
@@ -138,7 +138,7 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_a_network_of_no_size_is_refused_before_it_is_made(name):
-    with pytest.raises(ConfigurationError, match="a network has at most 1,000,000,000"):
+    with pytest.raises(ConfigurationError, match="but at most 1,000,000,000"):
         HUGE[name]()
 
 

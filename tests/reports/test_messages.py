@@ -115,7 +115,7 @@ REFUSED = {
     "'cuda': torch finds no such device. By default a GPU is used if "
     "there is one.",
     f"{PPO_YAML} --trainer.devices 1000": f"trainer.devices must be at most {MOST} on this machine without GPU, got 1000: "
-    "on a CPU each is a process of its own.",
+    "on a CPU each device is a process.",
     f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
     f"3], and depth, language and proprio; this is {CART_POLE}. Give the env the wrapper VLAObservation "
     "(data.env.wrappers), or another policy.",

@@ -115,8 +115,8 @@ def test_another_numbering_than_that_of_the_dataset_is_refused(tmp_path):
     record(tmp_path / "own", SINGLE, [1, 2, 2, 3])
     refused(
         lambda: read_episodes(tmp_path / "own", action_space=Discrete(4)),
-        "counts its actions from 1",
-        "counts from 0",
+        "first action of the dataset has the number 1",
+        "in this env 0",
     )
     described = json.loads((tmp_path / "own/meta/lightning_rl.json").read_text())
     assert described["action_start"] == 1

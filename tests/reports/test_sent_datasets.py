@@ -86,7 +86,9 @@ def test_a_directory_that_is_no_dataset_keeps_all_it_holds(names, tmp_path):
     for name in names:
         put(tmp_path / name)
     before = content(tmp_path)
-    refused(lambda: EpisodeWriter(tmp_path, *SPACES, 10), "but no dataset", names[0].split("/")[0])
+    refused(
+        lambda: EpisodeWriter(tmp_path, *SPACES, 10), "but not a dataset", names[0].split("/")[0]
+    )
     assert content(tmp_path) == before
 
 
@@ -370,7 +372,7 @@ def test_a_fifo_is_no_file(name, tmp_path):
     place = place if name == "videos" else tmp_path / name
     place.unlink()
     os.mkfifo(place)
-    refused(lambda: list(read_episodes(tmp_path)), "cannot be read", "no regular file")
+    refused(lambda: list(read_episodes(tmp_path)), "cannot be read", "not a regular file")
 
 
 JSONS = {
@@ -639,4 +641,4 @@ def test_a_fifo_is_no_file_of_minari(tmp_path):
     file, _ = minari(tmp_path)
     file.unlink()
     os.mkfifo(file)
-    refused(lambda: read_episodes(tmp_path), "no regular file")
+    refused(lambda: read_episodes(tmp_path), "not a regular file")

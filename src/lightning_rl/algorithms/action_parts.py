@@ -1,6 +1,6 @@
-"""Handle log-probs of whole actions [B], or of their parts [B, L]: tokens, or actions of a chunk.
+"""Log-probs of whole actions [B], or of their parts [B, L]: tokens, or actions of a chunk.
 
-If an episode ends within a chunk, the parts that were not executed do not count.
+Parts that an episode's end within a chunk left unexecuted do not count.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,7 @@ class RatioTerms(NamedTuple):
         behavior: log-probs of the acting policy.
         advantage: advantage of each ratio.
         counted: [B, L] bool, the executed parts; None for all.
-        whole_new, whole_old: [B], log-probs of whole actions without gradients, for the KL of an
-            update.
+        whole_new, whole_old: [B], log-probs of whole actions, detached, for the KL of an update.
         entropy_weight: factor of the entropies.
     """
 
@@ -43,8 +42,7 @@ def ratio_terms(
 ) -> RatioTerms:
     """Compute the inputs of a policy loss, for log-probs of whole actions or of parts.
 
-    Each part has a ratio and the advantage of its sample. With `joint_ratio` the action has one
-    ratio.
+    With `joint_ratio` each action has one ratio, otherwise each part has its own.
 
     Args:
         policy: [B], result of `Policy.evaluate_actions`.
@@ -81,23 +79,14 @@ def executed_parts(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
 
 
 def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-    """Return the log-prob [B] of all executed parts together.
-
-    Args:
-        log_prob: [B] of whole actions, or [B, L].
-        minibatch: [B], with `executed` if some parts may not be executed.
-    """
+    """Sum log-probs [B] or [B, L] over the executed parts of samples [B], to [B]."""
     if log_prob.dim() == len(minibatch.batch_size):
         return log_prob
     return torch.where(executed_parts(minibatch, log_prob), log_prob, 0.0).sum(-1)
 
 
 def add_part_weights(minibatch: TensorDict) -> TensorDict:
-    """Write `part_weight` [B, L]: 0 for parts that were not executed, and mean 1.
-
-    The mean of weighted parts is then the mean over all executed parts of the minibatch, even if
-    micro-batches have different numbers of them.
-    """
+    """Write `part_weight` [B, L], of mean 1: 0 for parts that were not executed."""
     mask = _counted(minibatch)
     if mask is None or "part_weight" in minibatch.keys():
         return minibatch
@@ -126,7 +115,6 @@ def part_weights_over_ranks(
 
 
 def _counted(samples: TensorDict) -> Tensor | None:
-    """Return 1 for each executed part [B, L], else 0; None without parts."""
     log_prob = samples.get("sample_log_prob", None)  # a custom loss may not need it
     if log_prob is None or log_prob.dim() == 1:
         return None

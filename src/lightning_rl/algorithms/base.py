@@ -115,8 +115,8 @@ class Algorithm(LightningModule, ABC, Constructed):
     A subclass writes `training_step`, and lists its losses in `configure_objectives`. Most
     subclasses derive from `OnPolicyAlgorithm` or `OffPolicyAlgorithm`.
 
-    Lightning's automatic optimization is off. A training step is one iteration: one rollout and
-    all its optimizer steps. `trainer.global_step` counts iterations.
+    A training step is one iteration: one rollout and all its optimizer steps (manual optimization).
+    `trainer.global_step` counts iterations.
 
     Args:
         policy: the policy to train.
@@ -126,18 +126,17 @@ class Algorithm(LightningModule, ABC, Constructed):
         max_grad_norm: bound on the norm of the whole gradient; null for none.
         optimizer: makes the optimizer. Default: Adam with eps 1e-5 and `learning_rate`.
         max_nonfinite_steps: the run fails after this many consecutive optimizer steps were skipped
-            for a loss or gradient that is not finite.
-        compile: compile loss, backward pass, clipping and Adam to one graph, and the values of a
-            rollout to another. Compiling takes about 10 s at the start of a run (3 s if cached),
-            and needs a C++ compiler (on a GPU Triton). If compiling fails, the update runs
-            uncompiled with a warning. `auto` compiles if the budget has enough minibatches
-            (`PAYS_FROM`), prints the decision, and does not warn. A resumed run keeps its decision.
+            because a loss or gradient was not finite.
+        compile: compile the update and the values of a rollout. Compiling takes about 10 s at the
+            start of a run (3 s if cached), and needs a C++ compiler (on a GPU Triton). If compiling
+            fails, the update runs uncompiled with a warning. `auto` compiles if the budget has
+            enough minibatches (`PAYS_FROM`), and prints the decision. A resumed run keeps its
+            decision.
 
     Attributes:
         update: `self.update(minibatch)` takes an optimizer step on the first objective with a
             minibatch [B]; the step is skipped if loss or gradient is not finite.
         updates: the same for all objectives, by name: `self.updates["critic"](minibatch)`.
-        learner: makes the updates of a `fit`.
         env_steps: env steps trained on so far, over all ranks.
         metrics: metrics of the last iteration, by name.
         evaluation: summary of the last evaluation (see `summarize`), with `env_steps` and
@@ -148,7 +147,7 @@ class Algorithm(LightningModule, ABC, Constructed):
     """
 
     episode_settings = EpisodeSettings()
-    """How episodes of a rollout start and end, and which steps take random actions."""
+    """How rollouts start and end episodes, and which steps take random actions."""
 
     adam_eps = 1e-5
     """Eps of the default Adam."""
@@ -206,7 +205,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def phase(self) -> PhaseTimer:
-        """Times a phase of an iteration for the trainer's profiler."""
+        """Time a phase of an iteration for the trainer's profiler."""
         return no_phases if self._learner is None else self._learner.phase
 
     @property
@@ -226,10 +225,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def iterations_done(self) -> int:
-        """Number of completed iterations of the run, including those before a resumption.
-
-        Use it for annealing: `batch_idx` of `training_step` counts within an epoch.
-        """
+        """Completed iterations of the run, with those before a resumption (unlike `batch_idx`)."""
         return int(self.trainer.global_step)
 
     # --- losses and optimizer steps ---
@@ -260,14 +256,14 @@ class Algorithm(LightningModule, ABC, Constructed):
             modules: modules to train. Default: the policy, unless `groups` is given.
             name: name of the objective, if there are several.
             prepare: prepares a whole minibatch [B] before the loss, without gradients.
-            groups: parameter groups, as an optimizer takes them.
+            groups: parameter groups of the optimizer.
             learning_rate: initial learning rate.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
-            passes: names of logged scalars that later losses of `update_in_turn` read, each
-                as a field [B] of the minibatch. Other scalars are only logged.
-            whole_minibatches: the loss needs all samples together, as batch statistics do, so
-                minibatches are not split into micro-batches.
+            passes: names of logged scalars that later losses of `update_in_turn` read, each as a
+                field [B] of the minibatch.
+            whole_minibatches: do not split minibatches into micro-batches, because the loss needs
+                all samples together, for example for batch statistics.
 
         Raises:
             ConfigurationError: if `whole_minibatches` is set and the policy has a
@@ -317,7 +313,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @property
     def skipped_steps(self) -> int:
-        """Optimizer steps that were skipped because a loss or gradient was not finite."""
+        """Optimizer steps skipped because a loss or gradient was not finite."""
         return sum(one.statistics.skipped for one in self.objectives.values())
 
     def learn_by(self, learner: Learner) -> None:
@@ -338,14 +334,10 @@ class Algorithm(LightningModule, ABC, Constructed):
         return self._learner
 
     def finish_iteration(self, rollout: TensorDict) -> None:
-        """End an update: update normalizers, policy version, counters and metrics.
-
-        Args:
-            rollout: [N, T+1], the rollout of the update.
+        """End an update with `rollout` [N, T+1]: update normalizers, policy version and metrics.
 
         Raises:
-            FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps; the message
-                names the tensors that are not finite.
+            FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps.
         """
         reported = self.learner.finish_iteration(lambda: _named_sources(rollout, self.policy))
         if type(self.policy).update_normalization is not Policy.update_normalization:
@@ -395,7 +387,6 @@ class Algorithm(LightningModule, ABC, Constructed):
             check_trainer(self.trainer)
 
     def configure_model(self) -> None:
-        """Shard the policy, if the strategy shards; the update is then not compiled."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDP2Strategy) and self.policy.sharding is None:
             check_not_compiled(self.compile_update)
@@ -404,7 +395,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def on_fit_start(self) -> None:
         check_weights_are_numbers(self.policy)
-        # The update has its own random stream; a checkpoint's state of it is loaded later.
+        # The update has its own random stream; a checkpoint restores its state later.
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         if self.policy.sharding is not None:
@@ -452,10 +443,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         return iterations
 
     def minibatches_per_iteration(self) -> int | None:
-        """Return the maximum number of minibatches of one update, from the settings.
-
-        `compile: auto` uses it; None (unknown) leaves the update uncompiled.
-        """
+        """Return the largest number of minibatches per update; None: unknown, do not compile."""
         return None
 
     def on_train_start(self) -> None:
@@ -463,7 +451,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         compilation = self.learner.compilation
         if not compilation.compiled:
             compilation.print_decision()  # a compiled update reports after its first graph
-        # Random streams are restored last, because other setup code may draw from them.
+        # Restore random streams last, because other setup code may draw from them.
         if "ranks" in self._resumed:
             with restoring("random streams"):
                 self._load_rank_states(list(self._resumed["ranks"]))
@@ -536,13 +524,11 @@ class Algorithm(LightningModule, ABC, Constructed):
             self._resumed = {"ranks": list(saved["ranks"]), "computing": saved.get("computing")}
 
     def _computing(self) -> dict[str, Any] | None:
-        """Return the decisions on compilation, which a resumed run keeps; None before `fit`."""
         if self._learner is None:
             return None
         return self.learner.compilation.state() | {"steps": self.step_compilation.state()}
 
     def _load_rank_states(self, states: list[RankState]) -> None:
-        """Restore the state of this rank, unless the number of ranks has changed."""
         alike = len(states) == ranks.world_size()
         self.load_rank_state(states[ranks.rank()] if alike else None)
         if alike:
@@ -576,8 +562,8 @@ class Algorithm(LightningModule, ABC, Constructed):
     ) -> Self:
         """Rebuild the algorithm of a checkpoint with its policy, ready to act.
 
-        Weights, normalizers and counters are restored; `fit` would start with a new optimizer. The
-        checkpoint is read as data, with the checks of `rl-cli`, unlike in Lightning's own method.
+        Read the checkpoint as data, with the checks of `rl-cli`. Restore weights, normalizers and
+        counters, but not the optimizer.
 
         Args:
             checkpoint_path: a file, a run directory (its last checkpoint), or `last` or `best` of
@@ -590,8 +576,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
         Raises:
             ConfigurationError: if the file cannot be read, has another class, names classes that
-                are not trusted, or comes from a Python run that could not record how to make its
-                policy.
+                are not trusted, or does not say how to make the policy.
         """
         path = find_checkpoint(str(checkpoint_path), output_dir)
         content = read_checkpoint(path)
@@ -641,7 +626,6 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     @rank_zero_only
     def _report_cut_episodes(self, cut: int, episodes: int) -> None:
-        """Print once per run that evaluation episodes were cut."""
         if not self._reported_cut_episodes:
             self._reported_cut_episodes = True
             print(
@@ -669,10 +653,7 @@ class IterationScalars:
         self._values[name] = value
 
     def means(self) -> dict[str, float]:
-        """Return the means over ranks, and clear them.
-
-        A rank without a value sets NaN. Names that are NaN on all ranks are left out.
-        """
+        """Return the means over ranks without names that are NaN on all ranks, and clear them."""
         scalars, self._values = self._values, {}
         if not scalars:
             return {}
@@ -684,7 +665,6 @@ class IterationScalars:
 
 
 def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:
-    """Return the inputs of a loss by name, to find those that are not finite."""
     names = (
         "observation",
         "action",

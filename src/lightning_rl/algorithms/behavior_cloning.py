@@ -36,7 +36,7 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 MOST_WEIGHT = 20.0
-"""Largest weight of a step before the weights are scaled."""
+"""Largest weight of a step, before scaling to mean 1."""
 
 DROPOUT = 0.2
 """Default share of steps whose condition is dropped."""
@@ -46,13 +46,13 @@ class BehaviorCloning(Algorithm):
     """Maximize the log-prob of demonstrated actions, or minimize the loss of a flow.
 
     It needs `data.collector: Demonstrations`. An iteration is `n_epochs` passes over all
-    demonstrations; each of their steps counts as an env step of the budget. PPO or GRPO can
-    continue from the checkpoint (`trainer.init_from`).
+    demonstrations; each of their steps counts as an env step of the budget. PPO or GRPO can start
+    from the checkpoint (`trainer.init_from`).
 
     With a `teacher`, the policy (the student) acts, and the teacher labels each step with its own
-    action, so that the student learns to recover from its own mistakes. The teacher may read
-    observation keys that the student's `actor_keys` leave out. With `data.replay: ReplayBuffer`,
-    minibatches are drawn from the last `capacity` labelled steps instead of the newest rollout.
+    action: the student learns to recover from its mistakes. The teacher may read observation keys
+    that the student does not. With `data.replay: ReplayBuffer`, minibatches come from the last
+    `capacity` labelled steps instead of the newest rollout.
 
     Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
     Navigation"; Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
@@ -66,15 +66,15 @@ class BehaviorCloning(Algorithm):
         advantage_temperature: T of advantage-weighted regression: each step has the weight
             exp(advantage / T), at most 20, scaled to mean 1. The dataset needs the labels of
             `rl-cli label`, whose returns lie in [-1, 0]; 0.05 is usual. Default: equal weights.
-        condition_dropout: share of the steps whose condition is replaced by absent, in each pass,
-            for a `ConditionedPolicy`. Default: 0.2.
+        condition_dropout: share of the steps of a pass that train without their condition, for a
+            `ConditionedPolicy`. Default: 0.2.
         sequence_length: steps of truncated backpropagation through time, for a policy with a
-            memory; `rollout` for whole demonstrations. Default: 32. See `OnPolicyAlgorithm`.
+            memory; `rollout` for whole demonstrations. Default: 32.
         burn_in: steps before each sequence, see `OnPolicyAlgorithm`.
         teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm, or a
             list of checkpoints; null for training on demonstrations.
-        teacher_key: with several teachers, the key of the observation with one number per teacher;
-            the largest chooses the teacher of a step.
+        teacher_key: with several teachers, the observation key with one number per teacher; the
+            teacher with the largest number labels the step.
         teacher_env_steps: env steps, over all processes, in which the share of the teacher's
             actions falls from 1 to 0; with 0 only the student acts.
         trust_code: import any class that the teacher's checkpoint names.
@@ -173,8 +173,8 @@ class BehaviorCloning(Algorithm):
             require(
                 self.data.replay is None
                 or (plain and self.policy.replayed_space == self.policy.action_space),
-                "The replay of a BehaviorCloning stores the labels of single actions, but actions "
-                f"are chunks, or {type(self.policy).__name__} replaces them. Remove data.replay.",
+                "The replay of BehaviorCloning stores labels of single actions, but "
+                f"{type(self.policy).__name__} has chunks or replaces actions. Remove data.replay.",
             )
         elif collector is not None and not isinstance(collector, Demonstrations):
             raise ConfigurationError(
@@ -203,17 +203,14 @@ class BehaviorCloning(Algorithm):
         for minibatch in minibatches:
             self._drop_condition(minibatch)
             noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
-            # Here and not in the loss: a compiled loss cannot draw from a generator.
+            # Draw here, not in the loss: a compiled loss cannot use a generator.
             self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
         self.finish_iteration(rollout)
 
     def _replayed(self, rollout: TensorDict) -> Iterator[TensorDict]:
-        """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay.
-
-        It yields as many minibatches as `n_epochs` passes over the rollout have.
-        """
+        """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay."""
         count = self.minibatches_per_iteration()
-        # The replay prefers the executed actions, which the labels replace.
+        # Remove the executed actions: the replay would store them instead of the labels.
         unlearnt = ["executed_action"] + ([] if self.policy.evaluates_sequences else ["state"])
         self.replay.extend(rollout.exclude(*unlearnt))
         if self.policy.evaluates_sequences:
@@ -237,9 +234,9 @@ class BehaviorCloning(Algorithm):
         advantage = rollout.get("advantage", None)
         require(
             advantage is not None and bool(advantage[:, :-1][mask].isfinite().all()),
-            f"advantage_temperature={self.advantage_temperature} needs the advantage of each step, "
-            "and the demonstrations do not have it: label the dataset, rl-cli label PATH, or "
-            "remove advantage_temperature.",
+            f"advantage_temperature={self.advantage_temperature} needs an advantage for each "
+            "step, but the demonstrations have none. Label the dataset with rl-cli label PATH, "
+            "or remove advantage_temperature.",
         )
         scale = 1.0 / self.advantage_temperature
         weight = advantage_weight(advantage[:, :-1], scale, MOST_WEIGHT) * counted
@@ -284,11 +281,6 @@ class BehaviorCloning(Algorithm):
     """The fields of a rollout that the loss reads, besides the policy's extra fields."""
 
     def _fields(self, rollout: TensorDict, mask: Tensor) -> tuple[str, ...]:
-        """Return the fields of a rollout [N, T+1] that the loss reads; with chunks also `executed`.
-
-        Raises:
-            ConfigurationError: if the loss would clone actions that were not executed.
-        """
         if "executed" not in rollout.keys():
             return self.FIELDS
         in_parts = rollout["sample_log_prob"].dim() > mask.dim()
@@ -297,10 +289,10 @@ class BehaviorCloning(Algorithm):
             or self.policy.counts_executed
             or bool(rollout["executed"][:, :-1][mask].all()),
             f"{type(self.policy).__name__} has one log-prob for a whole chunk, but the last "
-            "actions of some chunks were not executed: an episode ended before, or execute is less "
-            "than chunk_size. These actions would be cloned as if demonstrated. Return log-probs "
-            "per action (extra_fields), or mask actions by executed [B, K] in evaluate_actions, "
-            "and set counts_executed.",
+            "actions of some chunks were not executed: an episode ended before, or execute is "
+            "less than chunk_size. Cloning would include the actions that were not executed. "
+            "Return log-probs per action (extra_fields), or mask actions by executed [B, K] in "
+            "evaluate_actions, and set counts_executed.",
         )
         return (*self.FIELDS, "executed")
 

@@ -179,7 +179,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
 def check_all_parameters_move(
     algorithm: LightningModule, objectives: Collection[Objective]
 ) -> None:
-    """Refuse trainable parameters without an objective, and objectives without parameters."""
+    """Refuse parameters without an objective, and objectives without parameters."""
     kind = type(algorithm).__name__
     for one in objectives:
         require(
@@ -198,8 +198,8 @@ def check_all_parameters_move(
         not still,
         f"No objective of {kind} trains {quoted(still)}. Add them to an objective in "
         "configure_objectives, such as self.objective(self.loss, "
-        f"groups=[*self.policy.parameter_groups(), {{'params': [...]}}]); or freeze them (targets, "
-        "references) with requires_grad_(False).",
+        f"groups=[*self.policy.parameter_groups(), {{'params': [...]}}]); or freeze them "
+        "(targets, references) with requires_grad_(False).",
     )
     loose = [
         f"{prefix}.{name}" if prefix else name
@@ -217,7 +217,6 @@ def check_all_parameters_move(
 
 
 def _trainable_in(value: Any) -> Iterator[Tensor]:
-    """Yield the trainable leaf tensors of an attribute, including those in a list or dict."""
     parts = value.values() if isinstance(value, dict) else value
     for part in parts if isinstance(value, list | tuple | dict) else (value,):
         tensors = part.parameters() if isinstance(part, nn.Module) else (part,)
@@ -237,10 +236,7 @@ def check_whole_minibatches(objectives: Collection[Objective]) -> None:
 
 
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
-    """Warn of an algorithm's own parameters that no gradient has reached in the whole run.
-
-    Parameters of the policy do not count: some algorithms do not train its critic.
-    """
+    """Warn of an algorithm's own parameters that no gradient has reached in the whole run."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     # An optimizer has no state for a parameter that it has never moved.
     unreached = [
@@ -259,7 +255,7 @@ def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> No
 
 
 def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> None:
-    """Refuse a replay buffer (`data.replay`, or None) for an algorithm that does not use it."""
+    """Refuse a replay buffer for an algorithm that does not use it."""
     name = type(algorithm).__name__
     require(
         replay is None or bool(algorithm.uses_replay),
@@ -270,10 +266,7 @@ def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> N
 
 
 def check_drawn_fields(algorithm: type, base: type) -> None:
-    """Refuse an algorithm that overrides `prepare` and not `drawn_fields`, with several processes.
-
-    `base` is the class that defines both methods.
-    """
+    """Refuse an algorithm with `prepare` but without `drawn_fields`, for several processes."""
     order = algorithm.__mro__[: algorithm.__mro__.index(base) + 1]
     prepares, draws = (
         next(i for i, cls in enumerate(order) if name in vars(cls))
@@ -288,17 +281,17 @@ def check_drawn_fields(algorithm: type, base: type) -> None:
 
 
 EXACT, ROUGH = 1e-3, 1e-1
-"""Largest allowed difference of a log-prob from the stored log-prob x, in units of 1 + |x|: in
-float32, and in a lower precision. Rounding causes a thousandth of it, or a tenth with a memory.
+"""Largest allowed |difference| / (1 + |x|) of a log-prob from the stored x: float32, and lower.
+
+Rounding causes a thousandth of it, or a tenth with a memory.
 """
 
 
 def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
     """Refuse a policy whose log-probs of its own actions differ from the stored ones.
 
-    The first ratio of an update must be 1: otherwise clipping and KL are meaningless. All ranks
-    take part. Random streams do not change. Returns whether the rollout [N, T+1] has steps of the
-    current weights; other steps are ignored.
+    The first ratio of an update must be 1. All ranks take part; random streams do not change.
+    Return whether the rollout [N, T+1] has steps of the current weights; others are not checked.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
     if policy.is_recurrent:  # older weights may have computed the states
@@ -312,16 +305,15 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
 
 
 def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | None:
-    """Describe the steps `fresh` [N, T] whose log-prob has changed; None if there are none."""
     name = type(policy).__name__
     stored: Tensor = rollout["sample_log_prob"][:, :-1]
     with torch.random.fork_rng(devices=[stored.device] if stored.is_cuda else []):
         again = log_prob_of(policy, rollout)
     if again.shape != stored.shape:
         return (
-            f"{name}.evaluate_actions returned sample_log_prob of shape "
-            f"{list(again.shape[2:])} for each step, and forward one of {list(stored.shape[2:])}: "
-            "both must be the same, without a trailing dimension of one."
+            f"{name}.evaluate_actions returned sample_log_prob of shape {list(again.shape[2:])} "
+            f"for each step, but forward returned {list(stored.shape[2:])}: both shapes must be "
+            "equal, without a trailing dimension of one."
         )
     rough = computes_below_float32(policy, stored.device)
     distance = (again.float() - stored).abs() / (1.0 + stored.abs())
@@ -346,11 +338,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
 
 
 def computes_below_float32(policy: Policy, device: torch.device) -> bool:
-    """Return whether a policy rounds more than float32 on a device.
-
-    On a GPU, PyTorch computes float32 convolutions in TensorFloat32 by default: 10 bits of mantissa
-    instead of 23 ("CUDA semantics" in the PyTorch documentation).
-    """
+    """Return whether a policy rounds more than float32 on a device, as TensorFloat32 does."""
     if policy.autocast_dtype is not None:
         return True
     if any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters()):
@@ -393,11 +381,7 @@ USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone u
 def warm_start_weights(
     policy: Policy, checkpoint: dict[str, Any]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Return a state dict with which a policy acts like a checkpoint's policy, and a note.
-
-    If the checkpoint's critic is missing or has other shapes, the policy keeps its own critic, and
-    the note says so: a critic does not affect actions.
-    """
+    """Return a state dict that makes a policy act like a checkpoint's, and a note on the critic."""
     own = policy.state_dict()
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
     critic, its_critic = (
@@ -413,8 +397,8 @@ def warm_start_weights(
     cure = (
         "The loaded weights must give the same actions. Use the settings that the checkpoint was "
         f"trained with{_policy_section(checkpoint)}. Only the critic's modules may be missing or "
-        "new: if these are the critic's, list them in critic_modules of the policy's class. It "
-        f"lists {', '.join(policy.critic_modules)}."
+        "new: if these modules belong to the critic, add them to critic_modules of the policy's "
+        f"class, now {', '.join(policy.critic_modules)}."
     )
     check_weights(own, saved, cure)
     check_description(policy, checkpoint[STATE_KEY], cure)
@@ -452,7 +436,7 @@ def _policy_section(checkpoint: dict[str, Any]) -> str:
 
 
 def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None:
-    """Compare names and shapes of two state dicts; refuse the checkpoint if some differ."""
+    """Refuse a checkpoint's state dict if names or shapes differ."""
     differing = [
         f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
         for key, value in own.items()
@@ -508,7 +492,6 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a number, a one-element tensor, or a tuple of numbers (`betas`)."""
     if isinstance(value, tuple | list):
         return len(value) > 0 and all(map(_is_number, value))
     if isinstance(value, Tensor):
@@ -517,18 +500,14 @@ def _is_number(value: Any) -> bool:
 
 
 def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
-    """Compare the parts of a policy that its weights do not determine; see `policies.description`.
-
-    A different activation or distribution is an error. A different setting, such as a temperature,
-    is a warning.
-    """
+    """Refuse another activation or distribution; warn of other settings, such as a temperature."""
     if DESCRIPTION_KEY not in state:
         return
     classes, settings = differences(describe(policy), state[DESCRIPTION_KEY])
     require(
         not classes,
-        f"The checkpoint's policy computes another function of the same weights: {_some(classes)}. "
-        f"{cure}",
+        "The checkpoint's policy computes a different function with the same weights: "
+        f"{_some(classes)}. {cure}",
     )
     if settings:
         rank_zero_warn(

@@ -21,9 +21,8 @@ from lightning_rl.system.errors import check_range
 class DiscreteSAC(SoftActorCritic):
     """Soft actor-critic for discrete actions; the critics return a value for each action.
 
-    Next values, the actor's loss and the entropy are expectations over all actions, not estimates
-    from a sampled action. Masked actions are left out, and the target entropy depends on the number
-    of allowed actions in each state.
+    Next values, the actor's loss and the entropy are expectations over the allowed actions. The
+    target entropy depends on the number of allowed actions in each state.
 
     Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings". Differs from the
     paper: a lower target entropy; the paper's .98 of the largest entropy is almost uniform.

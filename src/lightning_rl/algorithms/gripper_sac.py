@@ -18,8 +18,8 @@ from lightning_rl.system.errors import check_range
 class GripperSAC(SAC):
     """SAC for an arm, and double Q-learning for the gripper at its end.
 
-    Each update trains the gripper's critic too. The field `penalty`, such as the cost of opening
-    and closing, is added to the rewards of the gripper's critic only: see `PenaltyTerms`.
+    Only the gripper's critic adds the field `penalty` to its rewards, such as the cost of opening
+    and closing: see `PenaltyTerms`.
 
     Source: HIL-SERL (Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via
     Human-in-the-Loop Reinforcement Learning", section III); for the gripper van Hasselt et al.
@@ -77,8 +77,8 @@ class GripperSAC(SAC):
         features, slow = self.policy.features_for_target(
             minibatch, there, (self.target_encoder, self.target_memory)
         )
-        # The gripper reads the actor's features. If the critics have a separate encoder, the
-        # actor's encoder has no slow copy.
+        # The gripper reads the actor's features. With separate encoders, the actor's encoder has no
+        # target network.
         slow = features if self.policy.critic_reads_apart else slow
         reward = minibatch["reward"]
         penalty = minibatch.get("penalty", None)

@@ -27,13 +27,13 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class GRPO(OnPolicyAlgorithm):
-    """GRPO: the envs of a group start equally, and their mean return is the baseline.
+    """GRPO: the envs of a group start in equal states, and their mean return is the baseline.
 
     Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
     Language Models", equation 3. Differs from the paper: returns may be compared step by step, and
-    the KL term has the gradient of the KL (see `kl_penalty`). See `group_relative_advantage`
-    for the variants Dr. GRPO and RLOO. Steps at or before an intervention of their episode are not
-    trained on, but their returns count in the baseline.
+    the KL term has the gradient of the KL (see `kl_penalty`). See `group_relative_advantage` for
+    the variants Dr. GRPO and RLOO. An episode trains only on the steps after its last intervention;
+    its return counts in the baseline.
 
     Args:
         policy: an actor without a critic.
@@ -41,8 +41,7 @@ class GRPO(OnPolicyAlgorithm):
             `data.num_envs`.
         mode: `step` compares returns-to-go at each step, for dense rewards; `trajectory` compares
             whole returns, for a sparse success.
-        reset_every_rollout: start new episodes with every rollout, with equal states in a group. If
-            false, the returns of a group are only as comparable as its states.
+        reset_every_rollout: start new episodes with every rollout, with equal states in a group.
         truncate_at_first_done: train on the first episode of each env only, and end the rollout as
             soon as each env has finished one.
         normalize_advantage: divide by the standard deviation of the group; false is Dr. GRPO.
@@ -127,9 +126,8 @@ class GRPO(OnPolicyAlgorithm):
         num_envs = self.data.num_envs
         require(
             stage != "fit" or num_envs % self.group_size == 0,
-            f"data.num_envs={num_envs} does not divide into groups of "
-            f"model.group_size={self.group_size}: use a multiple, such as "
-            f"{self.group_size * max(1, round(num_envs / self.group_size))}.",
+            f"data.num_envs={num_envs} is no multiple of model.group_size={self.group_size}: use "
+            f"a multiple, such as {self.group_size * max(1, round(num_envs / self.group_size))}.",
         )
 
     def configure_model(self) -> None:
@@ -182,15 +180,10 @@ class GRPO(OnPolicyAlgorithm):
         return mask
 
     def _helped(self, intervened: Tensor, done: Tensor) -> Tensor:
-        """Return a mask [N, T] of steps with an intervention in the step or a later step."""
         return reversed_scan(intervened.float(), (~done).float()) > 0
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
-        """Return a mask [N] of envs in groups whose members do not all succeed or all fail.
-
-        Raises:
-            ConfigurationError: if episodes have ended and the env reports no success.
-        """
+        """Return a mask [N] of envs in groups whose members neither all succeed nor all fail."""
         done: Tensor = rollout["done"][:, :-1]
         if not self.data.reports_success and ranks.agree(bool(done.any())):
             raise ConfigurationError(
@@ -207,10 +200,9 @@ class GRPO(OnPolicyAlgorithm):
         return undecided.repeat_interleave(self.group_size)
 
     def _weight(self, mask: Tensor, env_steps: Tensor | None) -> Tensor:
-        """Return weights [N, T] of the steps, with mean 1 over the steps of all ranks."""
         if self.aggregation == "token":
             return torch.ones_like(mask, dtype=torch.float32)
-        # With log-probs of parts the mean is over parts, so a row's length is in env steps.
+        # With log-probs of parts the mean is over parts: count a row's length in env steps.
         per_part = "sample_log_prob" in self.policy.extra_fields and not self.policy.joint_ratio
         counted = mask if env_steps is None or not per_part else mask * env_steps
         length: Tensor = counted.sum(1, keepdim=True).clamp(min=1)

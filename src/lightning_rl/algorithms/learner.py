@@ -1,4 +1,4 @@
-"""The part of an algorithm that moves its weights: objectives, optimizers and compiled graphs."""
+"""The part of an algorithm that changes its weights: objectives, optimizers, compiled graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -36,13 +36,12 @@ class Learner:
         objectives: the losses, by name.
         optimizers: one per objective, in the same order.
         compilation: whether to compile; records why graphs are unavailable.
-        hooks: calls Lightning's hooks of each minibatch; None if nothing listens to them.
+        hooks: calls Lightning's hooks of each minibatch; None without such hooks.
         phase: times the phases of an iteration.
         iterations: Lightning's counter of iterations.
-        sharding: sharding of the policy, over processes.
+        sharding: sharding of the policy over processes.
 
     Attributes:
-        compilation, phase, iterations: see above.
         updates: `updates[name](minibatch)` takes an optimizer step on one objective.
         graphs: the compiled graphs; None if the updates are not compiled.
     """
@@ -90,11 +89,9 @@ class Learner:
     ) -> UpdateSequence:
         """Return the update that takes a step on several objectives, then runs `follow_up`.
 
-        The update is made at the first call with these names.
-
         Args:
             names: names of the objectives.
-            follow_up: runs after the steps, such as moving target networks; a tensor operation.
+            follow_up: tensor operations after the steps, such as moving target networks.
             written: returns the owner's tensors that `follow_up` writes.
         """
         found = self._sequences.get(names)
@@ -128,8 +125,7 @@ class Learner:
     def finish_iteration(self, sources: Callable[[], dict[str, Tensor]]) -> list[dict[str, float]]:
         """End an iteration; return the scalars of each objective, averaged over its steps.
 
-        Args:
-            sources: returns the inputs of the losses by name, for the message of an error.
+        `sources` returns the inputs of the losses by name, for the message of an error.
 
         Raises:
             FloatingPointError: after `max_nonfinite_steps` consecutive skipped steps.

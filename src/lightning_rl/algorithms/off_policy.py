@@ -48,21 +48,21 @@ class OffPolicyAlgorithm(Algorithm):
         tau: rate of the soft target update after each update, in (0, 1]; null for an algorithm
             without target networks.
         updates_per_env_step: updates per env step of all processes, after `learning_starts`; may be
-            below 1. A resumed run may change it: the new rate applies from then on.
-        publish_every_updates: an asynchronous collector gets new weights after this many updates
-            within an iteration, and at the end of each iteration.
-        random_env_steps: env steps of all processes at the start of a run with uniformly random
-            actions.
+            below 1. A resumed run may change it.
+        publish_every_updates: updates after which an asynchronous collector gets new weights,
+            besides at the end of each iteration.
+        random_env_steps: env steps, over all processes, with uniformly random actions at the start
+            of a run.
         learning_starts: env steps before the first update, at least a minibatch. Default:
             `random_env_steps`.
-        max_grad_norm: bound on the norm of the gradient of each objective; null for none.
+        max_grad_norm: bound on the gradient norm of each objective; null for none.
         random_shift: largest random shift of the pictures of a minibatch, in pixels, vertically and
             horizontally, drawn per picture (4 is usual); 0 for none.
         sequence_length: steps of truncated backpropagation through time, for a policy with a
             memory. A minibatch is `batch_size // sequence_length` sequences, at least one. Default:
             32.
-        burn_in: steps before each sequence that the current policy runs without gradients, from the
-            stored state, to find the state at the start of the sequence.
+        burn_in: steps before each sequence, without gradients, in which the policy recomputes its
+            state from a stored state.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -93,9 +93,9 @@ class OffPolicyAlgorithm(Algorithm):
         kind, own = type(self).__name__, type(policy).__name__
         require(
             policy.evaluates_sequences or not policy.is_recurrent,
-            f"{kind} trains a memory on sequences, but {own} has a state and cannot evaluate "
+            f"{kind} trains a memory on sequences, but {own} has a state, but cannot evaluate "
             "sequences (see Policy.evaluates_sequences). Use policy.init_args.memory: "
-            "{class_path: LSTM}, or train it with PPO or GRPO.",
+            f"{{class_path: LSTM}}, or train it with PPO or GRPO.",
         )
         check_range("gamma", gamma, least=0, most=1)
         check_range("n_steps", n_steps, least=1)
@@ -138,8 +138,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Yield the minibatches [B] that are due after a fresh rollout [N, T+1].
 
         Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps,
-        `next_observation`, and the fields of `drawn_fields`. With a memory, samples come from
-        sequences, and the minibatch holds these sequences too.
+        `next_observation`, the fields of `drawn_fields`, and for a memory also the sequences.
         """
         count = self.updates_due(rollout)
         if count == 0:
@@ -161,8 +160,8 @@ class OffPolicyAlgorithm(Algorithm):
         shifts = self._drawn_shifts(count)
         for i, batch in enumerate(batches):
             if i > 0 and i % self.publish_every_updates == 0:
-                # Without this, an asynchronous collector would act with the weights of the
-                # iteration's start for the whole iteration.
+                # Otherwise an asynchronous collector would act with old weights during the whole
+                # iteration.
                 self.data.publish()
             for key, own in parts.items():
                 batch.set(key, own[i])
@@ -187,7 +186,6 @@ class OffPolicyAlgorithm(Algorithm):
         return max(1, self.batch_size // self.sequence_length)
 
     def _drawn_shifts(self, count: int) -> list[tuple[tuple[str, ...], tuple[int, int], Tensor]]:
-        """Draw the shift of each picture of `count` minibatches, [count, B, 2] by key."""
         most = self.random_shift
         if most == 0:
             return []
@@ -205,14 +203,13 @@ class OffPolicyAlgorithm(Algorithm):
         ]
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
-        """Return random fields [count, ...] of samples by name, such as the noise of a loss."""
+        """Return random fields [count, ...] of samples by name, such as noise."""
         return {}
 
     def updates_due(self, rollout: TensorDict) -> int:
         """Return the number of updates that are due after a fresh rollout [N, T+1].
 
-        It depends on env steps and updates alone, so the speed of the learner and interruptions of
-        the run do not change the number of updates per env step.
+        It depends on env steps and updates only, not on the learner's speed or on interruptions.
         """
         fresh = int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         steps = self.env_steps + fresh
@@ -225,7 +222,6 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def _steps_of_one_sequence(self) -> int:
-        """Transitions in the replay after each env has stepped through one sequence."""
         return self.sequence_length * self.data.num_envs if self.policy.is_recurrent else 0
 
     @property
@@ -239,14 +235,10 @@ class OffPolicyAlgorithm(Algorithm):
         return []
 
     def update_in_turn(self, minibatch: TensorDict, *objectives: str) -> None:
-        """Take a step on several objectives for a minibatch [B], in order, then move the targets.
-
-        A later loss reads the scalars that an earlier one `passes`. Compiled, this is one graph.
-        """
+        """Take a step on several objectives for a minibatch [B], in order; then move targets."""
         self.learner.sequence(objectives, self.update_targets, self._moved)(minibatch)
 
     def _moved(self) -> list[nn.Parameter]:
-        """Return the parameters that `update_targets` writes."""
         return [p for target, _ in self.target_networks() for p in target.parameters()]
 
     def update_targets(self) -> None:
@@ -255,7 +247,7 @@ class OffPolicyAlgorithm(Algorithm):
             self.polyak_update(target, source)
 
     def warm_start_from_policy(self) -> None:
-        """Copy the loaded policy into the target networks, and print which parts are not loaded."""
+        """Copy the loaded policy into the target networks, and print which parts start fresh."""
         rank_zero_info(
             f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."
@@ -300,8 +292,8 @@ class OffPolicyAlgorithm(Algorithm):
         if before == (self.updates_per_env_step, self.learning_starts):
             self._counted_from = saved["counted_from"]
             return
-        # With a new rate, count from the checkpoint. Counting from the start of the run would make
-        # up for all earlier env steps in one burst, or skip updates for a long time.
+        # Count a new rate from the checkpoint. Counting from the start of the run would cause a
+        # burst of updates, or a long time without updates.
         self._counted_from = max(self.env_steps, self.learning_starts), self.updates_done
         if before[0] != self.updates_per_env_step:
             rank_zero_info(
@@ -341,7 +333,7 @@ class OffPolicyAlgorithm(Algorithm):
             not self.data.may_drop_rollouts,
             f"data.collector.overflow=overwrite drops unread rollouts, but {type(self).__name__} "
             f"trains on each env step, with updates_per_env_step={self.updates_per_env_step:g} "
-            "updates. Use overflow: block, and raise max_staleness if the envs wait too often.",
+            "updates. Use overflow: block, and raise max_staleness if the envs often wait.",
         )
         # The replay does not exist before training starts.
         room = getattr(self.replay, "capacity", None)
@@ -401,17 +393,16 @@ class NextStep(NamedTuple):
 class QAlgorithm(OffPolicyAlgorithm):
     """An algorithm with an actor and Q critics, and target critics that follow slowly.
 
-    With `tau: null` there are no target critics: the critics make their own targets, in one
-    forward pass over current and next actions (`QEnsemble.joint_outputs`), which batch
-    normalization needs.
+    With `tau: null` there are no target critics: the critics evaluate current and next actions in
+    one forward pass (`QEnsemble.joint_outputs`), as batch normalization needs.
 
     Args:
         policy: actor and critics.
         critic_learning_rate: learning rate of the critics. Default: `learning_rate`.
         policy_delay: updates of the critics per update of the actor.
-        normalize_reward: scale rewards by the running standard deviation of the discounted return,
-            and so that the largest return fits between the atoms of categorical critics. The
-            temperature of SAC is then in the same units.
+        normalize_reward: divide rewards by the running standard deviation of the discounted return,
+            or by more if the largest return exceeds the atoms of categorical critics. SAC's
+            temperature has the same units.
         kwargs: see `OffPolicyAlgorithm`.
 
     Raises:
@@ -460,7 +451,7 @@ class QAlgorithm(OffPolicyAlgorithm):
 
     def store(self, rollout: TensorDict) -> None:
         super().store(rollout)
-        # Demonstrations in the replay have rewards too: see `ReturnNormalizer.observe_offline`.
+        # The replay may hold demonstrations: see `ReturnNormalizer.observe_offline`.
         if isinstance(self.reward_normalizer, ReturnNormalizer):
             given = self.replay.take_offline_rewards()
             if given is not None:
@@ -483,12 +474,7 @@ class QAlgorithm(OffPolicyAlgorithm):
     def fit_critics(
         self, minibatch: TensorDict, next_step: NextStep
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the temporal-difference loss of the critics on samples [B], and scalars to log.
-
-        Args:
-            minibatch: [B].
-            next_step: the policy's action in the next states.
-        """
+        """Return the temporal-difference loss of samples [B] for `next_step`, and scalars."""
         critic, policy = self.policy.critic, self.policy
         action = policy.unit(minibatch["action"])
         features = policy.critic_features(minibatch)

@@ -29,14 +29,14 @@ class OffPolicyCorrection:
 
     The proximal policy is the policy at the start of the update; the ratio is clipped around it.
     `decoupled` recomputes its log-probs once per rollout, and weights a sample by prox / mu (Hilton
-    et al. 2021). `loglinear` interpolates its log-probs between mu and the current policy, which
-    saves the forward pass. `vtrace` recomputes them, and the advantage contains the weight
+    et al. 2021). `loglinear` interpolates its log-probs between mu and the current policy, without
+    a forward pass. `vtrace` recomputes its log-probs, and the advantage contains the weight
     (Espeholt et al. 2018). `bypass` uses mu as the proximal policy.
 
     Args:
-        method: one of these.
+        method: one of these methods.
         weight_cap: samples with a larger weight prox / mu do not count.
-        joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
+        joint_ratio: see `Policy.joint_ratio`.
 
     Raises:
         ConfigurationError: for a weight cap below 1.
@@ -81,17 +81,11 @@ class OffPolicyCorrection:
 
     @property
     def weighs_samples(self) -> bool:
-        """Whether the policy loss is `policy_loss`, not the plain clipped loss."""
+        """Whether to use `policy_loss` instead of the plain clipped loss."""
         return self.method in ("decoupled", "loglinear")
 
     def policy_loss(self, terms: RatioTerms, *, clip_low: float, clip_high: float) -> Tensor:
-        """Return the policy loss [] with weights prox / mu; see `decoupled_surrogate_loss`.
-
-        Args:
-            terms: the inputs of the loss.
-            clip_low: largest distance of the ratio below 1.
-            clip_high: largest distance of the ratio above 1.
-        """
+        """Return the policy loss [] with weights prox / mu; see `decoupled_surrogate_loss`."""
         return decoupled_surrogate_loss(
             terms.new,
             terms.old,
@@ -103,14 +97,7 @@ class OffPolicyCorrection:
         )
 
     def kl_penalty(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-        """Return KL(policy || reference) per sample, [B] or [B, L]; see `functional.kl_penalty`.
-
-        Stale samples have the weights of the policy loss, 0 above the cap.
-
-        Args:
-            log_prob: [B] or [B, L], of the current policy.
-            minibatch: [B], with `reference_log_prob`, `sample_log_prob` and `fields`.
-        """
+        """Return KL(policy || reference) per sample, weighted, from log-probs [B] or [B, L]."""
         behavior: Tensor = minibatch["sample_log_prob"]
         reference: Tensor = minibatch["reference_log_prob"]
         if not self.weighs_samples:
@@ -124,10 +111,10 @@ class OffPolicyCorrection:
         return kl_penalty(log_prob, proximal, reference, weight)
 
     def proximal(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-        """Return the log-prob, [B] or [B, L], under the policy at the start of the update.
+        """Return log-probs under the policy at the start of the update, detached.
 
         Args:
-            log_prob: [B] or [B, L], of the current policy; no gradient flows into it.
+            log_prob: [B] or [B, L], of the current policy.
             minibatch: [B], with `sample_log_prob` and `fields`.
         """
         log_prob = log_prob.detach()

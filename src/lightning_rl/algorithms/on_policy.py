@@ -63,8 +63,8 @@ class OnPolicyAlgorithm(Algorithm):
         sequence_length: steps of truncated backpropagation through time, for a policy with a
             memory; `rollout` for whole rollouts. A minibatch is `batch_size // sequence_length`
             sequences, at least one. Default: 32.
-        burn_in: steps before each sequence that the current policy runs without gradients, from the
-            stored state, to find the state at the start of the sequence.
+        burn_in: steps before each sequence, without gradients, in which the policy recomputes its
+            state from a stored state.
         kwargs: see `Algorithm`.
 
     Attributes:
@@ -126,10 +126,7 @@ class OnPolicyAlgorithm(Algorithm):
     # --- helpers of training_step ---
 
     def policy_action_mask(self, rollout: TensorDict) -> Tensor | None:
-        """Return a mask [N, T] of steps that executed the policy's action; None if all steps did.
-
-        The mask is false for interventions and padding.
-        """
+        """Return a mask [N, T] of steps with the policy's own action; None if all have one."""
         other = [rollout[key] for key in ("intervened", "padding") if key in rollout.keys()]
         return ~torch.stack(other).any(0)[:, :-1] if other else None
 
@@ -159,13 +156,12 @@ class OnPolicyAlgorithm(Algorithm):
         """Yield shuffled minibatches [B] of `n_epochs` passes; `target_kl` may stop it earlier.
 
         If `keys` include `sample_log_prob`, the first call of a run checks that the policy
-        reproduces the log-probs of its own actions.
+        reproduces these log-probs.
 
         Args:
             rollout: [N, T+1].
             keys: the fields that the loss reads; the policy's extra fields are added.
-            mask: [N, T], true for transitions to train on. Interventions and padding are always
-                left out.
+            mask: [N, T], true for transitions to train on; interventions and padding are left out.
 
         Raises:
             ConfigurationError: if the first ratio of the run is not 1.
@@ -186,7 +182,6 @@ class OnPolicyAlgorithm(Algorithm):
                 return
 
     def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
-        """Check the first ratio once per run, if the loss takes ratios of own actions."""
         if self._ratio_checked or trainer_of(self) is None:
             return
         if "sample_log_prob" in keys and self.data.acted_by_policy:
@@ -194,39 +189,29 @@ class OnPolicyAlgorithm(Algorithm):
 
     @abstractmethod
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch [B], and scalars to log.
-
-        All of them must be means over samples, because micro-batches are averaged. A compiled loss
-        is traced once: no Python decision may depend on the values of tensors.
-        """
+        """Return the loss of a minibatch [B], and scalars to log; see `Algorithm.objective`."""
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Prepare a whole minibatch [B] before the loss, such as normalizing; without gradients.
 
-        With several processes `drawn_fields` runs instead.
+        With several processes override `drawn_fields` instead.
         """
         return add_part_weights(minibatch)
 
     def drawn_fields(
         self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
     ) -> dict[str, Tensor]:
-        """Replace `prepare` with several processes, for all minibatches of an update together.
+        """Return fields [S] of all minibatches of an update: `prepare` for several processes.
 
         Args:
             flat: [M], the transitions of this rank.
             order: [S], indices of the drawn samples of all passes.
             sizes: number of samples of this rank in each minibatch.
-
-        Returns:
-            fields [S] of the drawn samples, by name.
         """
         return part_weights_over_ranks(flat, order, sizes)
 
     def _stops_early(self, first: int) -> bool:
-        """Adapt the learning rate to the epoch's KL; return whether the KL ends the update.
-
-        `first` is the index of the epoch's first minibatch.
-        """
+        """Adapt the learning rate to the epoch's KL; return whether the KL ends the update."""
         if self.target_kl is None and self.lr_schedule != "adaptive":
             return False
         objective = self.objectives[""]
@@ -259,15 +244,14 @@ class OnPolicyAlgorithm(Algorithm):
             check_drawn_fields(type(self), OnPolicyAlgorithm)
 
     def on_train_start(self) -> None:
-        # The collector does not exist before training starts.
+        # The collector exists only from the start of training.
         super().on_train_start()
         self.may_be_stale = self.data.max_staleness > 0
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         if self.may_be_stale and self.policy.evaluates_sequences:
-            # Older weights computed the stored states. Values, ratios and sequences need the states
-            # of the current weights.
+            # Older weights computed the stored states: recompute them with the current weights.
             batch["state"] = states_of(self.policy, batch)
 
 
@@ -282,7 +266,7 @@ def make_sampler(
     """Return the source of minibatches: transitions of a rollout [N, T+1], or sequences.
 
     Args:
-        policy: sequences are for a policy with a memory.
+        policy: a policy with a memory gets sequences.
         rollout: [N, T+1].
         keys: the fields that the loss reads; the policy's extra fields are added.
         mask: [N, T], true for transitions to train on; None for all.
@@ -296,12 +280,7 @@ def make_sampler(
 
 
 class TransitionSampler(Sampler):
-    """A `Sampler` whose units are single transitions.
-
-    Args:
-        flat: [M], the transitions of this rank, see `flat_transitions`.
-        mask: [N, T], true for transitions to train on; None for all.
-    """
+    """Sample single transitions `flat` [M] where a mask [N, T] is true; None for all."""
 
     def __init__(self, flat: TensorDict, mask: Tensor | None = None) -> None:
         self.flat, self.varies = flat, mask is not None
@@ -341,8 +320,8 @@ def epochs(
     """Yield one iterator of minibatches [M] per pass; each pass has all samples, in random order.
 
     The last minibatch of a pass may be smaller than `batch_size`; all are smaller if sequences do
-    not divide `batch_size`. With several processes all communication happens before the first pass,
-    and `draw` computes fields of the drawn samples.
+    not divide `batch_size`. All communication between processes happens before the first pass;
+    `draw` computes fields of the drawn samples.
     """
     size = sampler.units_per_minibatch(batch_size)
     if ranks.world_size() == 1:
@@ -350,7 +329,7 @@ def epochs(
             yield sampler.minibatches(_shuffled(sampler, generator).split(size))
         return
     orders = [_shuffled(sampler, generator) for _ in range(n_epochs)]
-    # Masks differ between ranks, and all ranks need as many minibatches as the fullest rank.
+    # Masks differ between ranks: all ranks take as many minibatches as the fullest rank.
     count = ranks.max_over_ranks(-(-len(sampler) // size)) if sampler.varies else None
     if count == 0:
         return
@@ -371,7 +350,7 @@ def _shuffled(sampler: Sampler, generator: torch.Generator) -> Tensor:
 
 
 def gather(data: TensorDict, index: Tensor) -> TensorDict:
-    """Return the samples [B] at an index [B]; several times faster than TensorDict's indexing."""
+    """Return the samples [B] at an index [B]; faster than TensorDict's indexing."""
 
     def select(value: Any) -> Any:
         if isinstance(value, TensorDict):

@@ -33,8 +33,8 @@ class PPO(OnPolicyAlgorithm):
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
     time limits bootstrap from the true final observation; advantages may be normalized; the value
-    loss may be clipped. Steps of an intervention are not trained on, and the return of the step
-    before it bootstraps from the value.
+    loss may be clipped. Steps of an intervention are not trained on; the return before an
+    intervention bootstraps from the value.
 
     Args:
         policy: an actor with a critic.
@@ -44,9 +44,8 @@ class PPO(OnPolicyAlgorithm):
         normalize_advantage: over each `minibatch`, the whole `rollout`, or `off`.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        critic_warmup_iterations: train only on the value loss in the first iterations, for a
-            pretrained policy with an untrained critic. Networks that actor and critic share are
-            trained.
+        critic_warmup_iterations: first iterations with the value loss only, for a pretrained policy
+            with an untrained critic; it also trains networks that actor and critic share.
         kwargs: see `OnPolicyAlgorithm`.
 
     Raises:

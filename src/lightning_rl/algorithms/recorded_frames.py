@@ -1,4 +1,4 @@
-"""Define the base class of algorithms that train on the frames of a recorded dataset."""
+"""Base class of algorithms that train on the frames of a recorded dataset."""
 
 from abc import abstractmethod
 from typing import Any
@@ -17,10 +17,10 @@ from lightning_rl.system.errors import check_range, require
 
 
 class FrameAlgorithm(Algorithm):
-    """Base class of algorithms whose `data.env` shows recorded frames; `loss` is the subclass's.
+    """Base class of algorithms whose `data.env` shows recorded frames; a subclass writes `loss`.
 
     Args:
-        policy: its action is the answer for a frame.
+        policy: its action is the predicted label of a frame.
         n_epochs: passes over the frames of a rollout.
         kwargs: see `Algorithm`.
 
@@ -58,8 +58,8 @@ class FrameAlgorithm(Algorithm):
         _ = self.frames_env
         require(
             self.data.evaluates_on_the_training_env,
-            f"{type(self).__name__} is evaluated on the episodes that data.env holds out; "
-            "data.eval_env could contain training data. Remove data.eval_env.",
+            f"{type(self).__name__} evaluates the held-out episodes of data.env; data.eval_env "
+            "could contain training data. Remove data.eval_env.",
         )
 
     @property
@@ -89,5 +89,4 @@ class FrameAlgorithm(Algorithm):
 
 
 def _nothing(flat: TensorDict, index: Tensor, sizes: Any) -> dict[str, Tensor]:
-    """Return no drawn fields: the fields of a frame are equal in all processes."""
     return {}

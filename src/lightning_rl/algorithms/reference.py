@@ -15,11 +15,8 @@ from lightning_rl.policies import Policy
 class ReferencePolicy(nn.Module):
     """A policy with the parameters and statistics from the start of training.
 
-    Only trainable parameters are copied; frozen parameters are shared. For a fresh LoRA adapter,
-    this is the same network with the adapter off.
-
-    If the policy is sharded, each rank copies its own shards, and puts the copies into the policy
-    during an evaluation.
+    Only trainable parameters are copied: for a fresh LoRA adapter, this is the same network with
+    the adapter off. A sharded policy copies its own shards, and swaps them in for an evaluation.
     """
 
     sharding = None
@@ -43,11 +40,7 @@ class ReferencePolicy(nn.Module):
             kept.copy_(value)
 
     def log_prob(self, rollout: TensorDict) -> Tensor:
-        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`.
-
-        A recurrent policy recomputes its states. The first state of a rollout that starts within an
-        episode is that of the trained policy.
-        """
+        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
         if self._policy.is_recurrent:
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)
@@ -96,7 +89,6 @@ class ReferencePolicy(nn.Module):
         return self._evaluation[0].policy
 
     def _changing(self) -> dict[str, Tensor]:
-        """Return trainable parameters and saved statistics by name."""
         saved = self._policy.state_dict()
         parameters = {n: p for n, p in self._policy.named_parameters() if p.requires_grad}
         return parameters | {n: b for n, b in self._policy.named_buffers() if n in saved}

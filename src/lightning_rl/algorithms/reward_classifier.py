@@ -28,13 +28,11 @@ class RewardClassifier(FrameAlgorithm):
     """Train a classifier of success on the labelled frames of a recorded dataset.
 
     It needs `data.env: LabelledFrames`, and a policy for its observations. The policy's action is
-    the predicted label; maximizing the log-prob of the true label minimizes the cross-entropy. Both
-    classes have the same weight, even if success is rare.
+    the predicted label. Both classes have the same weight, even if success is rare.
 
     An evaluation classifies all frames of the held-out episodes (`data.num_eval_episodes` has no
-    effect), and reports false positives and false negatives. A policy would exploit false
-    positives. The return of an episode is its percentage of correct labels; the episode is a
-    success if all labels are correct.
+    effect). The return of an episode is its percentage of correct labels; the episode is a success
+    if all labels are correct.
 
     Source: Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via Human-in-the-Loop
     Reinforcement Learning", section III-B. Differs from it: the encoder is trained unless it is
@@ -72,7 +70,6 @@ class RewardClassifier(FrameAlgorithm):
         return cast(LabelledFrames, self.frames_env)
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighted cross-entropy of samples [B], and scalars to log."""
         log_prob = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
         right = (log_prob.exp() > 0.5).float()
         weight = minibatch["weight"]
@@ -93,7 +90,7 @@ class RewardClassifier(FrameAlgorithm):
     # --- evaluation ---
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        # The first batch of seeds evaluates this rank's share of the held-out episodes.
+        # Evaluate this rank's share of the held-out episodes with the first batch of seeds.
         if batch_idx > 0:
             return
         check_weights_are_numbers(self.policy)
@@ -139,7 +136,6 @@ def _mean(flags: Tensor) -> Tensor:
 
 
 def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: float) -> Any:
-    """Return the predictions for an episode [F] as `evaluation.Episode`."""
     right = (probability >= threshold) == (label == 1)
     return {
         "seed": number,
@@ -158,8 +154,8 @@ class ClassifiedReward(gymnasium.Wrapper):
 
     The reward is `success_reward` if the classifier detects success, else 0. The env's own reward
     is dropped; its own terminations stay. The info contains `success` at each step, and the
-    probability in `metrics`. The classifier includes the scaling of observations: inner wrappers
-    must not scale them, unless the dataset was recorded with these wrappers.
+    probability in `metrics`. Use the wrappers with which the dataset was recorded; the classifier
+    contains the scaling of observations.
 
     Args:
         env: an env with the observations of the dataset; it may have more keys.
@@ -224,7 +220,6 @@ class ClassifiedReward(gymnasium.Wrapper):
 
 
 def _batch_of_one(observation: Any, space: gymnasium.Space[Any]) -> Observation:
-    """Return an observation as [1, ...], with the keys of a space."""
     if isinstance(space, gymnasium.spaces.Dict):
         children = {key: _batch_of_one(observation[key], one) for key, one in space.items()}
         return TensorDict(children, [1])

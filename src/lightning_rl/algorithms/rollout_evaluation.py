@@ -1,7 +1,4 @@
-"""Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions.
-
-A recurrent policy starts each step with the state stored in the rollout.
-"""
+"""Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -53,7 +50,8 @@ def write_values(
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         ended = _parts(policy, TensorDict(finals, [len(rows)]))
-    # Not by `value_of`: the number of final observations varies, and graphs need a fixed number.
+    # Do not use `value_of`: the number of final observations varies, and graphs need a fixed
+    # number.
     final_values = _each(policy, final_value_of or policy.get_value, "value", ended, parts[0])
     if final_values:
         rollout["final_value"][rows, steps] = torch.cat(final_values)
@@ -70,12 +68,8 @@ def _each(
     parts: list[TensorDict],
     spare: TensorDict,
 ) -> list[Tensor]:
-    """Return a policy's answers for parts [B], or the entry `key` of each answer.
-
-    All ranks must call a sharded policy equally often: a rank with fewer parts adds calls with
-    `spare`.
-    """
-    # Before the first call: it waits for the other ranks.
+    """Return a policy's answers for parts [B]; all ranks must call it equally often."""
+    # Count before the first call, which waits for the other ranks.
     missing = 0 if policy.sharding is None else ranks.max_over_ranks(len(parts)) - len(parts)
     answers = [ask(part) for part in (*parts, *[spare] * missing)]
     return [one if isinstance(one, Tensor) else one[key] for one in answers[: len(parts)]]
@@ -99,12 +93,7 @@ class EvaluatesActions(Protocol):
 
 
 def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
-    """Return the state [B, ...] of a recurrent policy after a step.
-
-    Args:
-        policy: a policy with a state.
-        td: [B], with `observation`, and `state` before the step.
-    """
+    """Return the state [B, ...] of a recurrent policy after td [B], which has `state`."""
     state: Tensor = policy.get_action(td, deterministic=True)["next_state"]
     return state
 

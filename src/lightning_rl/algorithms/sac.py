@@ -16,7 +16,7 @@ from lightning_rl.system.errors import check_range
 
 
 class SoftActorCritic(QAlgorithm):
-    """The common part of SAC algorithms: critics, an actor with an entropy bonus, a temperature.
+    """Base class of SAC algorithms: critics, an actor with an entropy bonus, a temperature.
 
     One update takes a step on the critics' loss, then the actor's, then the temperature's, and
     moves the target networks.
@@ -28,9 +28,8 @@ class SoftActorCritic(QAlgorithm):
         learn_alpha: whether to learn the temperature for a target entropy.
         entropy_in_target: whether the critics' targets include the entropy bonus (false: RLPD, Ball
             et al. 2023, for sparse rewards).
-        num_target_critics: size of the random subset of critics, drawn per sample, whose minimum is
-            the target; the actor then uses the mean of all critics. Null: target and actor use
-            the minimum of all.
+        num_target_critics: number of critics, drawn per sample, whose minimum is the target; the
+            actor then uses the mean of all critics. Null: both use the minimum of all.
         kwargs: see `QAlgorithm`.
 
     Raises:
@@ -89,7 +88,7 @@ class SoftActorCritic(QAlgorithm):
         return {"target_critics": random_subsets(count, critics, size, self.generator, self.device)}
 
     def reduce_q(self, q: Tensor) -> Tensor:
-        """Reduce the values of all critics [E, ...] to those that the actor maximizes."""
+        """Reduce the values of all critics [E, ...] to the value that the actor maximizes."""
         return q.amin(0) if self.num_target_critics is None else q.mean(0)
 
     @abstractmethod
@@ -98,10 +97,7 @@ class SoftActorCritic(QAlgorithm):
 
     @abstractmethod
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the temperature on samples [B], and scalars to log.
-
-        It reads the actor's entropy from before the actor's step.
-        """
+        """Return the temperature's loss on samples [B] for the entropy before the actor's step."""
 
 
 class SAC(SoftActorCritic):

@@ -1,4 +1,4 @@
-"""Sources of minibatches; sequences of a rollout for a policy with a memory."""
+"""Sources of minibatches, and sequences of a rollout for a policy with a memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,17 +63,14 @@ class Sampler(ABC):
     def minibatches(
         self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
     ) -> Iterator[TensorDict]:
-        """Yield a minibatch [M] for each group of units in `parts`.
-
-        `drawn` has additional fields, for the samples of all groups in order.
-        """
+        """Yield a minibatch [M] for each group of units in `parts`, with the fields `drawn`."""
 
 
 class SequenceSampler(Sampler):
     """A rollout cut into sequences of L steps, for a policy with a memory; each sequence is a unit.
 
     The T steps of an env become ceil(T / L) sequences. If L does not divide T, the last sequence
-    starts earlier; the steps that it shares with the previous sequence count only there.
+    overlaps the previous one, and shared steps count once.
 
     Args:
         rollout: [N, T+1], with `state`.
@@ -81,8 +78,8 @@ class SequenceSampler(Sampler):
         mask: [N, T], true for steps to train on; None for all. The policy runs through masked steps
             too.
         length: L; see `steps_of`.
-        burn_in: C, steps before each sequence that the current policy runs from the stored state,
-            to find the state at the start of the sequence; fewer at the start of the rollout.
+        burn_in: C, steps before each sequence in which the policy recomputes its state from a
+            stored state; fewer at the start of the rollout.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class SequenceSampler(Sampler):
         self._all_count = bool(self._counted.all())
 
     def _cut_row(self, num_steps: int, device: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each sequence's steps [K, C+L], which of C exist, and which of L count."""
+        """Return each sequence's steps [K, C+L], and masks of burn-in and of counted steps."""
         length = self._length
         begins = torch.arange(0, num_steps, length, device=device)[:, None]
         first = begins.clamp(max=num_steps - length)

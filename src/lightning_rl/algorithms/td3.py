@@ -92,7 +92,7 @@ class TD3(QAlgorithm):
         return NextStep(slow, action, torch.zeros_like(minibatch["reward"]))
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the actor on samples [B], and scalars to log."""
+        """Return the actor's loss on samples [B], and scalars to log."""
         features, for_critics = self.policy.features_for_actor(minibatch)
         action = self.policy.best_unit(minibatch, features=features)
         return -self.policy.q_values(minibatch, action, features=for_critics)[0].mean(), {}

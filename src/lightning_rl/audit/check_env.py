@@ -64,8 +64,7 @@ class Finding:
 
     Attributes:
         topic: `observation`, `reward`, `speed`, ...
-        level: `ok`, `note` (worth knowing), `warning` (training may suffer) or `error` (training
-            would end or be wrong).
+        level: `ok`, `note`, `warning` (training may suffer) or `error` (training would fail).
         text: the result, in one sentence.
         cure: what to do about it; may be empty.
     """
@@ -82,7 +81,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What is scaled between env and network.
+    """Whether observations and rewards are scaled between env and network.
 
     Attributes:
         observation: whether observations are scaled.
@@ -113,9 +112,6 @@ def check_env(
         timeout_s: seconds that making, a reset or a step of all N envs may take; None: no limit.
         seed: seed of the envs and of the actions.
 
-    Returns:
-        the findings, by topic. An error of the env is a finding too.
-
     Raises:
         ConfigurationError: if `env` makes no envs.
     """
@@ -142,10 +138,10 @@ class EnvCheck:
         timeout_s: seconds that a call into the env may take; None: no limit.
         seconds: approximate time to play.
         seed: seed of the envs and of the actions.
-        scaling: what is scaled between env and network.
+        scaling: whether observations and rewards are scaled.
 
     Attributes:
-        findings: up to now.
+        findings: all findings so far.
         play: with random actions; None before `run`, or if the env raised an error.
         reproducible: whether the same seeds and actions gave the same steps, bit for bit.
         same_starts: whether the same seeds gave the same first observations.
@@ -171,7 +167,7 @@ class EnvCheck:
         self._env: VectorEnv | None = None
 
     def run(self) -> None:
-        """Make the env and run all checks; an error of the env is a finding, and ends them."""
+        """Make the env and run all checks; an error of the env is the last finding."""
         # In another thread, so that this one can return if the env hangs.
         threading.Thread(target=self._work, name="check of the env", daemon=True).start()
         try:
@@ -191,7 +187,6 @@ class EnvCheck:
             self._end(None)
 
     def _fail(self, error: Exception) -> bool:
-        """End `run` with an error while the thread of the checks hangs."""
         self._end(error)
         return True
 
@@ -254,18 +249,18 @@ class EnvCheck:
         space = env.single_action_space
         self.add("action", "ok", described(space))
         if env.steps_per_action > 1:
-            text = f"it is a chunk; its first {env.steps_per_action} env steps are executed"
+            text = f"a chunk, of which the first {env.steps_per_action} env steps are executed"
             self.add("action", "ok", text)
         if isinstance(space, gymnasium.spaces.Box):
             bounded = np.isfinite([space.low, space.high]).all(0)
             if not bounded.all():
-                some = "some of it has" if bounded.any() else "it has"
+                some = "some entries have" if bounded.any() else "it has"
                 self.add(
                     *("action", "note", f"{some} no bounds: a policy may choose any value"),
                     "Announce the limits of the env as low and high of a Box.",
                 )
         if env.reports_interventions:
-            text = "the env reports what a person or a script did instead (executed_action)"
+            text = "the env reports actions of a person or a script (executed_action)"
             self.add("action", "ok", text)
         if play.interventions:
             taken = f"{play.interventions:,} of {play.env_steps:,} env steps"
@@ -280,7 +275,7 @@ class EnvCheck:
         if array.not_finite is not None:
             self.add(
                 *(topic, "error", f"{array.not_finite} is not finite: an update would fail"),
-                "Look for a division by zero, or a state that was never set, in the env.",
+                "Look for a division by zero, or an uninitialised state, in the env.",
             )
         if array.outside is not None:
             cure = "Clip it in the env, or announce wider bounds in observation_space."
@@ -304,7 +299,12 @@ class EnvCheck:
             which = ", ".join(str(list(map(int, at))) for at in np.argwhere(still)[:4])
             more = ", ..." if still.sum() > 4 else ""
             text = f"{int(still.sum())} of {still.size} numbers never changed: {which}{more}"
-            self.add(topic, "note", f"{begin}{text}", "Remove them if they are always constant.")
+            self.add(
+                topic,
+                "note",
+                f"{begin}{text}",
+                ("Remove these numbers if they are always constant."),
+            )
 
     def _check_rewards(self, env: VectorEnv, play: Play) -> None:
         reward = play.rewards
@@ -444,7 +444,7 @@ class EnvCheck:
         draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
         actions = [draw() for _ in range(2 * CONTINUED)]
         self._reset(env, self._seed)
-        self._reset(env)  # the second episode of a seed: generators have moved on
+        self._reset(env)  # save in the second episode, when the generators have changed
         for action in actions[:CONTINUED]:
             with self._calls("step"):
                 observation = env.step(action)[0]
@@ -488,10 +488,7 @@ class EnvCheck:
             self.add("resume", "ok", text)
         else:
             level: Level = "error" if self.reproducible else "warning"
-            cure = (
-                "Save everything that the env depends on in state_dict, including its random "
-                "generators."
-            )
+            cure = "Save the whole state of the env in state_dict, including its random generators."
             self.add("resume", level, f"the restored env gave a different {differs}", cure)
 
     # --- one env ---
@@ -511,7 +508,7 @@ class EnvCheck:
                         check(one)
                 except (AssertionError, gymnasium.error.Error) as error:
                     warnings.warn(str(error), stacklevel=2)
-            if caught:  # report only the first: the others mostly follow from it
+            if caught:  # report only the first: it usually causes the others
                 text = re.sub("\x1b.*?m|WARN: ", "", str(caught[0].message))
                 cure = "Change the env so that gymnasium.utils.env_checker.check_env(env) passes."
                 self.add("gymnasium", "warning", text, cure)
@@ -524,7 +521,7 @@ GYMNASIUM_CHECKS: tuple[Callable[[gymnasium.Env], object], ...] = (
     check_reset_seed_determinism,
     check_reset_options,
 )
-"""Parts of `gymnasium.utils.env_checker.check_env`, which itself stops at the first fault."""
+"""Parts of Gymnasium's `check_env`, which stops at the first fault."""
 
 
 def described(space: gymnasium.Space[Any]) -> str:
@@ -552,7 +549,6 @@ def _base(env: VectorEnv) -> VectorEnv:
 
 
 def _copy(observation: Any) -> Outcome:
-    """Copy tensors [N, ...] to arrays: the env reuses them in the next step."""
     return {name: _array(tensor) for name, tensor in leaves(observation).items()}
 
 
@@ -569,7 +565,6 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
-    """Return name and step of the first difference of two plays; None if they are equal."""
     for step, (a, b) in enumerate(zip(one, other, strict=True)):
         for name, array in a.items():
             if not _equal(array, b[name]):
@@ -578,7 +573,6 @@ def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
 
 
 def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    """Save a state as a checkpoint does, and load it without unpickling."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -587,7 +581,6 @@ def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_the_env(error: Exception) -> bool:
-    """Return whether an env or its factory raised the error; other errors are bugs of the check."""
     if isinstance(error, ConfigurationError):
         return True
     kinds = (VectorEnv, gymnasium.Env, gymnasium.vector.VectorEnv)
@@ -599,7 +592,6 @@ def _is_of_the_env(error: Exception) -> bool:
 
 
 def _described(error: Exception) -> str:
-    """Return the text of an env's error, with its place."""
     if isinstance(error, ConfigurationError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -27,7 +27,7 @@ MOST_STEPS = 500
 """Maximum steps of the untrained policy in each env."""
 
 SLOW_STEP = 5e-3
-"""A collector thread pays if choosing the actions of all envs takes longer than these seconds."""
+"""Seconds for the actions of all envs, above which a collector thread pays."""
 
 WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
@@ -41,12 +41,6 @@ class RunCheck(Callback):
     """Check a run in `on_fit_start`, and end it by raising `CheckComplete`.
 
     It must be the last callback, so that the other callbacks raise their errors first.
-
-    Args:
-        seconds: approximate time to play.
-
-    Attributes:
-        findings: by topic.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -89,7 +83,6 @@ class RunCheck(Callback):
 
     @contextmanager
     def _finding(self, topic: str) -> Iterator[None]:
-        """Turn a `ConfigurationError` into a finding, so that the check continues."""
         try:
             yield
         except ConfigurationError as error:
@@ -98,12 +91,11 @@ class RunCheck(Callback):
     # --- collecting ---
 
     def _collect(self, data: RLDataModule) -> Play | None:
-        """Build the collector, and play its env by its policy; None if it steps no env."""
         data.train_dataloader()
         collector = data.collector
         assert collector is not None
         if not collector.code_paths:
-            text = f"{type(collector).__name__} steps no env: its rollouts exist already"
+            text = f"{type(collector).__name__} steps no env"
             self.add("collector", "ok", text)
             return None
         env, seconds = collector.env, (1 - SHARE_OF_THE_ENV) * self._seconds
@@ -137,8 +129,8 @@ class RunCheck(Callback):
         )
         self.add(
             *("speed", "ok"),
-            f"together {_rate(rate)}: {data.total_env_steps:,} of them take "
-            f"{_duration(data.total_env_steps / rate)} to collect, updates not counted",
+            f"together {_rate(rate)}: collecting {data.total_env_steps:,} env steps takes "
+            f"{_duration(data.total_env_steps / rate)}, without updates",
         )
         if isinstance(base, GymnasiumEnv) and way == "sync" and data.num_envs > 1:
             self._advise_workers(data.num_envs, stepping, choosing)
@@ -156,8 +148,8 @@ class RunCheck(Callback):
             gain = (stepping + choosing) / (other + choosing)
             self.add(
                 *("speed", "note"),
-                f"{num_envs} envs are stepped one after the other, {1e3 * stepping:.3g} ms in all, "
-                f"and there are {cores} cores",
+                f"{num_envs} envs step one after the other, {1e3 * stepping:.3g} ms in all, on "
+                f"{cores} cores",
                 f"data.env.vectorization: async might collect {gain:.1f} times as fast.",
             )
 
@@ -183,8 +175,11 @@ class RunCheck(Callback):
         elif lengths:
             ends = data.num_envs * each / float(np.mean(lengths))
             number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
-            text += f"; about {number} episodes end in each, if they last as with random actions"
-            seldom = ": in most rollouts none" if ends < 1 else ""
+            text += (
+                f"; about {number} episodes end in each rollout, if they are as long as with "
+                "random actions"
+            )
+            seldom = ": most rollouts contain no end of an episode" if ends < 1 else ""
             self.add("rollout", "note" if seldom else "ok", text + seldom)
         else:
             self.add("rollout", "ok", text)
@@ -192,7 +187,7 @@ class RunCheck(Callback):
         if gamma is None or not longest:
             return
         horizon = 1 / (1 - gamma) if gamma < 1 else float("inf")
-        text = f"gamma {gamma:g} looks about {horizon:,.0f} env steps ahead"
+        text = f"gamma {gamma:g} has a horizon of about {horizon:,.0f} env steps"
         short = 20 * horizon < longest
         self.add(
             *("rollout", "note" if short else "ok"),
@@ -206,8 +201,8 @@ class RunCheck(Callback):
         else:
             self.add(
                 *("rollout", "warning"),
-                f"{text}, and an episode may last {longest:,}: such episodes are cut, and "
-                "compared by their return so far",
+                f"{text}, and an episode may last {longest:,}: the rollout cuts long episodes, "
+                "and compares their returns up to the cut",
                 "Raise data.buffer_size, or shorten the episodes.",
             )
 
@@ -281,7 +276,7 @@ class RunCheck(Callback):
 
 def _scaling(algorithm: Algorithm) -> Scaling:
     policy = _inner(algorithm)
-    # Without a critic the scale of rewards does not matter: groups compare them.
+    # Without a critic the scale of rewards does not matter: a group compares its rewards.
     on_policy = isinstance(algorithm, OnPolicyAlgorithm) and algorithm.policy.has_critic
     normalizer = getattr(algorithm, "reward_normalizer", None)
     return Scaling(
@@ -291,7 +286,6 @@ def _scaling(algorithm: Algorithm) -> Scaling:
 
 
 def _inner(algorithm: Algorithm) -> Any:
-    """Return the innermost policy, without its wrappers."""
     policy: Any = algorithm.policy
     while getattr(policy, "inner", None) is not None:
         policy = policy.inner

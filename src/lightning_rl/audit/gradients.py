@@ -53,12 +53,10 @@ def check_gradients(algorithm: APG, data: RLDataModule) -> list[Finding]:
 
 
 def _of_a_step(algorithm: APG, env: TorchEnv, noise: Tensor) -> Finding | None:
-    """Compare the action's gradient of reward and next observation; None if there is none."""
     start = env.state_dict()
     action = algorithm.act(env.observed(env.state), noise).detach()
 
     def outcome(action: Tensor) -> Tensor:
-        """Return a fixed mixture [N] of the results of a step."""
         env.load_state_dict(start)
         _, reward, _, _, info = env.step(action)
         seen = [leaf.flatten(1) for _, leaf in leaves_of_tree("", info["final_obs"])]
@@ -88,7 +86,6 @@ def _of_a_step(algorithm: APG, env: TorchEnv, noise: Tensor) -> Finding | None:
 
 
 def _of_a_rollout(algorithm: APG, env: TorchEnv, noise: Tensor) -> list[Finding]:
-    """Measure the actions' gradient of a rollout's rewards: zeros, and growth over time."""
     actions: list[Tensor] = []
 
     def act(observation: Any, noise: Tensor) -> Tensor:
@@ -103,7 +100,9 @@ def _of_a_rollout(algorithm: APG, env: TorchEnv, noise: Tensor) -> list[Finding]
     zeros = float((by_action == 0).float().mean())
     text = f"{zeros:.0%} of the gradients with respect to an action are zero"
     if zeros > MOSTLY:
-        cure = "A clamp has no gradient beyond its bounds: keep the action space within them."
+        cure = (
+            "A clamp has no gradient beyond its bounds: keep the action space within these bounds."
+        )
         return [Finding("gradient", "warning", text, cure)]
     first, last = (by_action[t].norm(dim=1).median() for t in (0, -1))
     growth = float(first / last)

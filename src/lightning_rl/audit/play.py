@@ -1,4 +1,4 @@
-"""Play an env for some seconds through a `SyncCollector`, and record data for the findings."""
+"""Play an env for some seconds through a `SyncCollector`, and record data for findings."""
 
 import time
 from collections import defaultdict
@@ -53,7 +53,7 @@ class RandomPolicy(Policy):
         td["sample_log_prob"] = torch.zeros(td.batch_size, device=td.device)
         return td
 
-    # Abstract methods of a policy that learns; nothing trains this one.
+    # Abstract methods that only training needs.
     def get_value(self, td: TensorDict) -> TensorDict:
         raise NotImplementedError
 
@@ -75,13 +75,11 @@ class Play:
     Attributes:
         arrays: arrays of the observations, by name.
         statistics: of the collector: returns, lengths and successes of the last episodes.
-        reports_success: whether the env reports success.
         ways: names of the classes that act and step.
         steps: actions of each env.
         env_steps: env steps of all N envs; an action may be a chunk of several steps.
         seconds: per action of all N envs: `env`, resets included, and `inference`.
         rewards: [N, steps] float64.
-        terminated: number of terminated episodes.
         truncated: number of episodes that were truncated and not terminated.
         alike_ends: number of final observations equal to the next episode's first.
         reports: means of the rewards and metrics that the env reports, by name.
@@ -168,7 +166,7 @@ class ArraySeen:
 
     Attributes:
         least, greatest: lowest and highest value of each element, finite values only.
-        not_finite: the first NaN or infinite value, with its place; or None.
+        not_finite: the first NaN or infinite value, with its index; or None.
     """
 
     def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
@@ -189,7 +187,7 @@ class ArraySeen:
 
     @property
     def outside(self) -> str | None:
-        """The value farthest beyond its bounds, with place and bound; None if all are within."""
+        """The value farthest beyond its bounds, with index and bound; None if all are within."""
         low, high = (np.broadcast_to(bound, self.shape) for bound in bounds_of(self.space))
         found = []
         for name, bound, seen, sign in (
@@ -240,7 +238,7 @@ class Clock:
 
 
 def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Callable[[], Tensor]:
-    """Return a function that draws actions [N, *A]; discrete actions count from 0."""
+    """Return a function that draws actions [N, *A]; discrete actions start at 0."""
     batched = batch_space(space, num_envs)
     batched.seed(seed)
     start = first_choice(space)
@@ -248,7 +246,7 @@ def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Cal
 
 
 def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:
-    """Return the arrays, tensors or spaces of an observation by name, as `observation.picture`."""
+    """Return the arrays, tensors or spaces of an observation by name: `observation.picture`."""
     if not hasattr(tree, "items"):
         return {name: tree}
     children = [leaves(child, f"{name}.{key}") for key, child in tree.items()]

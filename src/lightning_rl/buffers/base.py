@@ -40,11 +40,11 @@ class OfflineRewards(NamedTuple):
 
 
 class Replay(ABC):
-    """Replay buffer of an off-policy algorithm: rollouts go in, minibatches come out.
+    """Replay buffer of an off-policy algorithm: stores rollouts, and samples minibatches.
 
-    The data module creates it from `data.replay` and saves it; the algorithm reads it as
-    `Algorithm.replay`. The constructor of a subclass begins with these five arguments and takes
-    `directory` by name; the config sets its other arguments.
+    The data module makes it from `data.replay`; the algorithm reads it as `Algorithm.replay`. The
+    constructor of a subclass takes these five arguments first, and `directory` by name; the config
+    sets its other arguments.
 
     Args:
         observation_space: observation space of one env.
@@ -95,9 +95,8 @@ class Replay(ABC):
         """Yield minibatches [S*L] as in `batches`, of sequences of L consecutive steps.
 
         Each minibatch also holds the steps before and after its samples, see
-        `lightning_rl.rollout.sequences`. A sequence begins with the stored state of its first step.
-        It may cross the end of an episode, which resets the state to zero, but not a break of the
-        stream.
+        `lightning_rl.rollout.sequences`. A sequence begins with the stored state of its first step;
+        it may cross the end of an episode, which resets the state, but not a gap in the stream.
 
         Args:
             count: number of minibatches.
@@ -117,10 +116,7 @@ class Replay(ABC):
         )
 
     def take_offline_rewards(self) -> "OfflineRewards | None":
-        """Return the rewards of transitions that no collector made, for a reward normaliser.
-
-        Returns None on the second call, and if there are no such transitions.
-        """
+        """Return rewards of transitions without a collector, once; None if there are none."""
         return None
 
     def metrics(self) -> dict[str, float]:
@@ -131,8 +127,8 @@ class Replay(ABC):
     def state_dict(self, folder: Path) -> dict[str, Any]:
         """Return the state for a resumed run, as plain numbers, strings and tensors.
 
-        Large parts may go into files in `folder`, next to the checkpoint. The state lists their
-        names under `files`; `replay_files` removes files that no checkpoint lists.
+        Large parts may go into files in `folder`, next to the checkpoint; the state lists their
+        names under `files`.
         """
 
     @abstractmethod
@@ -141,7 +137,7 @@ class Replay(ABC):
 
 
 class ReplayFactory(Protocol):
-    """Makes a replay; in YAML, the class and its other arguments."""
+    """Make a replay; in YAML, the class and its other arguments."""
 
     def __call__(
         self,

@@ -23,12 +23,12 @@ class CircularBuffer:
     """Ring of rollouts of N envs between one writer (collector) and one reader (learner).
 
     The ring has K segments of T+1 slots. The writer gets a free segment (`begin_write`), fills
-    slots 0 to T-1 in place, writes the last observation into slot T, and hands the segment over
+    slots 0 to T-1 in place, writes the last observation into slot T, and passes the segment on
     (`commit`). The reader gets the oldest segment (`take`) as a window [N, T+1], a view; the next
-    `take` frees it. The reader gets each window once, in the order of writing.
+    `take` frees it.
 
     The reader may write into its window and add fields, but must not change `observation` and
-    `state`. On a GPU, both sides must use the same stream, which is PyTorch's default for threads.
+    `state`. On a GPU, both threads must use the same stream, which is PyTorch's default.
 
     Args:
         segments: the K segments of N envs and T steps. K = max_staleness + 2: the collector is at
@@ -36,16 +36,16 @@ class CircularBuffer:
         overflow: behaviour if no segment is free: `block` makes the writer wait; `overwrite` drops
             and counts the oldest unread window.
         timeout_s: seconds that the reader waits for a window before it raises; `inf` for no limit.
-            The writer waits without limit, for as long as an update and an evaluation last.
+            The writer waits without limit.
 
     Raises:
         ConfigurationError: if the timeout is not positive, or `overflow` is unknown.
     """
 
-    # Segments instead of single slots: a window must be contiguous to be a view, even if the ring
-    # wraps; and the writer needs slot 0 of the next window while the learner holds the bootstrap
-    # slot of this one. The price is one slot per segment and one copied observation per T steps.
-    # One side owns a segment at a time, so only the change of owner needs the lock.
+    # Segments instead of single slots, because a window must be contiguous to be a view, and
+    # because the writer needs slot 0 of the next window while the learner holds the bootstrap slot
+    # of this one. The cost is one slot per segment and one copied observation per T steps. Only one
+    # thread owns a segment at a time, so only the change of owner needs the lock.
 
     def __init__(
         self,
@@ -96,12 +96,11 @@ class CircularBuffer:
         return segment
 
     def commit(self, num_steps: int, notes: Mapping[str, Any] | None = None) -> None:
-        """Hand the begun segment to the reader.
+        """Pass the current segment to the reader.
 
         Args:
-            num_steps: T' of T steps that were written; the window is [N, T'+1] with bootstrap slot
-                T'.
-            notes: more about the window for the reader, as plain data.
+            num_steps: T' of T steps that were written; the window is [N, T'+1].
+            notes: plain data about the window for the reader.
 
         Raises:
             ValueError: if `num_steps` is out of range.
@@ -121,10 +120,7 @@ class CircularBuffer:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Make `take` raise the exception that ended the writer.
-
-        Only the first exception counts. `BufferClosed` is ignored: it is a requested stop.
-        """
+        """Make `take` raise the first exception that ended the writer, except `BufferClosed`."""
         with self._changed:
             if self._error is None and not isinstance(error, BufferClosed):
                 self._error = error
@@ -166,7 +162,7 @@ class CircularBuffer:
         return window
 
     def interrupt(self) -> None:
-        """End the reader's waits for good. Signal handlers may call this: the lock is reentrant."""
+        """End this and all later waits of the reader. Signal handlers may call this."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
@@ -174,17 +170,14 @@ class CircularBuffer:
     # --- either side's ---
 
     def close(self) -> None:
-        """Wake both sides with `BufferClosed`, for good; may be called more than once.
-
-        Unread windows stay in `state_dict`.
-        """
+        """Raise `BufferClosed` in both threads from now on; unread windows stay in `state_dict`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def closed(self) -> bool:
-        """Whether both sides have to stop: after `close` or `fail`."""
+        """Whether `close` or `fail` has been called."""
         return self._closed or self._error is not None
 
     def statistics(self) -> dict[str, float]:
@@ -201,14 +194,14 @@ class CircularBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return the unread windows and the counters, without the segments of writer and reader."""
         with self._changed:
-            # Without the waits in seconds: equal runs must have equal states.
+            # Leave out waiting times: equal runs must have equal states.
             return {"windows": [window.state_dict() for window in self._unread], **self._counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state before the first write and read.
 
-        Drops and counts the windows that do not fit: all windows of another N, T or space, with a
-        warning, and the oldest ones if the ring has become shorter.
+        Drop and count windows that do not fit: all windows of another N, T or space, with a
+        warning, and the oldest windows if the ring has become shorter.
 
         Raises:
             RuntimeError: if the buffer is in use.

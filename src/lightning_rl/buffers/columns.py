@@ -28,11 +28,7 @@ CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def leaves_of_space(name: str, space: gymnasium.Space[Any]) -> Iterator[tuple[Column, FieldSpec]]:
-    """Yield the columns for elements of a space; a Dict has one or more per key.
-
-    Raises:
-        ConfigurationError: if the space cannot be stored.
-    """
+    """Yield the columns for elements of a space; a Dict has one or more per key."""
     if isinstance(space, gymnasium.spaces.Dict):
         for key, child in space.items():
             for (_, *below), spec in leaves_of_space(key, child):
@@ -53,14 +49,10 @@ def reserve(
     device: torch.device,
     directory: Path,
 ) -> dict[Column, Tensor]:
-    """Return zeroed columns [rows, ...]; in memory, a page is used when it is first written.
+    """Return zeroed columns [rows, ...]; in memory, pages are allocated at their first write.
 
-    On disk the file has no name, so that it disappears with the process, even after a crash.
-    `device` is used if `place` is `device`, `directory` if it is `disk`.
-
-    Raises:
-        OSError: if the disk is too full. The space is reserved immediately, because a write to an
-            unbacked page kills the process.
+    A file has no name, so that it disappears with the process; its space is reserved immediately,
+    because a write to an unbacked page kills the process. Raise OSError if the disk is too full.
     """
     columns: dict[Column, Tensor] = {}
     for column, (shape, dtype) in specs.items():
@@ -75,12 +67,11 @@ def reserve(
 
 
 def _untouched(length: int) -> mmap.mmap:
-    """Return memory that the system provides page by page, already cleared."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, length)
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # faster for random access
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

@@ -1,9 +1,4 @@
-"""Keep the replay in files next to the checkpoints that refer to them.
-
-A file holds tensors. It is written completely, never changed, and removed when no checkpoint lists
-it. Its name has a digest of the tensors' bytes. A checkpoint lists plain names within this one
-folder.
-"""
+"""Keep the replay in unchanging files, named by digests, until no checkpoint lists them."""
 
 import hashlib
 import re
@@ -28,17 +23,14 @@ NAME = re.compile(r"rank(\d{1,6})-(\d{1,18})-(\d{1,18})-([0-9a-f]{16})\.pt")
 """File names: the rank, the first slot, the slot after the last one, the digest."""
 
 CURE = (
-    "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or start "
-    "with an empty replay, which is no exact resumption: --restore_replay false."
+    "Resume from another checkpoint of the run, such as best.ckpt or an iteration_*.ckpt, or "
+    "start with an empty replay by --restore_replay false, which is not an exact resumption."
 )
-"""Advice of all errors about an unreadable replay."""
+"""Cure in all errors about an unreadable replay."""
 
 
 class Part(NamedTuple):
-    """A file that a checkpoint lists: its slots `first` to `last` - 1, its size in bytes.
-
-    Slots are counted from the beginning of the training.
-    """
+    """A file that a checkpoint lists: its slots `first` to `last` - 1, and its size in bytes."""
 
     name: str
     first: int
@@ -47,13 +39,7 @@ class Part(NamedTuple):
 
 
 def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Tensor]) -> Part:
-    """Write the tensors of the slots `first` to `last` - 1 into a file of this rank.
-
-    The tensors are on the CPU; each owns its storage, because the whole storage is written.
-
-    Raises:
-        WriteError: if the disk is full or the folder is not writable.
-    """
+    """Write the CPU tensors of slots `first` to `last` - 1; each must own its storage."""
     content = dict(tensors)
     name = f"rank{ranks.rank()}-{first}-{last}-{_digest(content)}.pt"
     write_atomically(folder / name, lambda file: torch.save(content, file))
@@ -61,11 +47,7 @@ def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Ten
 
 
 def parts_of(state: Mapping[str, Any]) -> list[Part]:
-    """Return the files that a state lists.
-
-    Raises:
-        ConfigurationError: if a name is invalid, or if the files are not consecutive.
-    """
+    """Return the files that a state lists, after a check of their names and order."""
     parts = []
     for entry in _names(state):
         found = NAME.fullmatch(entry)
@@ -86,11 +68,7 @@ def parts_of(state: Mapping[str, Any]) -> list[Part]:
 
 
 def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
-    """Return the tensors of a file, after a check of their digest.
-
-    Raises:
-        ConfigurationError: if the file is missing or damaged.
-    """
+    """Return the tensors of a file, after a check of their digest."""
     path = folder / part.name
     if not path.is_file():
         raise ConfigurationError(
@@ -121,11 +99,7 @@ def _digest(content: Mapping[Column, Tensor]) -> str:
 
 
 class ReplayFolder:
-    """Removes replay files that no checkpoint of a folder lists.
-
-    Args:
-        checkpoints: folder of the checkpoints.
-    """
+    """Removes replay files that no checkpoint in the folder `checkpoints` lists."""
 
     def __init__(self, checkpoints: Path) -> None:
         self.checkpoints = checkpoints
@@ -133,16 +107,13 @@ class ReplayFolder:
         self._known: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
 
     def remove_unfinished(self) -> None:
-        """Remove files that a killed run left, of all ranks, at the beginning of a run."""
+        """Remove incomplete files that a killed run left, of all ranks."""
         if self.path.is_dir():
             remove_leftovers(self.path)
             self._remove(lambda rank: True)
 
     def remove_unnamed(self) -> None:
-        """Remove files that no checkpoint lists, after a checkpoint was written.
-
-        Each rank removes its own files; rank 0 also removes files of ranks that no longer exist.
-        """
+        """Remove files that no checkpoint lists; rank 0 also removes those of missing ranks."""
         own, size = ranks.rank(), ranks.world_size()
         if self.path.is_dir():
             self._remove(lambda rank: rank == own or (own == 0 and rank >= size))
@@ -158,7 +129,6 @@ class ReplayFolder:
             files[name].unlink(missing_ok=True)
 
     def _named(self) -> set[str] | None:
-        """Return the file names that checkpoints list; None if a checkpoint is unreadable."""
         named: set[str] = set()
         present = sorted(self.checkpoints.glob("*.ckpt"))
         self._known = {path: known for path, known in self._known.items() if path in present}
@@ -174,8 +144,7 @@ class ReplayFolder:
                 continue
             except ConfigurationError as error:
                 rank_zero_warn(
-                    f"No file of {self.path} is removed, because it may belong to {path.name}: "
-                    f"{error}"
+                    f"Keeping all files of {self.path}, because {path.name} may need them: {error}"
                 )
                 return None
             named |= known[1]

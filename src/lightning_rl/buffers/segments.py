@@ -22,10 +22,7 @@ from lightning_rl.rollout.contract import (
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """T+1 neighbouring slots of a ring: `rollout` [N, T+1], time-major in memory.
-
-    The writer copies into `steps`, views [N] of each slot.
-    """
+    """T+1 slots of a ring: `rollout` [N, T+1], time-major in memory, and `steps`, views [N]."""
 
     index: int
     rollout: TensorDict
@@ -40,7 +37,7 @@ class Window(NamedTuple):
     notes: dict[str, Any]
 
     def rollout(self) -> TensorDict:
-        """Return the window as a view [N, T'+1] in a new container."""
+        """Return the window as a view [N, T'+1] in a new TensorDict."""
         return first_steps(self.segment.rollout, self.num_steps)
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,20 +5,16 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 0.5
-"""Maximum of a single wait, in seconds.
-
-Python runs no signal handler during a wait that began right after the signal. A notification still
-ends the wait immediately.
-"""
+"""Maximum of a single wait, in seconds: Python runs no signal handler during a wait."""
 
 
 def wait_for(
     changed: threading.Condition, possible: Callable[[], bool], timeout_s: float
 ) -> tuple[bool, float]:
-    """Wait with the lock held until `possible()`; `changed` is notified of changes.
+    """Wait until `possible()`, at most `timeout_s` seconds (`inf`: no limit); return whether it is.
 
-    Waits for `timeout_s` seconds, `inf` without limit. Returns whether it became possible, and the
-    seconds waited, without the time that the process was suspended.
+    The lock is held at the call; `changed` is notified of changes. Also return the seconds waited,
+    without the time that the process was suspended.
     """
     came, passed, last = False, 0.0, time.perf_counter()
     while not came and passed <= timeout_s:

@@ -1,7 +1,7 @@
 """Build the objects that the configuration in a checkpoint describes.
 
-`{class_path: NAME, init_args: {...}}` describes an object, or a factory of it if the argument is
-declared as a function. Without `trust_code` only classes in the table of `registry` are imported.
+`{class_path: NAME, init_args: {...}}` describes an object, or a factory if the argument is declared
+as a function. Without `trust_code` only classes in the table of `registry` are imported.
 """
 
 import re
@@ -38,7 +38,6 @@ class SavedRun:
         cure: last sentence of a refusal.
 
     Attributes:
-        path, content: as given.
         settings: the configuration; empty if the checkpoint has none.
 
     Raises:
@@ -59,8 +58,8 @@ class SavedRun:
         """Build the policy; its base class must be `kind`.
 
         Raises:
-            ConfigurationError: if the checkpoint does not describe the policy, or names a class
-                that is not allowed.
+            ConfigurationError: if the checkpoint has no policy, or names a class that is not
+                allowed.
         """
         arguments = self._model().get("init_args", {})
         model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
@@ -107,7 +106,6 @@ class SavedRun:
         return cast(dict[str, Any], model)
 
     def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
-        """Refuse forbidden classes, and arguments that are neither saved nor `given`."""
         self._refuse_code({"model": written(model)})
         lacks = missing_settings(model["init_args"])
         if "policy" not in {**model["init_args"], **given}:
@@ -128,8 +126,7 @@ class SavedRun:
             rank_zero_info(f"The checkpoint {self.path} reads these files as data: {reads}.")
 
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
-        """Return the class that the checkpoint names, or `cls` if it names none."""
-        found = cls  # the path of a class that is not at the top of a module is not saved
+        found = cls  # a class inside a class or function has no saved path
         if "class_path" in model and not missing_settings(model["class_path"]):
             with self.building():
                 found = self._named(model["class_path"], "model")
@@ -148,7 +145,6 @@ class SavedRun:
         return found
 
     def _with_spaces(self, policy: Any, call: str) -> Any:
-        """Return the policy's configuration with the spaces of the checkpoint."""
         spaces = self.content[STATE_KEY].get(SPACES_KEY)
         require(
             isinstance(policy, dict) and isinstance(spaces, dict) and None not in spaces.values(),
@@ -167,7 +163,7 @@ class SavedRun:
             ConfigurationError: for any exception.
         """
         try:
-            # The checkpoint replaces the drawn weights.
+            # Initial weights need no reproducible draws: the checkpoint replaces them.
             with torch.random.fork_rng(devices=[]):
                 yield
         except Exception as error:
@@ -180,7 +176,6 @@ class SavedRun:
             ) from error
 
     def _build(self, value: Any, kind: Any, path: str) -> Any:
-        """Build an argument of the declared type `kind` from a tree of plain values."""
         parts = parts_of(kind)
         kinds = [get_origin(one) or one for one in parts.plain]
         if isinstance(value, dict) and "class_path" in value and parts.families:
@@ -192,7 +187,7 @@ class SavedRun:
         if isinstance(value, list) and parts.entries is not None:
             return [self._build(one, parts.entries, f"{path}.{i}") for i, one in enumerate(value)]
         if isinstance(value, list) and np.ndarray in kinds:
-            return np.asarray(value, np.float32)  # float32 as in the spaces, which warn otherwise
+            return np.asarray(value, np.float32)  # spaces have float32 bounds, and warn of others
         if isinstance(value, list) and tuple in kinds:
             return tuple(value)
         makes = Callable in kinds or any(family.is_factory for family in parts.families)
@@ -201,7 +196,6 @@ class SavedRun:
         return value
 
     def _object(self, value: dict[str, Any], families: list[Family], path: str) -> Any:
-        """Build an object or its factory, by the first family that the class belongs to."""
         name = value["class_path"]
         found = self._named(name, path)
         says = getattr(found, "__annotations__", {}).get("return")

@@ -13,7 +13,7 @@ import torch
 from lightning_rl.system.errors import ConfigurationError
 
 SCHEMA = 5
-"""Increases when other versions can no longer read the content of a checkpoint."""
+"""Version of the content of checkpoints."""
 
 CONFIG_KEY = "rl_config"
 """Key of the run's configuration, as YAML."""
@@ -31,7 +31,7 @@ SPACES_KEY = "spaces"
 """Key in that state: the policy's spaces, see `policies.spaces`."""
 
 CONTENTS_KEY = "contents"
-"""Key in that state: the keys that the checkpoint was written with."""
+"""Key in that state: the list of all keys of the checkpoint."""
 
 ANOTHER = "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run."
 
@@ -39,7 +39,7 @@ MOST_REPEATED = 2**20
 """Bytes that a tensor may have even if its storage is smaller: one number, expanded."""
 
 FULL, WEIGHTS = "full", "weights"
-"""The kinds of checkpoints. A run continues bit for bit from a full one; weights can only act."""
+"""The kinds of checkpoints: a run resumes from `full`; a policy acts with `weights`."""
 
 KEPT_WITH_WEIGHTS = (
     "epoch",
@@ -76,16 +76,7 @@ def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def read_checkpoint(
     path: str | Path, map_location: Callable[..., Any] | str | None = "cpu", *, whole: bool = True
 ) -> dict[str, Any]:
-    """Read a checkpoint of numbers, texts and tensors; refuse any other content.
-
-    Args:
-        path: path of the file.
-        map_location: see `torch.load`.
-        whole: read everything, and verify all checksums; False skips the content of tensors.
-
-    Raises:
-        ConfigurationError: if the file cannot be read, or is not a checkpoint of this version.
-    """
+    """Read numbers, texts and tensors; `whole` verifies all checksums, also those of tensors."""
     try:
         _check_sums(path, whole)
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=not whole)
@@ -99,13 +90,7 @@ def read_checkpoint(
 
 
 def check_tensors(content: Any, name: str) -> None:
-    """Refuse tensors that claim more memory than the file holds: a copy could fill the memory.
-
-    A stride of 0, or a sparse layout, turns a few bytes into terabytes.
-
-    Raises:
-        ConfigurationError: naming the shape.
-    """
+    """Refuse tensors that claim more memory than the file holds (stride 0, sparse layout)."""
     waiting = [content]
     while waiting:
         one = waiting.pop()
@@ -113,8 +98,8 @@ def check_tensors(content: Any, name: str) -> None:
             dense = one.layout == torch.strided and not one.is_quantized
             if not dense or one.nbytes > max(one.untyped_storage().nbytes(), MOST_REPEATED):
                 raise ConfigurationError(
-                    f"{name} cannot be read: it does not hold all numbers of a tensor of shape "
-                    f"{list(one.shape)}. {ANOTHER}"
+                    f"{name} cannot be read: a tensor of shape {list(one.shape)} is incomplete. "
+                    f"{ANOTHER}"
                 )
         elif isinstance(one, dict):
             waiting += one.values()
@@ -124,13 +109,7 @@ def check_tensors(content: Any, name: str) -> None:
 
 @contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """Turn the errors of restoring a part of a checkpoint into one message.
-
-    Types, names and shapes that no run wrote cause errors of many types.
-
-    Raises:
-        ConfigurationError: for any of them.
-    """
+    """Turn the errors of restoring a part of a checkpoint, of many types, into one message."""
     try:
         yield
     except ConfigurationError:
@@ -147,11 +126,7 @@ def restoring(part: str) -> Iterator[None]:
 
 
 def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> None:
-    """Refuse a checkpoint of another version.
-
-    Raises:
-        ConfigurationError: naming the version that wrote it, and the cure.
-    """
+    """Refuse a checkpoint of another version."""
     state = checkpoint.get(STATE_KEY)
     if not isinstance(state, dict):
         raise ConfigurationError(
@@ -174,7 +149,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
 
 
 def with_contents(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with the list of its keys, two levels deep."""
+    """Return a checkpoint with the list of its keys on two levels."""
     state = dict(checkpoint[STATE_KEY])
     listed = {**checkpoint, STATE_KEY: state}
     state[CONTENTS_KEY] = {
@@ -185,7 +160,6 @@ def with_contents(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
-    """Refuse a checkpoint that has lost a key since it was written."""
     contents = checkpoint[STATE_KEY].get(CONTENTS_KEY)
     for key, children in contents.items() if isinstance(contents, dict) else ():
         value = checkpoint.get(key)
@@ -199,7 +173,6 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
 
 
 def _check_sums(path: str | Path, whole: bool) -> None:
-    """Verify the checksums of the file; raise `BadZipFile` if one is wrong."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if whole or "/data/" not in name:
@@ -211,7 +184,7 @@ def _check_sums(path: str | Path, whole: bool) -> None:
 def _unreadable(path: Path, error: Exception) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "Weights only load failed" in reason:
-        reason = "it holds more than numbers, texts and tensors, and could run code"
+        reason = "it holds objects besides numbers, texts and tensors, and could run code"
     elif isinstance(error, zipfile.BadZipFile):
         empty = path.stat().st_size == 0
         reason = "it is empty" if empty else "it is damaged, or not a checkpoint at all"

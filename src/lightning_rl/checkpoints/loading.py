@@ -1,7 +1,4 @@
-"""Load the policy of a checkpoint: `load_policy(path)`.
-
-The checkpoint passes the same checks as on the command line.
-"""
+"""Load the policy of a checkpoint: `load_policy(path)`."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +41,7 @@ def load_policy(
         device: device of the policy.
         trust_code: import any class that the file names; False: only classes of this package.
         output_dir: directory of runs, for `last` and `best`.
-        policy: receives the weights, if the file does not describe its policy.
+        policy: gets the weights, if the file does not describe its policy.
 
     Raises:
         ConfigurationError: if the file cannot be read, names other classes, does not describe its
@@ -70,7 +67,7 @@ def load_trained(
         policy = run.policy(Policy)
     own = {f"policy.{name}": value for name, value in policy.state_dict().items()}
     weights = {k: one for k, one in content["state_dict"].items() if k.startswith("policy.")}
-    cure = "Pass the policy that it was trained with, or none if the file describes its policy."
+    cure = "Pass the policy of the training run, or no policy if the file describes it."
     check_weights(own, weights, cure)
     check_description(policy, content[STATE_KEY], cure)
     policy.load_state_dict({name.removeprefix("policy."): one for name, one in weights.items()})
@@ -85,8 +82,8 @@ def env_of(run: SavedRun) -> VectorEnv:
     """Build one of the envs that a policy was trained in.
 
     Raises:
-        ConfigurationError: if the checkpoint names no env, or an env that cannot be built here, or
-            third-party code.
+        ConfigurationError: if the checkpoint names no env, third-party code, or an env that cannot
+            be built here.
     """
     factory = run.env_factory(EnvFactory)
     with run.building():

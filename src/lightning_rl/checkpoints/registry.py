@@ -1,7 +1,4 @@
-"""The table of names that a checkpoint may use: classes by key, and packages that register envs.
-
-Any other name needs `--trust_code true`. A lookup imports nothing.
-"""
+"""Names that a checkpoint may use without `--trust_code true`. A lookup imports nothing."""
 
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -110,7 +107,7 @@ No class here writes files to a path from its arguments: a test forges each argu
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 
 REFUSED = {
-    "RecordVideo": "writes files to paths from its settings",
+    "RecordVideo": "writes files to paths in its settings",
     "HumanRendering": "opens a window",
     "ArrayConversion": "imports modules that its settings name",
 }

@@ -12,25 +12,18 @@ from lightning_rl.system.errors import require
 from lightning_rl.system.plain_yaml import read_yaml
 
 SCRIPT = "__main__."
-"""Prefix of the classes of a training script: elsewhere, `__main__` is another script."""
+"""Prefix of the classes of a training script, which another script does not have."""
 
 
 def settings_of(config: str, path: Path) -> dict[str, Any]:
-    """Return the settings in the configuration of a checkpoint.
-
-    Raises:
-        ConfigurationError: if the configuration is not valid YAML, too large, or not a mapping.
-    """
+    """Return the settings in the configuration of a checkpoint; refuse invalid YAML."""
     settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
     require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
     return cast(dict[str, Any], settings)
 
 
 def missing_settings(settings: Any) -> dict[str, str]:
-    """Return the settings that could not be written, by name: `{"model.policy": "a lambda"}`.
-
-    Classes of the training script count too, unless the running script defines them.
-    """
+    """Return the settings that could not be written: `{"model.policy": "a lambda"}`."""
     lacks: dict[str, str] = {}
     for path, text in _texts(settings, ""):
         own = text.removeprefix(SCRIPT)
@@ -57,18 +50,16 @@ def written(settings: Any) -> Any:
 def describe_missing(lacks: Mapping[str, str]) -> str:
     """Return the missing settings in one line: `model.policy (an object of Mine)`."""
     words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
-    return re.sub("[^ -~]", "?", words)  # no control characters of a terminal
+    return re.sub("[^ -~]", "?", words)  # remove control characters of a terminal
 
 
 def _name(path: str) -> str:
-    """Return the path of a setting without `init_args`, `class_path` and indices."""
     left_out = ("init_args", "class_path")
     names = [name for name in path.split(".") if name not in left_out and not name.isdecimal()]
     return re.sub("[^ -~]", "?", ".".join(names))
 
 
 def _texts(tree: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield all texts of a tree with their paths."""
     if isinstance(tree, str):
         yield path, tree
     elif isinstance(tree, dict | list):

@@ -1,8 +1,4 @@
-"""Check the configuration in a checkpoint before anything is imported or built.
-
-A checkpoint is data. It may name the classes in the table of `registry`, and set numbers, flags
-and some texts of the trainer.
-"""
+"""Check the configuration in a checkpoint before anything is imported or built."""
 
 import os
 import re
@@ -89,34 +85,30 @@ class CheckedConfig(NamedTuple):
         if self.left_out:
             names = ", ".join(f"{key} ({_brief(value)})" for key, value in self.left_out.items())
             lines.append(
-                "Settings of the checkpoint that concern files, machines or code are not used: "
-                f"{names}. To use them, pass them again, add --trust_code true if you trust its "
-                "source, or give the run's config.yaml as --config."
+                "Ignored settings of the checkpoint, because they concern files, machines or "
+                f"code: {names}. To use them, pass them again, add --trust_code true if you trust "
+                "the checkpoint's source, or give the run's config.yaml as --config."
             )
         if self.reads:
             names = ", ".join(f"{path} ({key})" for key, path in self.reads.items())
             lines.append(f"The checkpoint's configuration reads these files as data: {names}.")
-        # Without control characters of a terminal.
+        # Remove control characters of a terminal.
         return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
 
 
 def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> CheckedConfig:
-    """Return the accepted part of a checkpoint's configuration, without any import.
-
-    Raises:
-        ConfigurationError: naming the refused key, its value, and the cure.
-    """
+    """Return the accepted part of a checkpoint's configuration, without any import."""
     config = settings_of(text, checkpoint)
     address = _without_address(config)
     inspection = Inspection(checkpoint, cure)
     for section, value in config.items():
         if section not in SECTIONS:
-            inspection.refuse(section, value, "is no section of a configuration")
+            inspection.refuse(section, value, "is not a section of a configuration")
         if section in ("model", "data", "trainer") and not isinstance(value, dict):
-            inspection.refuse(section, value, "is no mapping of settings")
+            inspection.refuse(section, value, "is not a mapping of settings")
         if section not in ("trainer", "output_dir"):
             inspection.at(section, section, value)
-    # The user of a resumed run decides on the directory of its files.
+    # The user of a resumed run chooses its directory.
     config.pop("output_dir", None)
     settings = config.pop("trainer", {})
     config["trainer"] = {
@@ -135,8 +127,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> CheckedConf
 
 
 def _without_address(config: dict[str, Any]) -> Any:
-    """Remove and return the address of the cluster of the run."""
-    # A host at that address could run code in this process, so only the user may set it.
+    # Only the user may set the address: a host there could run code in this process.
     place: Any = config
     for key in ("data", "collector", "init_args"):
         place = place.get(key) if isinstance(place, dict) else None
@@ -144,9 +135,8 @@ def _without_address(config: dict[str, Any]) -> Any:
 
 
 def _is_plain(key: Any, value: Any) -> bool:
-    """Return whether a setting of the trainer is a number, a flag or a known text, in bounds."""
     if key == "num_nodes":
-        return bool(value == 1)  # more nodes would make the run wait for missing machines
+        return bool(value == 1)  # with more nodes, the run would wait for missing machines
     if key == "devices" and _number_of_devices(value) > max(os.cpu_count() or 1, device_count()):
         return False
     if isinstance(value, dict):
@@ -167,7 +157,6 @@ def _number_of_devices(value: Any) -> int:
 
 
 def _brief(value: Any) -> str:
-    """Return the names of the classes in a value, or the value, shortened."""
     values = value if isinstance(value, list) else [value]
     names = [one.get("class_path", one) if isinstance(one, dict) else one for one in values]
     # An address is not the path of a class.
@@ -184,11 +173,7 @@ class Inspection:
         self.reads: dict[str, str] = {}
 
     def at(self, path: str, key: str, value: Any) -> None:
-        """Check a value, all values below it, and the texts that name code.
-
-        `path` has all keys down to the value. `key` is the last one, or the name of a class if the
-        value holds its settings.
-        """
+        """Check a value at `path`, all values below it, and the texts that name code."""
         if isinstance(value, dict):
             if "class_path" in value:
                 self._class(f"{path}.class_path", key, value["class_path"])
@@ -198,7 +183,7 @@ class Inspection:
                 self._env_id(f"{path}.id", value["id"])
             for name, child in value.items():
                 if not isinstance(name, str) or "." in name:
-                    self.refuse(path, name, "is not the plain name of a setting")
+                    self.refuse(path, name, "is not the name of a setting")
                 if name != "class_path":
                     self.at(f"{path}.{name}", _key_below(key, name, value), child)
                 if (name in GRANTS and child) or (name in FROM_A_HUB and "/" in str(child)):
@@ -210,7 +195,6 @@ class Inspection:
             self._text(path, key, value)
 
     def refuse(self, path: str, value: Any, why: str) -> NoReturn:
-        """Raise an error with the value, its place and the cure."""
         raise ConfigurationError(
             f"The configuration in {self.checkpoint} names '{value}' as {path}, which {why}. "
             "Nothing was imported. A checkpoint is data, and code that it names is not run. "
@@ -228,10 +212,10 @@ class Inspection:
     def _class(self, path: str, key: str, name: Any) -> None:
         allowed = CLASSES.get(key)
         if allowed is None:
-            self.refuse(path, name, "is no place for a class")
+            self.refuse(path, name, "does not take a class")
         if str(name) not in allowed.names:
             packages = [p for p in PACKAGES if any(one.startswith(p) for one in allowed.names)]
-            of_the_table = f"is no {allowed.kind} of {' or '.join(packages)}"
+            of_the_table = f"is not a {allowed.kind} of {' or '.join(packages)}"
             self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
 
     def _text(self, path: str, key: str, text: str) -> None:
@@ -253,18 +237,16 @@ class Inspection:
             self.at(path, key, again)
 
     def _env_id(self, path: str, name: str) -> None:
-        """Refuse ids that import a module, and envs of packages outside the table."""
         if ":" in name:
             self.refuse(path, name, f"would import {name.partition(':')[0]}")
         makers = packages_of(name)
         if not makers:
-            self.refuse(path, name, f"is no env of {', '.join(ENV_PACKAGES)} that is registered")
+            self.refuse(path, name, f"is not a registered env of {', '.join(ENV_PACKAGES)}")
         for maker in sorted(makers - {*ENV_PACKAGES}):
             self.refuse(path, name, f"is made by {maker}")
 
 
 def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
-    """Return the key by which to check the value of `name`: for settings, their class."""
     if key in CLASSES and name in ("init_args", "dict_kwargs"):
         return str(value.get("class_path"))
     # `encoders` maps keys of the observation to encoders, `actions` names to action terms.

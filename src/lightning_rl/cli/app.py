@@ -82,8 +82,7 @@ MOST_SEED = 2**32 - 1
 class RunConfig(SaveConfigCallback, SettingsWriter):
     """Write the run's configuration to `config.yaml`, its checkpoints and its loggers."""
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing here: a fit may still be refused, and evaluations write no config."""
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None: ...
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -98,7 +97,6 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
         return cast(dict[str, Any], load_yaml(self._text))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the run directory after all checks before training have passed."""
         if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
             print(f"Run directory: {shown(trainer.run_dir)}", flush=True)
@@ -110,7 +108,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
 
     @cached_property
     def _text(self) -> str:
-        """The configuration as YAML; cached, because dumping takes a sixth of a second."""
+        """The configuration as YAML; cached, because dumping takes 0.15 s."""
         text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # parsed before
         config = load_yaml(text)
         return dump_yaml({key: config[key] for key in SECTIONS if key in config})
@@ -175,7 +173,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
             parser.link_arguments(f"data.{key}", target, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse `args` without Lightning's warning about `sys.argv`."""
         subcommand, settings = args[0], check_run(args)
         if asks_for_help(args):
             parser.parse_args(args)
@@ -185,7 +182,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
         except ValueError as error:
             if isinstance(error, ConfigurationError):
                 raise
-            # Example: a class for an argument without a type annotation.
+            # jsonargparse fails so for an argument without a type annotation.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{shorten_message(str(error))} {hint}") from error
         if any(option.startswith("--print_config") for option in args):
@@ -196,7 +193,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
         self._find_checkpoint()
 
     def settings(self) -> dict[str, Any]:
-        """Return the options of the run in the form of a config file."""
         text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
         return cast(dict[str, Any], load_yaml(text)[self.config.subcommand])
 
@@ -210,7 +206,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
                 refuse_live_run(_continued_run(config))  # before envs are made
 
     def instantiate_classes(self) -> None:
-        """Build all objects; name the pip package that a Lightning class lacks."""
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -223,7 +218,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
             ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Use the run directory of the checkpoint, if there is one."""
         config = self.config[self.subcommand]
         if self.subcommand == "check":
             self._scratch = TemporaryDirectory()  # no lasting run directory
@@ -256,7 +250,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             print(f"Film: {film}", flush=True)
 
     def before_fit(self) -> None:
-        """Check that the run directory is writable; the errors of loggers are unclear."""
+        """Check that the run directory is writable, because the errors of loggers are unclear."""
         if self.trainer.is_global_zero:
             check_writable(cast(RLTrainer, self.trainer).run_dir)
 
@@ -279,7 +273,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
 
 def _trust_needed(run_dir: Path) -> str:
-    """Return ` --trust_code true` if the run's checkpoints are refused without it."""
     path = run_dir / "config.yaml"  # equal to the configuration in the checkpoints
     try:
         checked_config(read_text(path), path)
@@ -323,7 +316,7 @@ class _Options(RLCLI):
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Check options of `fit`, alone and with each list in `others`; return the config as YAML."""
+    """Check options of `fit`, alone and with each list in `others`; return YAML."""
     arguments = complete(["fit", *options]).arguments
     for other in others:
         check_run([*arguments, *other])
@@ -362,7 +355,7 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
     "sweep": _sweep,
     "report": report,
 }
-"""Subcommands that `RLCLI` does not run."""
+"""Subcommands without `RLCLI`."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -410,13 +403,12 @@ def _curable(error: BaseException) -> BaseException | None:
 
 
 NAMES_THE_RUN = (
-    "The file decides whether the run resumes in its directory. Repair it, or copy the checkpoint "
-    "to another directory to start a new run."
+    "rl-cli needs this file to resume the run in its directory. Repair the file, or copy the "
+    "checkpoint to another directory to start a new run."
 )
 
 
 def _continued_run(config: Namespace) -> Path | None:
-    """Return the run directory of the checkpoint; None if `exp_name` names another run."""
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None

@@ -26,9 +26,7 @@ OUTER = {
     "--data.collector": "lightning_rl.Collector",
     "--data.replay": "lightning_rl.Replay",
 }
-"""Options that take a class, and the class to show help on if the command names none.
-
-The help on an inner class needs the help on its outer class first."""
+"""Options that take a class, and the class whose help is shown by default."""
 
 TRAINS = ("fit", "check")
 """Subcommands that take the settings of a training run."""
@@ -49,11 +47,7 @@ class Completed(NamedTuple):
 
 
 def complete(arguments: list[str]) -> Completed:
-    """Resolve config names and checkpoint paths.
-
-    With a checkpoint and no config, use the checkpoint's configuration. The names in it are checked
-    unless the user trusts the checkpoint.
-    """
+    """Resolve config names and checkpoint paths; without a config, use the checkpoint's."""
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
         return Completed([subcommand, *_help_options(normalize_options(options))], True, options)
@@ -77,7 +71,6 @@ def complete(arguments: list[str]) -> Completed:
 
 
 def _resolved(option: str) -> str:
-    """Return an option with its full name, and the path of a config for its name."""
     flag, _, value = option.partition("=")
     if flag in ("-c", "--config"):
         return f"--config={find_config(value)}"
@@ -93,11 +86,7 @@ def is_trusted(options: Sequence[str]) -> bool:
 
 
 def _help_options(options: list[str]) -> list[str]:
-    """Return only the options that ask for help.
-
-    `--model.policy.help` becomes `--model.help --model.policy.help`: jsonargparse needs both, and
-    then prints full paths of the policy's settings.
-    """
+    """Return the options that ask for help: jsonargparse needs one for each class on the path."""
     if {"-h", "--help"} & set(options):
         return ["--help"]
     asked = [option for option in options if asks_for_help([option])]
@@ -109,7 +98,6 @@ def _help_options(options: list[str]) -> list[str]:
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
-    """Use the configuration in a checkpoint, with the user's options on top."""
     path = find_checkpoint(
         checkpoint,
         value_of("--output_dir", options) or "outputs",
@@ -130,7 +118,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         checked = checked_config(config, path)
         config = checked.config
         _say(str(checked))
-    # The path, because a newer run could be `last` later.
+    # Pass the path, because a newer run could be `last` later.
     rest = without("--ckpt_path", options)
     arguments = [subcommand, f"--config={config}", *rest, f"--ckpt_path={path.absolute()}"]
     return Completed(arguments, trusted, rest)
@@ -139,10 +127,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
 def _refuse_lacking(
     path: Path, lacks: Mapping[str, str], subcommand: str, options: Sequence[str]
 ) -> None:
-    """Refuse a checkpoint of a Python run if its configuration is incomplete.
-
-    The user's options may complete it. An evaluation needs no settings of the trainer.
-    """
+    """Refuse the incomplete configuration of a Python run, unless options complete it."""
     lacking = {
         name: what
         for name, what in lacks.items()
@@ -159,7 +144,6 @@ def _refuse_lacking(
 
 
 def _is_given(name: str, options: Sequence[str]) -> bool:
-    """Return whether an option sets this name or a parent of it."""
     flags = {option.partition("=")[0].replace(".init_args", "") for option in options}
     parts = name.split(".")
     return any(f"--{'.'.join(parts[:end])}" in flags for end in range(1, len(parts) + 1))
@@ -171,7 +155,7 @@ def _say(text: str) -> None:
 
 
 def value_of(flag: str, options: Sequence[str]) -> str | None:
-    """Return the last value of a flag, given as `--flag value` or `--flag=value`."""
+    """Return the last value of `--flag value` or `--flag=value`."""
     value = None
     for option, following in zip(options, [*options, None][1:], strict=True):
         if option == flag:

@@ -20,7 +20,9 @@ def processes_not_checked(trainer: Any) -> list[Finding]:
     if not several:
         return []
     text = ", ".join(f"trainer.{name}: {value}" for name, value in several.items())
-    what = f"{text}, but this check had one process: each process plays data.num_envs envs"
+    what = (
+        f"{text}, but this check had one process: in training each process plays data.num_envs envs"
+    )
     return [Finding("update", "note", f"{what}, so that a run has fewer iterations")]
 
 

@@ -1,7 +1,4 @@
-"""Check the user's settings before jsonargparse parses them: names, classes and values.
-
-The messages of jsonargparse describe its internals.
-"""
+"""Check the user's settings before jsonargparse parses them: names, classes and values."""
 
 import inspect
 import os
@@ -170,11 +167,10 @@ class _Walk:
     """Checks a tree of settings against the signatures of constructors."""
 
     def __init__(self, helps: bool = False) -> None:
-        self.helps = helps  # then classes may be abstract, and settings missing
+        self.helps = helps  # help accepts abstract classes and missing settings
         self.missing: list[UsageError] = []  # raised after all other errors
 
     def at(self, kind: Any, value: Any, path: str, default: Any = EMPTY) -> Any:
-        """Check a setting and all settings below it; return it in the parser's form."""
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
@@ -203,7 +199,6 @@ class _Walk:
     def unknown(
         self, name: str, path: str, owner: type | None, settable: Iterable[str]
     ) -> UsageError:
-        """Return the error for a setting that its owner, or the run (None), does not have."""
         whole = f"{path}.{name}".lstrip(".")
         if self.helps:
             topics = ", ".join(TOPICS)
@@ -211,7 +206,7 @@ class _Walk:
                 f"There is no help on '{whole}'{closest(whole, TOPICS)}; there is help on {topics}."
             )
         if path == "trainer" and name in ELSEWHERE:
-            return UsageError(f"{whole} would be ignored: {ELSEWHERE[name]}.")
+            return UsageError(f"{whole} has no effect here: {ELSEWHERE[name]}.")
         here = f"; here it is {OF_OTHERS[name]}" if name in OF_OTHERS else ""
         if owner is None:
             here = here or closest(name, settable) or _matches(name, _configurable())
@@ -258,7 +253,6 @@ class _Walk:
         return True
 
     def _group(self, cls: type, value: Any, path: str) -> dict[str, Any]:
-        """Check the settings of a section or a dataclass, whose class is fixed."""
         content = _content(value, path)
         if not isinstance(content, dict):
             raise UsageError(
@@ -278,7 +272,6 @@ class _Walk:
         path: str,
         before: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Check the settings of a class; `before` are the settings of the class it replaces."""
         checked = {}
         for name, value in given.items():
             if name not in settable:
@@ -291,7 +284,6 @@ class _Walk:
         return checked
 
     def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:
-        """Return the class, or the factory function, of a name."""
         family, kinds = parts.families[0], tuple(one.cls for one in parts.families)
         if "." in name:
             found = _imported(name, family.cls, path)
@@ -321,13 +313,11 @@ def _names_class(text: str, parts: Parts) -> bool:
 
 
 def _content(value: Any, path: str) -> Any:
-    """Read the YAML file that a value names; return other values unchanged."""
     is_file = isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value)
     return read_settings(str(value), path) if is_file else value
 
 
 def _read(value: Any) -> Any:
-    """Parse a typed value as YAML; return it unchanged if it is not valid YAML."""
     if isinstance(value, Typed) and value.strip():
         with suppress(yaml.YAMLError, ValueError, LookupError, AttributeError):
             return load_yaml(str(value))
@@ -335,7 +325,7 @@ def _read(value: Any) -> Any:
 
 
 def _converted(kind: Any, value: Any, path: str) -> Any:
-    """Convert a plain value to a type, 1e6 to an int; return `EMPTY` if that fails."""
+    """Convert a plain value to a type; return `EMPTY` if that fails."""
     read = _as_text(_read(value), path)
     is_whole = isinstance(read, float) and read.is_integer()
     for one in (read, int(read) if is_whole else read, value):
@@ -360,7 +350,6 @@ def _as_text(value: Any, path: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text, so that jsonargparse does not parse it as YAML."""
     return str(text) if _read(Typed(text)) == text else QuotedText(text)
 
 
@@ -462,7 +451,6 @@ def _of_another_kind(name: str, family: type, path: str) -> str:
 
 
 def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
-    """Return the cure if a Gymnasium env is given instead of a VectorEnv."""
     if not isinstance(cls, type) or not issubclass(cls, gymnasium.Env):
         return None
     module = name.rpartition(".")[0]
@@ -478,7 +466,6 @@ def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
 
 
 def _matches(name: str, classes: Iterable[type]) -> str:
-    """Return close matches among the settings of classes, with their classes."""
     owners: dict[str, list[str]] = {}
     for cls in classes:
         for parameter in parameters_of(cls):
@@ -505,7 +492,6 @@ def _known(family: type) -> str:
 
 
 def _names(family: type) -> list[str]:
-    """Return the names of a family's classes that users may want."""
     of_lightning = family.__module__.startswith("lightning.pytorch.")
     return sorted(
         {

@@ -1,4 +1,4 @@
-"""Run `rl-cli collect`: this machine has the env, and collects for a learner elsewhere."""
+"""Run `rl-cli collect`: collect on this machine, for a learner on another machine."""
 
 import json
 import os
@@ -23,20 +23,17 @@ OPTIONS = {
     "address": Option(
         str, NEEDED, "host:port of the cluster's head, as `ray start --head` prints it"
     ),
-    "run": Option(str, NEEDED, "name by which a learner asks for this machine: data.collector.run"),
+    "run": Option(str, NEEDED, "name of the learner's data.collector.run"),
     "num_gpus": Option(float, 0.0, "number of GPUs that the collector may use"),
 }
-DESCRIPTION = "Join this machine to a Ray cluster, and collect for the runs with a given name."
+DESCRIPTION = "Join this machine to a Ray cluster, and collect for runs with this name."
 
 STARTED = "Ray runtime started."
 """Line of `ray start` after the machine has joined."""
 
 
 def collect(options: Sequence[str]) -> None:
-    """Join a Ray cluster, and stay until a signal arrives or the cluster ends.
-
-    Ray starts the collectors of runs with the given name here, one at a time.
-    """
+    """Join a Ray cluster, and stay until a signal arrives or the cluster ends."""
     settings = parse_options("collect", DESCRIPTION, OPTIONS, options)
     refuse_without_ray("rl-cli collect")
     check_answers(settings.address)
@@ -81,6 +78,6 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
     if not joined:
         raise ConfigurationError(why_not_joined(address, RuntimeError(output)))
     raise ConfigurationError(
-        f"The cluster at {address} has ended, or this machine was cut off from it. Start its head "
+        f"The cluster at {address} has ended, or the connection is lost. Start the cluster's head "
         "again, then this command."
     )

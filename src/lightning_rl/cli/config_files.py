@@ -8,11 +8,7 @@ from lightning_rl.system.files import expanded
 
 
 def find_config(name: str) -> Path:
-    """Return the file with this path, or the shipped config with this name.
-
-    Raises:
-        UsageError: if neither exists.
-    """
+    """Return the file with this path, or the shipped config with this name."""
     path = expanded(name)
     if path.is_file():
         return path
@@ -41,7 +37,6 @@ def _named(pattern: str) -> dict[str, Path]:
 
 
 def _folder() -> Path:
-    """Return the folder of configs: in the installed package, or next to `src` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parents[1] / "configs"

@@ -65,10 +65,10 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         if env is not None:
             env.close()
     if kind in ("onnx", "torch") and trained.policy.autocast_dtype is not None:
-        print("The run acted in bfloat16; the graph and its parity report compute in float32.")
+        print("The run acted in bfloat16, but the exported graph computes in float32.")
     if why_none is not None:
         print(
-            "Without the env's metadata (control period, joints), because the env is not "
+            "The export has no env metadata (control period, joints), because the env is not "
             f"available: {why_none}"
         )
     construction = construction_of(run.content, run.settings)
@@ -84,7 +84,6 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
 
 
 def _env_for(run: SavedRun) -> tuple[VectorEnv | None, str | None]:
-    """Build the run's env for its metadata; return None and the reason if that fails."""
     try:
         return env_of(run), None
     except ConfigurationError as error:
@@ -108,9 +107,9 @@ def _summary(done: Exported) -> list[str]:
     report = done.report
     assert report is not None
     parts = [
-        f"{name}: at most {one['largest_difference']:.2g} off"
+        f"{name}: largest difference {one['largest_difference']:.2g}"
         if "largest_difference" in one
-        else f"{name}: {one['equal']:.1%} the same choices"
+        else f"{name}: {one['equal']:.1%} equal choices"
         for name, one in report["actions"].items()
     ]
     return [

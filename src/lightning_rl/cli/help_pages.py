@@ -1,8 +1,4 @@
-"""Lay out the pages of `rl-cli fit --help` and `--model.help PPO`.
-
-jsonargparse provides the options and their documentation. This file sorts them, hides some, and
-shortens types and class names.
-"""
+"""Lay out the pages of `rl-cli fit --help` and `--model.help PPO`, which jsonargparse generates."""
 
 import inspect
 import re
@@ -30,7 +26,6 @@ TITLES = {
     "trainer": "The trainer: checkpoints, films, logs",
     "lightning": "The trainer: Lightning's own settings",
 }
-"""Sections, in order."""
 
 TITLES_OF = {"--data.help": ("data",), "--trainer.help": ("trainer", "lightning")}
 """Sections that an option shows."""
@@ -62,7 +57,7 @@ SUPPORTED = {
     "trainer.precision": "32-true, or bf16-mixed: networks in bfloat16 (default: 32-true)",
     "trainer.plugins": "a class of Lightning, or a list of classes (default: null)",
 }
-"""Help on options whose own documentation lists more than is supported."""
+"""Help on options whose documentation in Lightning lists unsupported values."""
 
 DESCRIBED = {
     "config": "a YAML file, or the name of a shipped one; may be given several times",
@@ -73,13 +68,13 @@ DESCRIBED = {
     "model": "the algorithm; its settings are --model.NAME VALUE",
     "print_config": "print the whole configuration, and exit",
 }
-"""Help on options whose own documentation is for programmers."""
+"""Help on options, for users instead of programmers."""
 
 FILLED_IN = ("observation_space", "action_space", "params")
-"""Arguments of classes that the package fills in."""
+"""Arguments of classes that users cannot set."""
 
 FILLED_IN_OF_A_REPLAY = ("num_envs", "device", "seed", "directory")
-"""The same for replays; jsonargparse hides these arguments itself unless null is allowed."""
+"""Arguments of replays that users cannot set."""
 
 BUILDING_BLOCKS = (
     *("Algorithm", "Policy", "Optimizer", "Callback", "Env", "Wrapper", "DummyLogger"),
@@ -114,7 +109,6 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def _names(found: re.Match[str]) -> str:
-    """Shorten import paths to class names."""
     names = [path.rpartition(".")[2] for path in found[1].split(", ") if _is_offered(path)]
     return f"; one of: {', '.join(sorted(names))})" if names else ")"
 
@@ -133,10 +127,7 @@ def _plain(text: str) -> str:
 
 
 def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = TITLES) -> None:
-    """Sort the options of a subcommand into the given sections, and hide unlisted options.
-
-    Afterwards the parser only prints help.
-    """
+    """Sort the options of a subcommand into sections, and hide others, to print help."""
     listed: dict[str, list[Action]] = {name: [] for name in TITLES}
     for action in _actions(parser):
         if action.dest not in NOT_LISTED:
@@ -154,7 +145,7 @@ def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = T
 
 
 def describe_class(parser: ArgumentParser) -> None:
-    """Hide options that users cannot set from the help on a class."""
+    """Hide arguments that users cannot set from the help on a class."""
     parser.usage = SUPPRESS
     parser.description = (parser.description or "").partition("=")[2]
     for group in parser._action_groups:
@@ -179,7 +170,6 @@ class SectionHelp(_HelpAction):
 
 
 def _actions(parser: ArgumentParser) -> Iterator[Action]:
-    """Yield the options that users can give, without links and unnamed values."""
     for group in parser._action_groups:
         for action in group._group_actions:
             if action.help != SUPPRESS and any(map(_is_option, action.option_strings)):

@@ -19,10 +19,7 @@ FOR_THE_TYPIST = tuple(
 
 
 def find_code_here() -> None:
-    """Add the working directory to `sys.path`, for `class_path: my_module.MyAlgorithm`.
-
-    With an untrusted checkpoint, this is called only if the user typed the name of a module.
-    """
+    """Add the working directory to `sys.path`, for `class_path: my_module.MyAlgorithm`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -30,10 +27,7 @@ def find_code_here() -> None:
 
 @contextmanager
 def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
-    """Restrict the parser to packages allowed in checkpoints and modules that the user typed.
-
-    This is a second check after `checked_config`, through a setting of jsonargparse.
-    """
+    """Restrict the parser to packages of checkpoints and modules that the user typed."""
     packages = {*PACKAGES, *FOR_THE_TYPIST}
     libraries = {package.split(".")[0] for package in packages}
     foreign = set()

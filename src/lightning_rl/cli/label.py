@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import gymnasium
+from jsonargparse import Namespace
 
 from lightning_rl.algorithms import ValueFit
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
@@ -42,56 +43,60 @@ OPTIONS = {
     "value": Option(
         str,
         "fitted",
-        "baseline of the advantage: a run or checkpoint of ValueFit; fitted: a perceptron or CNN, "
-        "fitted now; mean: the mean return of the task",
+        "value of the advantages: a run or checkpoint of ValueFit; fitted: fit a small network "
+        "first; mean: the mean return of the task",
     ),
-    "value_steps": Option(int, 500, "optimizer steps of a value that is fitted now"),
+    "value_steps": Option(int, 500, "optimizer steps of --value fitted"),
     "n_steps": Option(int, None, "rewards of an advantage before the value. Default: all"),
     "positive": Option(
         float, None, "share of good steps. Default: the task's success rate, at most 0.3"
     ),
     "doubtful": Option(
-        Literal["warn", "refuse"], "warn", "whether labels that may do harm are written"
+        Literal["warn", "refuse"], "warn", "warn of labels that may do harm, or do not write them"
     ),
-    "seed": Option(int, 1, "of the fit"),
+    "seed": Option(int, 1, "seed of --value fitted"),
     **FOR_CHECKPOINTS,
 }
 DESCRIPTION = "Write rewards, returns, values and advantages of each step into a dataset."
+RETURNS = ("reward", "failure_cost", "gamma")
+"""Options that decide the returns, and so the value."""
 
 
 def label(options: Sequence[str], run: Run) -> None:
-    """Label a dataset as the options say; `run` fits the value."""
-    settings = parse_options("label", DESCRIPTION, OPTIONS, options).as_dict()
-    path, value, seed = (settings.pop(name) for name in ("path", "value", "seed"))
-    steps = settings.pop("value_steps")
-    where = {name: settings.pop(name) for name in FOR_CHECKPOINTS}
-    check_range("value_steps", steps, least=1)
-    success, failure = (_chosen(name, settings.pop(name)) for name in ("success", "failure"))
-    frames = ("reward", "failure_cost", "gamma")
-    returns = {name: settings.pop(name) for name in frames}
-    given = {name: one for name, one in returns.items() if one is not None}
-    chosen = LabelSettings(**settings, **given)
-    if value == "mean":
-        done = label_dataset(path, chosen, success=success, failure=failure)
+    """Label a dataset as the options say; `run` runs the command line of `fit`."""
+    settings = parse_options("label", DESCRIPTION, OPTIONS, options)
+    path = settings.path
+    check_range("value_steps", settings.value_steps, least=1)
+    named: dict[str, Any] = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
+    given = {name: settings[name] for name in RETURNS if settings[name] is not None}
+    own = {name: settings[name] for name in ("n_steps", "positive", "doubtful")}
+    chosen = LabelSettings(**own, **given)
+    if settings.value == "mean":
+        done = label_dataset(path, chosen, **named)
     else:
-        if success or failure:  # the value is fitted to the success in the dataset
-            label_dataset(path, chosen, success=success, failure=failure)
-        if value == "fitted":
-            with TemporaryDirectory() as folder:
-                fit_value(value_config(path, given, steps, seed), Path(folder) / "value", run)
-                module = ValueFit.load_from_checkpoint(Path(folder) / "value")
-        else:
-            module = ValueFit.load_from_checkpoint(value, **where)
-            known: dict[str, Any] = {name: module.frame_settings.get(name) for name in frames}
-            require(
-                given.items() <= known.items(),
-                f"{value} was fitted to returns with {known}, and {given} were asked for: leave "
-                "these options out, or fit a value with them.",
-            )
-            chosen = replace(chosen, **known)
-        done = label_dataset(path, chosen, value=module.values)
+        if any(named.values()):  # the value is fitted to the success in the dataset
+            label_dataset(path, chosen, **named)
+        module = _value(settings, given, run)
+        known: dict[str, Any] = {name: module.frame_settings.get(name) for name in RETURNS}
+        require(
+            given.items() <= known.items(),
+            f"{settings.value} was fitted to returns with {known}, but the options ask for "
+            f"{given}: remove these options, or fit a value with them.",
+        )
+        done = label_dataset(path, replace(chosen, **known), value=module.values)
     print(summary(done), flush=True)
     print(f"Dataset: {path}", flush=True)
+
+
+def _value(settings: Namespace, given: dict[str, Any], run: Run) -> ValueFit:
+    """Load the value of a run, or fit one to returns with the given settings."""
+    where = {name: settings[name] for name in FOR_CHECKPOINTS}
+    if settings.value != "fitted":
+        return ValueFit.load_from_checkpoint(settings.value, **where)
+    with TemporaryDirectory() as folder:
+        config = value_config(settings.path, given, settings.value_steps, settings.seed)
+        fit_value(config, Path(folder) / "value", run)
+        return ValueFit.load_from_checkpoint(Path(folder) / "value")
 
 
 def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
@@ -167,8 +172,10 @@ def summary(labelled: LabelSummary) -> str:
 def _line(task: TaskSummary) -> str:
     rate = "unknown" if task.success_rate is None else f"{task.success_rate:.2f}"
     name = f"task '{task.task}'" if task.task else "all steps"
+    signal = "" if task.signal is None else f", signal of advantages {task.signal:.2f}"
+    positive = f"{task.positive / task.steps:.2f} (share {task.share:.2f}"
     return (
-        f"  {name}: success rate {rate}, positive {task.positive:.2f} (share {task.share:.2f} "
+        f"  {name}: success rate {rate}, positive {positive} "
         f"without interventions, threshold {task.threshold:.3g}), value error / spread "
-        f"{task.error:.3g} / {task.spread:.3g} = {task.relative_error:.2f}"
+        f"{task.error:.3g} / {task.spread:.3g} = {task.relative_error:.2f}{signal}"
     )

@@ -34,7 +34,7 @@ class Option(NamedTuple):
 
 
 FOR_CHECKPOINTS = {
-    "output_dir": Option(str, "outputs", "where last and best are looked for"),
+    "output_dir": Option(str, "outputs", "folder of runs in which last and best are searched"),
     "trust_code": Option(bool, False, "run the code that the configuration in a checkpoint names"),
 }
 """Options of subcommands that read a checkpoint."""
@@ -72,11 +72,7 @@ def option_parser(subcommand: str, description: str, options: Mapping[str, Optio
 def parse_options(
     subcommand: str, description: str, options: Mapping[str, Option], typed: Sequence[str]
 ) -> Namespace:
-    """Parse the options of a subcommand.
-
-    Raises:
-        UsageError: for an unknown name, and for a value of another type.
-    """
+    """Parse the options of a subcommand; refuse unknown names and values of another type."""
     check_names(subcommand, typed, options)
     with explained_refusals():
         return option_parser(subcommand, description, options).parse_args(list(typed))
@@ -84,7 +80,7 @@ def parse_options(
 
 @contextmanager
 def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
-    """Raise a parser's `Refusal` again as a `UsageError` with a short message."""
+    """Raise a parser's `Refusal` as a `UsageError` with a short message."""
     try:
         yield
     except Refusal as refusal:
@@ -92,11 +88,7 @@ def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
 
 
 def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:
-    """Refuse unknown options.
-
-    Raises:
-        UsageError: naming the option and close matches.
-    """
+    """Refuse unknown options, with close matches."""
     for option in options:
         name = option.partition("=")[0][2:].rstrip("+")
         if not option.startswith("--") or name == "help":

@@ -30,7 +30,7 @@ ALONE = ("--help", "-h", "--print_config", "--video")
 
 
 class Refusal(SystemExit):
-    """The parser refuses an option. Outer parsers do not catch a `SystemExit`."""
+    """The parser refuses an option; a `SystemExit`, because outer parsers do not catch it."""
 
 
 class UsageError(ConfigurationError):
@@ -38,7 +38,7 @@ class UsageError(ConfigurationError):
 
 
 class Typed(str):
-    """A value from the command line; the setting's type decides how it is parsed."""
+    """A value from the command line, parsed by the setting's type."""
 
 
 def asks_for_help(options: Sequence[str]) -> bool:
@@ -54,11 +54,7 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
     """Merge options, and the files of `--config`, into one tree; later settings win.
 
     The settings of a class stand next to its `class_path`. If another class replaces it, the old
-    settings move to `BEFORE`; those that the new class also has still count.
-
-    Raises:
-        UsageError: for words that belong to no option, and options without a value.
-        ConfigurationError: for YAML that cannot be read or has a key twice.
+    settings move to `BEFORE`; the new class uses those that it has too.
     """
     tree: dict[str, Any] = {}
     for option in normalize_options(options):
@@ -79,11 +75,7 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
 
 
 def settings_in(content: Any, path: str, name: str = "", folder: Path | None = None) -> Any:
-    """Normalise YAML: class settings next to their `class_path`, absolute paths of files.
-
-    Raises:
-        UsageError: for keys that are not texts, and class settings outside `init_args`.
-    """
+    """Normalise YAML: class settings next to their `class_path`, absolute paths of files."""
     within = f" in {name}" if name else ""
     if isinstance(content, list):
         return [settings_in(one, f"{path}.{i}", name, folder) for i, one in enumerate(content)]
@@ -131,7 +123,6 @@ def read_settings(file: str, path: str = "") -> Any:
 
 
 def _of_config(value: str) -> dict[str, Any]:
-    """Return the sections of a config: a file, or the YAML text of a checkpoint."""
     is_file = os.path.isfile(value)
     name = value if is_file else "The value of --config"
     found = read_settings(value) if is_file else settings_in(read_yaml(value, name), "")
@@ -143,11 +134,7 @@ def _of_config(value: str) -> dict[str, Any]:
 
 
 def normalize_options(options: Sequence[str]) -> list[str]:
-    """Return each option as `--flag=value`; options without a value stay unchanged.
-
-    Raises:
-        UsageError: for words that belong to no option, and options without a value.
-    """
+    """Return each option as `--flag=value`; options without a value stay unchanged."""
     found: list[str] = []
     flag = ""
     for option in [*options, "--"]:
@@ -218,11 +205,7 @@ def override(before: Any, value: Any) -> Any:
 
 
 def check_class(name: str, path: str) -> None:
-    """Refuse a function in the place of a class, unless its annotation names a class.
-
-    Raises:
-        ConfigurationError: naming the setting and the function.
-    """
+    """Refuse a function in the place of a class, unless its annotation names a class."""
     try:
         found = import_object(name)
     except (ImportError, AttributeError, ValueError):
@@ -238,12 +221,7 @@ def check_class(name: str, path: str) -> None:
 
 
 def accept_plain_numpy_numbers() -> None:
-    """Let the parser accept plain numbers and lists for arguments with NumPy types.
-
-    Gymnasium's `RescaleAction` has arguments of the types `np.floating`, `np.integer` and
-    `np.ndarray`, for which jsonargparse expects the name of a class. The change holds for the whole
-    process.
-    """
+    """Let NumPy types accept plain numbers and lists, in the whole process (`RescaleAction`)."""
     # float32 like the spaces, which warn about float64
     for kind, dtype, plain in (
         (np.floating, np.float32, (int, float)),
@@ -263,7 +241,7 @@ def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy numbers to plain ones with the fewest digits: 0.1, not 0.10000000149."""
+    """Convert NumPy numbers to plain numbers with few digits: 0.1, not 0.10000000149."""
     if isinstance(value, np.integer):
         return int(value)
     return [_plain(one) for one in value] if np.ndim(value) else float(str(value))

@@ -5,7 +5,9 @@ Source: Physical Intelligence 2025, "pi*0.6: a VLA That Learns From Experience" 
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ from lightning_rl.cli.options import (
     option_parser,
     parse_options,
 )
+from lightning_rl.cli.record import without_chunks
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS, wilson_interval
 from lightning_rl.datasets import EpisodeWriter, read_episodes
 from lightning_rl.datasets.episode import Episode
@@ -44,15 +47,15 @@ OPTIONS = {
     "run_dir": Option(str, NEEDED, "directory of all results; an unfinished one is resumed"),
     "rounds": Option(int, 3, "number of rounds"),
     "episodes": Option(int, 400, "episodes that the policy plays in each round"),
-    "base": Option(str, None, "checkpoint to begin with. Default: a clone by the config"),
-    "from": Option(str, None, "dataset in place of the episodes of the first round"),
+    "base": Option(str, None, "checkpoint that every round starts from. Default: train the config"),
+    "from": Option(str, None, "dataset for the first round, in which then no episode is played"),
     "value": Option(str, None, "a config of ValueFit. Default: a small network, 500 steps"),
     "n_steps": Option(int, None, "rewards of an advantage before the value. Default: all"),
     "positive": Option(float, None, "share of good steps, see rl-cli label"),
     "doubtful": Option(Literal["warn", "refuse"], "warn", "see rl-cli label"),
-    "deterministic": Option(bool, False, "play by the mode of the policy; false draws actions"),
+    "deterministic": Option(bool, False, "act by the policy's mode; false draws actions"),
     "eval_episodes": Option(int, 200, "episodes of each evaluation"),
-    "num_envs": Option(int, 64, "episodes that are played in parallel"),
+    "num_envs": Option(int, 64, "number of episodes in parallel"),
     "max_steps": Option(int, None, "of an episode. Default: the env's own limit"),
     "task": Option(str, "", "instruction of the task, as text"),
     "pictures": Option(Literal["video", "png"], "png", "format of pictures; png loses nothing"),
@@ -63,17 +66,17 @@ DESCRIPTION = (
     "Improve a policy in rounds: collect episodes, fit a value, label, clone from the base."
 )
 STATE = "recap.json"
-"""File of the run directory with the settings and the results of finished phases."""
+"""File in the run directory with the settings and the results of finished phases."""
 
 FREE = ("rounds", "output_dir", "trust_code", "run_dir")
 """Options that may change when a run is resumed."""
 
 SEEDS, SEEDS_OF_A_ROUND, MOST_ROUNDS = 10_000_000, 100_000, 98
-"""Distances between seeds of runs and of rounds; all evaluations of a run use the same seeds."""
+"""Seeds reserved for a run and for a round; all evaluations of a run use the same seeds."""
 
 
 def recap(options: Sequence[str], run: Run) -> None:
-    """Run all rounds that are not finished, and print a table; `run` runs `fit`."""
+    """Run the unfinished rounds, and print a table; `run` runs the command line of `fit`."""
     settings = parse_options("recap", DESCRIPTION, OPTIONS, options)
     for name in ("episodes", "eval_episodes"):
         check_range(name, settings[name], least=1, most=SEEDS_OF_A_ROUND)
@@ -85,51 +88,73 @@ def recap(options: Sequence[str], run: Run) -> None:
 
 
 class Rounds:
-    """The rounds of a run directory: finished phases are not repeated.
+    """Runs the phases of each round, and skips those that the run directory has already.
 
     Args:
-        settings: of the command line.
+        settings: options of the command line.
         run: runs a command line of `rl-cli`.
         trusted: whether checkpoints may name any code.
-        typed: the command line, whose names of modules are allowed.
+        typed: the command line; modules that it or the env of the config names may be imported.
+
+    Raises:
+        ConfigurationError: for a config that rounds cannot improve, and for a run directory of
+            other settings.
     """
 
     def __init__(self, settings: Namespace, run: Run, trusted: bool, typed: Sequence[str]) -> None:
         self.settings, self._run, self._trusted = settings, run, trusted
-        file = find_config(settings.config)
-        self.config = _checked(read_yaml(read_text(file), str(file)), str(file))
+        self.config = _checked(_read(settings.config), settings.config)
+        self.value = None if settings.value is None else _read(settings.value)
+        require(
+            self.value is None or _is_a("ReturnFrames", self.value.get("data", {}).get("env")),
+            f"{settings.value} fits no value of recorded steps: set data.env: {{class_path: "
+            "ReturnFrames}, as on the page RECAP.",
+        )
         self.directory = expanded(settings.run_dir).absolute()
         self.dataset = self.directory / "dataset"
         self._labels = LabelSettings(
             n_steps=settings.n_steps, positive=settings.positive, doubtful=settings.doubtful
         )
-        env = self.config["data"]["env"]
-        self.chunk: dict[str, Any] = {}
-        if isinstance(env, dict) and env["class_path"].endswith("ActionChunk"):
-            chunk = {"chunk_size": 4, **env.get("init_args", {})}
-            env = chunk.pop("env")
-            self.chunk = chunk
-        with only_allowed_imports(list(typed)):
+        env, self.chunk = without_chunks(self.config["data"]["env"])
+        with only_allowed_imports([*typed, json.dumps(env)]):
             self._make_env = _factory(env)
         self._state = self._opened_state()
 
     def run(self) -> None:
         """Run the phases of all rounds."""
+        if self.settings["from"] is not None:
+            self._phase("recordings", self._copy_recordings)
         self._phase("base", self._base)
-        self._phase("base evaluation", lambda: self._evaluate(self._checkpoint(0)))
+        self._phase("base evaluation", partial(self._evaluate, 0))
         for number in range(1, self.settings.rounds + 1):
             for name, work in (
                 ("collection", self._collect),
                 ("value", self._fit_value),
                 ("labels", self._label),
                 ("policy", self._refit),
+                ("evaluation", self._evaluate),
             ):
                 self._phase(f"round {number} {name}", partial(work, number))
-            evaluate = partial(self._evaluate, self._checkpoint(number))
-            self._phase(f"round {number} evaluation", evaluate)
         print(self._table(), flush=True)
 
     # --- phases ---
+
+    def _copy_recordings(self) -> dict[str, Any]:
+        """Copy the dataset of `--from`, and check that episodes of the env can extend the copy."""
+        path = self.settings["from"]
+        unknown = read_episodes(path).successes().count(None)
+        require(
+            unknown == 0,
+            f"{unknown} episodes of {path} have no success label: label them, rl-cli label {path} "
+            "--success NUMBERS --failure all.",
+        )
+        for place in (self.dataset, self.dataset.with_suffix(".copy")):
+            shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(expanded(path), place)
+        place.rename(self.dataset)
+        with closing(self._new_env(1)) as env:
+            self._writer(env).finalise()
+        return {}
 
     def _base(self) -> dict[str, Any]:
         settings = self.settings
@@ -140,41 +165,30 @@ class Rounds:
         return {"checkpoint": str(self.directory / "base" / "checkpoints" / "last.ckpt")}
 
     def _collect(self, number: int) -> dict[str, Any]:
-        """Extend the dataset by the episodes of a round; those that it has are not repeated."""
+        """Extend the dataset by the episodes of a round, except those written before a kill."""
         settings = self.settings
         before = 0 if number == 1 else self._done(f"round {number - 1} collection")["total"]
-        if number == 1 and settings["from"] is not None:
-            copy = self.dataset.with_name("dataset.copy")
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.rmtree(self.dataset, ignore_errors=True)
-            shutil.copytree(expanded(settings["from"]), copy)
-            copy.rename(self.dataset)
-        else:
+        if number > 1 or settings["from"] is None:
             first = settings.seed * SEEDS + number * SEEDS_OF_A_ROUND
             kept = _count(self.dataset) - before
-            env = make_env(self._make_env, settings.num_envs, "data.env")
-            spaces = (env.single_observation_space, env.single_action_space)
-            writer = EpisodeWriter(
-                self.dataset, *spaces, env.render_fps, settings.task, settings.pictures
-            )
-            try:
-                played = self._played(env, self._checkpoint(number - 1), first, settings.episodes)
+            with (
+                closing(self._new_env(settings.num_envs)) as env,
+                closing(self._played(env, number - 1, first, settings.episodes)) as played,
+            ):
+                writer = self._writer(env)
                 for place, episode in enumerate(played):
                     if place >= kept:
+                        episode.success = bool(episode.success)
                         writer.write(episode)
-            finally:
-                env.close()
                 writer.finalise()
         new = read_episodes(self.dataset).successes()[before:]
         return {"total": before + len(new), "episodes": len(new), "successes": new.count(True)}
 
     def _fit_value(self, number: int) -> dict[str, Any]:
-        if self.settings.value is None:
+        config = deepcopy(self.value)
+        if config is None:
             config = value_config(str(self.dataset), {}, 500, self.settings.seed)
-        else:
-            file = find_config(self.settings.value)
-            config = read_yaml(read_text(file), str(file))
-            config["data"]["env"].setdefault("init_args", {})["path"] = str(self.dataset)
+        config["data"]["env"].setdefault("init_args", {})["path"] = str(self.dataset)
         self._fit(f"round_{number}/value", config)
         return {}
 
@@ -198,37 +212,54 @@ class Rounds:
         self._fit(f"round_{number}/policy", config, self._checkpoint(0))
         return {}
 
-    def _evaluate(self, checkpoint: Path) -> dict[str, Any]:
+    def _evaluate(self, number: int) -> dict[str, Any]:
         settings = self.settings
-        env = make_env(self._make_env, settings.num_envs, "data.env")
         first = settings.seed * SEEDS + (MOST_ROUNDS + 1) * SEEDS_OF_A_ROUND
-        try:
-            played = self._played(env, checkpoint, first, settings.eval_episodes)
-            successes = sum(bool(episode.success) for episode in played)
-        finally:
-            env.close()
-        return {"episodes": settings.eval_episodes, "successes": successes}
+        with (
+            closing(self._new_env(settings.num_envs)) as env,
+            closing(self._played(env, number, first, settings.eval_episodes)) as played,
+        ):
+            successes = [episode.success for episode in played]
+        require(
+            number > 0 or any(success is not None for success in successes),
+            f"{type(env).__name__} reported no success in {len(successes)} episodes, but RECAP "
+            "labels by success and failure: return info['success'] when an episode ends.",
+        )
+        return {"episodes": len(successes), "successes": successes.count(True)}
 
     # --- parts of phases ---
 
-    def _played(
-        self, env: VectorEnv, checkpoint: Path, first: int, count: int
-    ) -> Sequence[Episode] | Any:
-        """Yield episodes of the policy of a checkpoint, with the seeds from `first` on."""
-        settings = self.settings
+    def _new_env(self, num_envs: int) -> VectorEnv:
+        return make_env(self._make_env, num_envs, "data.env")
+
+    def _writer(self, env: VectorEnv) -> EpisodeWriter:
+        spaces = (env.single_observation_space, env.single_action_space)
+        task, pictures = self.settings.task, self.settings.pictures
+        return EpisodeWriter(self.dataset, *spaces, env.render_fps, task, pictures)
+
+    def _played(self, env: VectorEnv, number: int, first: int, count: int) -> Generator[Episode]:
+        """Yield episodes by the policy of a round, with the seeds from `first` on.
+
+        A thread plays the next `num_envs` episodes while the caller writes the previous ones.
+        """
+        checkpoint = self._checkpoint(number)
         policy = Algorithm.load_from_checkpoint(checkpoint, trust_code=self._trusted).policy
-        for begin in range(first, first + count, env.num_envs):
-            yield from play_policy(
-                env,
-                policy,
-                range(begin, min(begin + env.num_envs, first + count)),
-                settings.max_steps or MAX_EPISODE_STEPS,
-                deterministic=settings.deterministic,
-                **self.chunk,
-            )
+        most = self.settings.max_steps or MAX_EPISODE_STEPS
+        how = {"deterministic": self.settings.deterministic, **self.chunk}
+
+        def play(begin: int) -> list[Episode]:
+            seeds = range(begin, min(begin + env.num_envs, first + count))
+            return list(play_policy(env, policy, seeds, most, **how))
+
+        with ThreadPoolExecutor(1, "player") as thread:
+            coming = thread.submit(play, first)
+            for begin in range(first + env.num_envs, first + count, env.num_envs):
+                episodes, coming = coming.result(), thread.submit(play, begin)
+                yield from episodes
+            yield from coming.result()
 
     def _fit(self, name: str, config: dict[str, Any], base: Path | None = None) -> None:
-        """Run or resume `fit` in a folder of the run directory."""
+        """Run or resume `fit` in the folder `name` of the run directory."""
         run_dir = self.directory / name
         last = run_dir / "checkpoints" / "last.ckpt"
         options = [] if base is None else [f"--trainer.init_from={base}"]
@@ -242,7 +273,7 @@ class Rounds:
         fit_value(config, run_dir, lambda arguments: self._run([*arguments, *options]))
 
     def _checkpoint(self, number: int) -> Path:
-        """Return the checkpoint of the policy of a round; 0: the base."""
+        """Return the checkpoint of the policy of a round; of the base for 0."""
         if number == 0:
             return Path(self._done("base")["checkpoint"])
         return self.directory / f"round_{number}" / "policy" / "checkpoints" / "last.ckpt"
@@ -251,7 +282,8 @@ class Rounds:
 
     def _opened_state(self) -> dict[str, Any]:
         chosen = {name: one for name, one in self.settings.items() if name not in FREE}
-        settings = json.loads(json.dumps({**chosen, "config": self.config}))
+        content = {**chosen, "config": self.config, "value": self.value}
+        settings = json.loads(json.dumps(content))
         file = self.directory / STATE
         if not file.is_file():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -296,55 +328,60 @@ class Rounds:
         return "\n".join([*lines, f"Run directory: {shown(self.directory)}"])
 
 
+def _read(name: str) -> dict[str, Any]:
+    file = find_config(name)
+    config = read_yaml(read_text(file), str(file))
+    return config if isinstance(config, dict) else {}
+
+
 def _count(dataset: Path) -> int:
     return len(read_episodes(dataset)) if (dataset / "meta" / "info.json").is_file() else 0
 
 
 def _conditioned(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the settings of the config's ConditionedPolicy; None for another policy."""
+    """Return the settings of a config's ConditionedPolicy; None for another policy."""
     policy = config["model"].get("init_args", {}).get("policy")
-    is_it = isinstance(policy, dict) and str(policy["class_path"]).endswith("ConditionedPolicy")
-    settings: dict[str, Any] = policy.setdefault("init_args", {}) if is_it else {}
-    return settings if is_it else None
+    if not _is_a("ConditionedPolicy", policy):
+        return None
+    settings: dict[str, Any] = policy.setdefault("init_args", {})
+    return settings
+
+
+def _is_a(name: str, part: Any) -> bool:
+    """Return whether a part of a config names a class."""
+    return isinstance(part, dict) and str(part.get("class_path")).endswith(name)
 
 
 def _asking_for(config: Mapping[str, Any], condition: str) -> dict[str, Any]:
-    """Return a copy of a config whose ConditionedPolicy, if it has one, asks for a condition."""
+    """Return a copy of a config whose policy acts by a condition; `absent`: without labels."""
     changed = deepcopy(dict(config))
     conditioned = _conditioned(changed)
     if conditioned is not None:
         conditioned["condition"] = condition
-        if condition == "absent":
-            conditioned.pop("guidance", None)
-    else:
-        weights = changed["model"]["init_args"]
-        if condition == "absent":
-            weights.pop("advantage_temperature")  # demonstrations have no advantages
+    if condition == "absent":
+        changed["model"]["init_args"].pop("advantage_temperature", None)
+        (conditioned or {}).pop("guidance", None)
     return changed
 
 
-def _checked(config: Any, name: str) -> dict[str, Any]:
+def _checked(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a config that the rounds can train with.
 
     Raises:
         ConfigurationError: for another algorithm, collector or number of processes, and for a
             policy that ignores the labels.
     """
-    parts = config if isinstance(config, dict) else {}
-    model, data, trainer = (parts.get(key) or {} for key in ("model", "data", "trainer"))
-    collector = data.get("collector") or {}
+    model, data, trainer = (config.get(key) or {} for key in ("model", "data", "trainer"))
     require(
-        str(model.get("class_path")).endswith("BehaviorCloning")
-        and str(collector.get("class_path") if isinstance(collector, dict) else "").endswith(
-            "Demonstrations"
-        )
+        _is_a("BehaviorCloning", model)
+        and _is_a("Demonstrations", data.get("collector"))
         and "env" in data,
         f"rl-cli recap clones: {name} needs model: {{class_path: BehaviorCloning}}, "
         "data.collector: {class_path: Demonstrations}, and data.env, as in recap_doors.yaml.",
     )
     weighted = model.get("init_args", {}).get("advantage_temperature") is not None
     require(
-        weighted or _conditioned(parts) is not None,
+        weighted or _conditioned(config) is not None,
         f"The policy of {name} ignores the labels, so no round can improve it: set model.policy: "
         "{class_path: ConditionedPolicy, ...}, or model.advantage_temperature: 0.05.",
     )
@@ -355,7 +392,7 @@ def _checked(config: Any, name: str) -> dict[str, Any]:
             f"trainer.strategy: {strategy}: remove them. For more, run the phases by rl-cli fit, "
             "label and fit."
         )
-    return parts
+    return config
 
 
 def _factory(env: Any) -> EnvFactory:

@@ -34,12 +34,14 @@ from lightning_rl.cli.parsing import accept_plain_numpy_numbers, asks_for_help, 
 from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import action_function
 from lightning_rl.collectors.loop import ActionFunction
+from lightning_rl.datasets.playing import ChunkActor
 from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_action_function
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
+from lightning_rl.envs.people.intervention import Event
 from lightning_rl.envs.wrappers.chunk_wrapper import single
-from lightning_rl.system.errors import require
+from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import read_text
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
@@ -58,7 +60,8 @@ OPTIONS = {
     "execute": Option(
         int,
         None,
-        "actions of a chunk after which the next one is computed, while the rest executes",
+        "actions of a chunk after which the next one is computed. Default: as in the config; else "
+        "all, or in real time half, while the rest executes",
     ),
     "deterministic": Option(bool, True, "the checkpoint acts by its mode; false draws actions"),
     "episodes": Option(int, 20, "number of episodes; re-recorded ones do not count"),
@@ -68,6 +71,12 @@ OPTIONS = {
     "task": Option(str, "", "instruction of the task, as text"),
     "pictures": Option(Literal["video", "png"], "video", "format of pictures; png loses nothing"),
     "extra": Option(list[str], [], "names of numbers in info that each frame holds: penalties"),
+    "ask": Option(
+        bool,
+        None,
+        "ask for the success of an episode if the env does not report it. Default: on a terminal, "
+        "with a source of interventions or a real arm",
+    ),
     "seed": Option(int, 1, "of the env"),
     **FOR_CHECKPOINTS,
 }
@@ -86,8 +95,8 @@ def record(options: Sequence[str]) -> None:
         rest = without("--config", without("-c", options))
         checkpoint = value_of("--ckpt_path", options)
         trusted = is_trusted(options)
-        with nullcontext() if trusted else only_allowed_imports(options):
-            env = [] if config is None else _env_option(find_config(config))
+        env = [] if config is None else _env_option(find_config(config))
+        with nullcontext() if trusted else only_allowed_imports([*options, *env]):
             env = env or _env_of(checkpoint, options, trusted)
             _record_episodes(_parsed([*env, *rest]), interrupt)
     except KeyboardInterrupt:
@@ -104,20 +113,23 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
     try:
         acts = settings.ckpt_path is not None or settings.script is not None
         source = settings.source
-        recorder = Recorder(env, source, source is not None and not acts, settings.extra)
+        is_real = bool(env.metadata.get("is_real"))
+        has_person = (source is not None or is_real) and sys.stdin.isatty()
+        asks = has_person if settings.ask is None else settings.ask
+        in_charge = source is not None and not acts
+        recorder = Recorder(env, source, in_charge, settings.extra, _answer if asks else None)
         require(
             # The neutral action of a real arm would move it to the middle of its limits.
-            acts
-            or source is not None
-            or (env.reports_interventions and not env.metadata.get("is_real")),
+            acts or source is not None or (env.reports_interventions and not is_real),
             "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )
-        choose_for = interrupt.asked_before(_action_functions(settings, env))
+        paced = source is not None if settings.real_time is None else settings.real_time
+        in_real_time = paced or is_real
+        choose_for = interrupt.asked_before(_action_functions(settings, recorder, in_real_time))
         fps = settings.fps or env.render_fps
         spaces = (env.single_observation_space, env.single_action_space)
         writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
-        paced = source is not None if settings.real_time is None else settings.real_time
         played = recorder.record_episodes(
             writer,
             settings.episodes,
@@ -185,8 +197,23 @@ def _line(result: Recorded, kept: int, episodes: int) -> str:
     return f"{name}: {', '.join(words)}"
 
 
-def _action_functions(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], ActionFunction]:
-    """Return a function that maps the number of an episode to its chooser of actions."""
+def _answer() -> Event | None:
+    """Ask on the terminal how an episode ended; None: unknown, also at the end of the input."""
+    answers: dict[str, Event | None] = {"y": "success", "n": "failure", "r": "rerecord", "": None}
+    while True:
+        print("Success? y, n, r to record it again, or Enter if unknown: ", end="", flush=True)
+        if (answer := sys.stdin.readline().strip().lower()) in answers:
+            return answers[answer]
+
+
+def _action_functions(
+    settings: Namespace, recorder: Recorder, in_real_time: bool
+) -> Callable[[int], ActionFunction]:
+    """Return a function that maps the number of an episode to its chooser of actions.
+
+    After an intervention the rest of a chunk is outdated, and a new chunk is computed.
+    """
+    env = recorder.env
     space = env.single_action_space
     require(
         settings.ckpt_path is None or settings.script is None,
@@ -215,19 +242,25 @@ def _action_functions(settings: Namespace, env: GymnasiumEnv) -> Callable[[int],
         settings.execute is None or size is not None,
         "execute is for a policy of chunks, and this one chooses single actions.",
     )
-    ahead = None if size is None else ChunksAhead(size, settings.execute)
+    check_range("execute", settings.execute, least=1, most=size)
+    ahead = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
+
+    def is_outdated() -> bool:
+        return recorder.intervened
 
     def choose_for(number: int) -> ActionFunction:
         seeds = None if settings.deterministic else [settings.seed + number]
-        choose = action_function(policy, 1, seeds)
-        return choose if ahead is None else ahead.episode(choose)
+        if ahead is not None:
+            return ahead.episode(action_function(policy, 1, seeds), is_outdated)
+        return ChunkActor(policy, 1, seeds, size, settings.execute, is_outdated)
 
     return choose_for
 
 
 def chunk_size_of(chosen: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
     """Return K if a policy chooses chunks of K actions for an env of single ones."""
-    if isinstance(chosen, gymnasium.spaces.Box) and chosen.shape[1:] == executed.shape:
+    kinds = gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete
+    if isinstance(chosen, kinds) and chosen.shape[1:] == executed.shape:
         return chosen.shape[0]
     return None
 
@@ -255,11 +288,22 @@ def _env_option(config: Path) -> list[str]:
 
 
 def _env_in(settings: Any, name: str) -> list[str]:
-    """Return the env of a training config as an option."""
+    """Return the env of a training config as options, without its chunks."""
     data = settings.get("data") if isinstance(settings, Mapping) else None
     env = data.get("env") if isinstance(data, Mapping) else None
     require(env is not None, f"{name} names no env under data.env: give one, --data.env.")
-    return [f"--data.env={env if isinstance(env, str) else json.dumps(env)}"]
+    env, chunk = without_chunks(env)
+    execute = chunk.get("execute")
+    option = f"--data.env={env if isinstance(env, str) else json.dumps(env)}"
+    return [option] if execute is None else [option, f"--execute={execute}"]
+
+
+def without_chunks(env: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the env within an `ActionChunk` of a config, and the settings of the chunks."""
+    if not (isinstance(env, Mapping) and str(env.get("class_path")).endswith("ActionChunk")):
+        return env, {}
+    chunk = {"chunk_size": 4, **(env.get("init_args") or {})}
+    return chunk.pop("env"), chunk
 
 
 def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> list[str]:

@@ -18,7 +18,7 @@ OPTIONS = {
     "<runs>": Option(str, NEEDED, "run directories, or directories with runs in them", True),
     "output": Option(str, None, "file to write. Default: print md and json"),
     "format": Option(Format, None, "html, md or json. Default: by the file's name"),
-    "metric": Option(str, METRIC, "metric of the evaluation, by which runs are compared"),
+    "metric": Option(str, METRIC, "evaluation metric to compare runs"),
     "group_by": Option(
         str,
         [],
@@ -53,7 +53,6 @@ def report(options: Sequence[str]) -> None:
 
 
 def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:
-    """Return the format and the output file, which is None for printing."""
     known: dict[str, Format] = {".html": "html", ".md": "md", ".json": "json"}
     if wanted is None:
         suffix = Path(output or DEFAULT).suffix

@@ -1,5 +1,6 @@
 """Execute a chunk of actions while the policy computes the next one."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -14,19 +15,18 @@ from lightning_rl.system.errors import check_range
 class ChunksAhead:
     """Chooses single actions from a policy's chunks, so that a slow policy never stops the env.
 
-    After `execute` actions of a chunk a thread computes the next chunk from the newest observation,
-    and the rest of the chunk executes in the meantime. The new chunk continues at the action of the
-    current step: its first actions, for the steps that passed during the inference, are skipped
-    (asynchronous inference as in Shukor et al. 2025, "SmolVLA", section 3.3). If a chunk is used
-    up before the next one is there, the step waits.
+    After `execute` actions of a chunk, a thread computes the next chunk from the newest observation
+    while the env executes the rest. The first actions of the new chunk are skipped, for the steps
+    that have passed (asynchronous inference, Shukor et al. 2025, "SmolVLA", section 3.3). If a
+    chunk ends before the next one is computed, the step waits.
 
     Args:
         chunk_size: K, actions in a chunk.
         execute: actions of a chunk after which the next one is computed. Default: half of them.
 
     Attributes:
-        skipped: skipped actions of each chunk but an episode's first, in env steps.
-        waited: number of steps that waited for a chunk, without an episode's first.
+        skipped: skipped actions of each chunk, in env steps, except for an episode's first chunk.
+        waited: number of steps that waited for a chunk, except for an episode's first chunk.
 
     Raises:
         ConfigurationError: `execute` is not in [1, K].
@@ -41,23 +41,28 @@ class ChunksAhead:
         self.skipped: list[int] = []
         self.waited = 0
 
-    def episode(self, choose: ActionFunction) -> ActionFunction:
+    def episode(
+        self, choose: ActionFunction, is_outdated: Callable[[], bool] = lambda: False
+    ) -> ActionFunction:
         """Return a function that chooses actions [N, *A] through one episode.
 
-        `choose` returns chunks [N, K, *A] for observations [N, ...].
+        Args:
+            choose: returns chunks [N, K, *A] for observations [N, ...].
+            is_outdated: as for `ChunkActor`; the old chunk executes until the next one is there.
         """
         step = begun = asked = 0
         chunk: Tensor | None = None
         pending: Future[Tensor] | None = None
 
-        @torch.no_grad()  # a setting per thread
+        @torch.no_grad()  # gradient mode is per thread
         def infer(observation: Observation, running: Tensor) -> Tensor:
             return choose(observation, running)
 
         def act(observation: Observation, running: Tensor) -> Tensor:
             nonlocal step, begun, asked, chunk, pending
-            if pending is None and (chunk is None or step - begun >= self._execute):
-                # Copies: the env writes its next observation into the same arrays.
+            due = chunk is None or step - begun >= self._execute or is_outdated()
+            if pending is None and due:
+                # Copy, because the env reuses its observation arrays.
                 copies = map_tree(lambda leaf: leaf.clone(), observation), running.clone()
                 asked, pending = step, self._thread.submit(infer, *copies)
             used_up = chunk is None or step - begun >= self._size

@@ -39,21 +39,17 @@ class AsyncCollector(Collector):
     number of completed updates in the weights of each step.
 
     Rollout k begins after k - `max_staleness` updates (the capacity rule of Fu et al. 2025,
-    "AReaL", section 5.1), so that it is trained on with a lag of at most `max_staleness` updates
-    and no rollout is dropped. With `max_staleness` 0, learner and collector alternate, and results
-    equal `SyncCollector`'s bit for bit.
+    "AReaL", section 5.1), so no rollout is too old, and none is dropped. With `max_staleness` 0,
+    learner and collector alternate, and results equal `SyncCollector`'s bit for bit. With
+    `overflow: overwrite` the thread never waits: old rollouts are dropped and counted
+    (`async/dropped_steps`).
 
-    With `overflow: overwrite` the thread never waits: it drops the oldest unread rollout if the
-    buffer is full, and `collect` drops rollouts that are too old; `async/dropped_steps` counts
-    both.
-
-    A checkpoint holds the unread rollouts and the state in which the current rollout began: a
-    resumed run collects that rollout again.
+    A checkpoint holds the unread rollouts and the start state of the current rollout: a resumed run
+    collects that rollout again.
 
     Args:
         context: see `Collector`.
-        max_staleness: maximum number of updates by which the weights behind a step lag the
-            learner's.
+        max_staleness: largest lag, in updates, of a step's weights behind the learner's.
         overflow: if the buffer is full, `block` the thread or `overwrite` the oldest rollout.
         timeout_s: seconds that the learner waits for a rollout before the run ends.
         device: device of the acting policy. Default: the learner's device.
@@ -98,7 +94,7 @@ class AsyncCollector(Collector):
         self._boundary = threading.Lock()  # guards the state of a checkpoint
         self._resume_from = self._loop.state_dict()
         self._thread: threading.Thread | None = None
-        self._is_lost = False  # the thread hangs, and `fail` was called
+        self._is_lost = False  # `fail` was called, because the thread hangs
         self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
         self._begun_at: deque[float] = deque(maxlen=MOST_TIMES)  # start of env steps, in seconds
@@ -133,7 +129,6 @@ class AsyncCollector(Collector):
         self._weights.publish(self.policy)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics by name; idle percentages cover the time since the last call."""
         seen = self._buffer.statistics()
         now = {
             "at": time.perf_counter(),
@@ -156,9 +151,8 @@ class AsyncCollector(Collector):
         )
 
     def _pace(self) -> dict[str, float]:
-        """Return mean and standard deviation of the time between env steps, in ms."""
         since = [self._begun_at.popleft() for _ in range(len(self._begun_at) - 1)]
-        since += self._begun_at  # keeps the last one for the next call
+        since += self._begun_at  # keep the last time for the next call
         if len(since) < 3:
             return {}
         apart = 1000.0 * np.diff(since)
@@ -201,11 +195,11 @@ class AsyncCollector(Collector):
     # --- the thread ---
 
     def _start(self) -> None:
-        # A checkpoint may have been loaded since the constructor.
+        # `load_state_dict` may have been called since the constructor.
         self._acting.load_state_dict(whole_state(self.policy))
         self._weights.publish(self.policy)
         self._first_version = self._weights.version
-        self._flush_denormal = flushes_denormals()  # a setting per thread
+        self._flush_denormal = flushes_denormals()  # gradient mode is per thread
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._thread.start()
 
@@ -228,7 +222,6 @@ class AsyncCollector(Collector):
             self._buffer.fail(error)
 
     def _may_begin(self, version: int) -> bool:
-        """Return whether the next rollout will be fresh enough when it is trained on."""
         updates = version - self._first_version
         # The thread always waits for the first update, which compiles and allocates.
         if self._buffer.overflow == "overwrite":
@@ -246,12 +239,11 @@ class AsyncCollector(Collector):
 
     def _is_too_old(self, window: Window) -> bool:
         if self._buffer.overflow == "block":
-            return False  # `_may_begin` prevents it
+            return False  # cannot occur: see `_may_begin`
         oldest = window.rollout()["policy_version"][:, :-1].min()
         return int(self.policy.version) - int(oldest) > self.max_staleness
 
     def _fresh_enough(self, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Drop the oldest unread rollouts of a checkpoint if `max_staleness` has become smaller."""
         if self._buffer.overflow == "overwrite":
             return windows  # `collect` drops them
         rollouts = [saved_rollout(window) for window in windows]
@@ -265,7 +257,7 @@ class AsyncCollector(Collector):
             dropped += 1
         if dropped:
             warnings.warn(
-                f"{dropped} rollouts of the checkpoint are dropped: they are staler than "
+                f"Dropped {dropped} rollouts of the checkpoint that are older than "
                 f"max_staleness={self.max_staleness} allows.",
                 stacklevel=2,
             )

@@ -18,8 +18,7 @@ from lightning_rl.system import ranks
 class Collector(ABC):
     """Collects rollouts of batch shape [N, T+1].
 
-    The constructor of a subclass takes the context first, then its own settings, which the config
-    sets.
+    The constructor of a subclass takes the context first, then settings from the config.
 
     Args:
         context: env, policy and other inputs of collecting; made by the data module.
@@ -31,14 +30,12 @@ class Collector(ABC):
             processes.
         reports_success: whether the env reports the success of an episode.
         env_steps: env steps of the rollouts returned so far, over all N envs of this process.
-        max_staleness: maximum number of updates by which the weights behind a step lag the
-            learner's when the step is trained on.
-        may_drop_rollouts: whether a rollout may be dropped before it is trained on.
+        max_staleness: largest lag, in updates, of a step's weights behind the learner's.
+        may_drop_rollouts: whether a rollout may be dropped before its update.
         in_background: whether a thread or process collects while the learner trains.
         num_rollouts: number of rollouts with memory allocated.
-        acted_by_policy: whether the policy chooses the actions of the rollouts, so that their
-            log-probs are the policy's.
-        ways: class names of the actor and the stepper, for `run.json`; empty if there are none.
+        acted_by_policy: whether the policy chooses the actions of the rollouts.
+        ways: class names of the actor and the stepper, for `run.json`.
     """
 
     max_staleness: int = 0
@@ -70,7 +67,7 @@ class Collector(ABC):
     def fail(self, error: Exception) -> bool:
         """Fail the pending `collect` with an error, because the collecting thread hangs.
 
-        Called from another thread. Returns whether a thread other than the learner's collects.
+        Called from another thread. Return whether a thread other than the learner's collects.
         """
         return False
 
@@ -86,13 +83,11 @@ class Collector(ABC):
         reports: dict[str, float],
         episode_statistics: EpisodeStatistics | None = None,
     ) -> TensorDict:
-        """Count a rollout [N, T+1] that is about to be trained on, and return it.
-
-        All processes call this together.
+        """Count a rollout [N, T+1] before its update, and return it; all processes call this.
 
         Args:
             rollout: [N, T+1], in the order of collection.
-            envs_were_reset: whether its envs were reset, which loses the running episodes.
+            envs_were_reset: whether its envs were reset, which drops the running episodes.
             reports: average reward terms and metrics of its envs.
             episode_statistics: the statistics of its envs. Default: `statistics`.
         """
@@ -144,18 +139,11 @@ class Collector(ABC):
             self.statistics.load_state_dict(state["statistics"])
 
     def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
-        """Stop the collector's threads and processes; may be called more than once.
-
-        The env stays open.
-        """
+        """Stop the collector's threads and processes, not the env; may be called more than once."""
 
 
 class SyncCollector(Collector):
-    """Step the env T times with the current policy, in the learner's thread: policy lag is 0.
-
-    Args:
-        context: see `Collector`.
-    """
+    """Step the env T times with the current policy, in the learner's thread: policy lag is 0."""
 
     def __init__(self, context: CollectorContext) -> None:
         super().__init__(context)
@@ -183,8 +171,8 @@ class SyncCollector(Collector):
         super().load_state_dict(state)
         if unread := state.get("buffer", {}).get("windows"):
             warnings.warn(
-                f"{len(unread)} rollouts of the checkpoint, which an AsyncCollector had collected "
-                "ahead, are dropped: they were collected with older weights.",
+                f"Dropped {len(unread)} rollouts of the checkpoint: an AsyncCollector collected "
+                "them with older weights.",
                 stacklevel=2,
             )
             self.skip_rollout()

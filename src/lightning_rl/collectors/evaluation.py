@@ -34,10 +34,9 @@ with an intervention, None if not reported); `metrics` {name: value at the last 
 """
 
 Watcher = Callable[[int, Tensor, Tensor], None]
-"""Observer of the episodes, called after the reset and after each step.
+"""Observer of the episodes, called after the reset and after each step; it must not change them.
 
-Arguments: the step, the returns so far [N] float64, and the mask of running episodes [N] bool;
-other rows play episodes that do not count. The observer must not change the env or its arguments.
+Arguments: the step, the returns so far [N] float64, and the mask of running episodes [N] bool.
 """
 
 
@@ -52,12 +51,11 @@ def run_episodes(
     watchers: Sequence[Watcher] = (),
     calls: PhaseTimer = no_phases,
 ) -> list[Episode]:
-    """Play one episode per seed, in parallel.
+    """Play one episode per seed, in parallel; return the episodes in the order of the seeds.
 
     Each env plays only the episode of its seed: counting the first episodes to finish would favour
-    short ones. Sampled actions come from one generator per episode, seeded with the episode's seed,
-    so that episodes do not depend on each other; this takes one policy call per episode and step.
-    Global random streams stay untouched.
+    short ones. Each episode samples actions by its own generator, so that episodes do not depend on
+    each other. Global random streams do not change.
 
     Args:
         policy: the policy to evaluate.
@@ -67,9 +65,6 @@ def run_episodes(
         max_steps: env steps after which an episode is cut. Default: `MAX_EPISODE_STEPS`.
         watchers: observers of the episodes.
         calls: times the calls into the env; see `EnvWatch`.
-
-    Returns:
-        one `Episode` per seed, in their order.
     """
     policy.eval()
     choose = action_function(policy, env.num_envs, None if deterministic else seeds)
@@ -104,11 +99,7 @@ def run_episodes(
 
 
 def action_function(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> ActionFunction:
-    """Return a function that chooses actions [N, *A] through one episode of each row.
-
-    With `seeds`, each row samples with its own generator; None acts with the mode of the
-    distribution.
-    """
+    """Return a function that acts in an episode, with a generator per row, or by the mode."""
     actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
     return partial(actor.choose, deterministic=seeds is None)
 
@@ -140,11 +131,7 @@ class EpisodeActor:
         self._step = itertools.count()
 
     def choose(self, observation: Observation, running: Tensor, *, deterministic: bool) -> Tensor:
-        """Return actions [N, *A] for observations [N, ...].
-
-        Only `running` rows [N] bool matter. Without `deterministic`, each of them samples with its
-        own generator.
-        """
+        """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] bool matter."""
         t, policy = next(self._step), self._policy
         if policy.masks_actions:  # check running episodes only
             mask = cast(TensorDict, observation)[MASK]
@@ -162,7 +149,7 @@ class EpisodeActor:
         return action
 
     def begin(self, rows: Tensor) -> None:
-        """Reset the state to zero in rows [N] bool, where new episodes begin."""
+        """Reset the state to zero in `rows` [N] bool."""
         for key, state in self._state.items():
             ended = rows.to(state.device).view(-1, *[1] * (state.dim() - 1))
             self._state[key] = state.masked_fill(ended, 0)
@@ -174,14 +161,13 @@ class EpisodeActor:
         everyone = {}
         for key in ("action", "next_state") if self._state else ("action",):
             drawn = torch.cat([result[key] for result in results])
-            # Finished rows, whose actions do not matter, copy the first running row.
+            # Finished rows copy the first running row: their actions do not matter.
             like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
             everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
         return everyone
 
 
 def _final_reports(info: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return the success and metrics of row i at its last step, from before the reset."""
     success = info.get("success")
     metrics = {**info.get("metrics", {}), **info.get("final_metrics", {})}
     numbers = {name: float(x[i]) for name, x in metrics.items() if x.dim() == 1}
@@ -192,16 +178,7 @@ def _final_reports(info: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
-    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode.
-
-    Some envs report `success` only for successful episodes. So an episode without a report counts
-    as a failure, as in training, unless the env is not known to report success.
-
-    Args:
-        episodes: episodes of all processes and batches of seeds.
-        reports_success: whether the env is known to report success, even if no episode
-            has a report.
-    """
+    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode."""
     returns = np.array([episode["return"] for episode in episodes])
     reports_success |= any(episode["success"] is not None for episode in episodes)
     successes = [bool(episode["success"]) for episode in episodes] if reports_success else []
@@ -241,20 +218,14 @@ def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
 
 
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
-    """Return [low, high], a 95 % percentile-bootstrap interval of the mean (Efron 1979).
-
-    The values are [M]. Every call uses the same resamples.
-    """
+    """Return [low, high], a 95 % percentile-bootstrap interval of the mean of [M] (Efron 1979)."""
     index = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
     low, high = np.percentile(values[index].mean(axis=1), [2.5, 97.5])
     return [float(low), float(high)]
 
 
 def wilson_interval(successes: int, trials: int) -> list[float]:
-    """Return [low, high], the 95 % score interval of a success rate (Wilson 1927).
-
-    Unlike the bootstrap interval, it is wider than 0 if all trials or none succeed.
-    """
+    """Return [low, high], the 95 % score interval of a success rate (Wilson 1927)."""
     z = 1.959964  # the 97.5 % point of the normal distribution
     rate, share = successes / trials, z * z / trials
     centre = (rate + share / 2) / (1 + share)

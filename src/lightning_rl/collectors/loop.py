@@ -62,10 +62,9 @@ def run_steps(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Step an env at most `num_steps` times, and yield the number (from 0) and info of each step.
 
-    The caller may break out of the iteration. Disable gradients around the iteration: a generator
-    runs in the gradient mode of its caller. `before` is called before each step with its number,
-    and may raise to end the loop. `phase` times the phases `inference` and `env`, `calls` the calls
-    into the env (see `EnvWatch`).
+    Disable gradients around the iteration, because a generator runs in its caller's gradient mode.
+    `before` is called before each step with its number, and may raise to end the loop. `phase`
+    times the phases `inference` and `env`, `calls` the calls into the env (see `EnvWatch`).
     """
     call = calls("step")
     for t in range(num_steps):
@@ -81,8 +80,7 @@ def run_steps(
 class FirstEpisodes:
     """Play the first episode of M rows of an env in parallel, without storage.
 
-    Rows that have finished continue to step, but do not count. Iterate to play: each step yields
-    its info.
+    Each step of the iteration yields its info. Finished rows continue to step, but do not count.
 
     Args:
         env: the env, which is reset.
@@ -93,8 +91,7 @@ class FirstEpisodes:
 
     Attributes:
         running: [N] bool on the CPU, rows whose episode has not ended.
-        counted: [N] bool on the CPU, rows whose last step counts, including episodes that just
-            ended.
+        counted: [N] bool on the CPU, rows whose last step counts, also if it ended the episode.
         observation: [N, ...], input of the next actions.
         action: [N, *A], the last actions.
         reward, terminated, truncated: [N], of the last step.
@@ -142,7 +139,7 @@ class FirstEpisodes:
 
 
 CARRIED = ("observation", "state")
-"""Fields of the bootstrap slot that the next rollout begins with; `state` if the policy has one."""
+"""Fields of the bootstrap slot with which the next rollout begins; `state` only for a memory."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +176,7 @@ class CollectorContext:
         seed: seed of the env and of the action sampling.
         plan: how episodes begin and end. Default: as in the env, continuing across rollouts.
         phase: times the phases `env` and `inference`, for a profiler.
-        calls: times the calls into the env (`with calls("step"): ...`) to detect an env that hangs;
-            see `EnvWatch`.
+        calls: times the calls into the env (`with calls("step"): ...`), see `EnvWatch`.
         make_env: makes another env like `env`, for collectors in other processes.
         compilation: how to compile the steps of a batched torch env; None for no compilation.
         env_steps_before: env steps of all processes before this collector was created.
@@ -224,23 +220,22 @@ def segments_for(context: CollectorContext, count: int = 1) -> tuple[Segment, ..
 class RolloutLoop:
     """Steps one env with one policy, and writes rollouts into the given segments.
 
-    The first rollout resets the env. Later rollouts reset it if the plan requires this; otherwise a
-    rollout continues where the previous one stopped.
+    The first rollout resets the env; later rollouts continue the previous one, unless the plan
+    requires a reset.
 
     Args:
         context: the env, the policy and their settings.
         segments: storage of the rollouts.
-        load_weights: called before each step with a function. If there are newer weights, it
-            calls this function to finish the steps of the current weights, loads the newer ones,
-            and returns True. An exception ends the loop.
+        load_weights: called before each step with a function. If there are newer weights, it calls
+            this function to finish the steps of the current weights, loads the newer ones, and
+            returns True. An exception ends the loop.
         num_loops: number of loops of the run, this one included. Default: one per process.
 
     Attributes:
         reports_success: whether the env has reported the success of an episode.
         start: state of the env at the start of the last rollout, with `keep_start`.
         rollouts: number of rollouts begun, including those before a resume.
-        env_steps: env steps of the run before the current rollout, over all loops and including
-            those before a resume.
+        env_steps: env steps of the run before the current rollout, over all loops.
 
     Raises:
         ConfigurationError: if the policy has a memory and the env resets one step late.
@@ -311,12 +306,7 @@ class RolloutLoop:
 
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
-        """Fill a segment.
-
-        Returns:
-            the number of steps, below T if the plan ends the rollout early; and keyword arguments
-            for `Collector.count_rollout`.
-        """
+        """Fill a segment; return the number of steps, and arguments for `count_rollout`."""
         envs_were_reset = self._begin(segment)
         if self._plan.keep_start:
             self.start = self._env.state_dict() or {}
@@ -357,7 +347,7 @@ class RolloutLoop:
             self._reports.add_sums(reports.names, reports.sums, reports.counts)
             self.reports_success |= reports.reports_success
         self._check_ends(storage, steps)
-        if masks is not None and masks.device.type != "cpu":  # once, as it waits for the device
+        if masks is not None and masks.device.type != "cpu":  # once, because it synchronizes
             self._check_masks(masks[:steps])
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
@@ -367,7 +357,7 @@ class RolloutLoop:
     def _writer_of(self, segment: Segment) -> SegmentWriter:
         writer = self._writers[segment.index]
         before, teacher = self.env_steps, self._plan.teacher
-        plain = self._plain[segment.index]  # a compiled pair acts and steps in one call
+        plain = self._plain[segment.index]  # a compiled actor acts and steps in one call
         if before < self._plan.random_env_steps:
             return plain._replace(actor=UniformActor(self._policy, segment.rollout))
         if teacher is not None and (share := teacher.share(before)) > 0:
@@ -394,7 +384,6 @@ class RolloutLoop:
         return envs_were_reset
 
     def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
-        """Write the policy outputs and the version of slots `start` to `stop` - 1."""
         if start == stop:
             return
         with self._phase("inference"):
@@ -408,7 +397,7 @@ class RolloutLoop:
         self._reports.add(info)
 
     def _check_ends(self, storage: TensorDict, steps: int) -> None:
-        """Reject a truncated episode without final observation; once per rollout, as it waits."""
+        """Reject a truncated episode without final observation; once per rollout: it syncs."""
         cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
         missing = cut & (storage["final_index"][:steps] == 0)
         if missing.any():
@@ -429,7 +418,6 @@ class RolloutLoop:
         return look and bool(self._finished.all())
 
     def _reset(self) -> Observation:
-        """Begin new episodes, in the same state for all members of a group."""
         size = self._plan.group_size
         if self.rollouts == 0 and size == 1:
             with self._calls("reset"):
@@ -462,10 +450,7 @@ class RolloutLoop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state.
-
-        If the env cannot be restored, warns and begins new episodes with the next rollout.
-        """
+        """Restore a saved state; if the env cannot be restored, warn and begin new episodes."""
         self._generator.set_state(state["generator"].cpu())
         self.rollouts = state["rollouts"]
         self.env_steps = state.get("env_steps", self.env_steps)

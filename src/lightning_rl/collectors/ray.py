@@ -55,33 +55,30 @@ CLOSE_SECONDS = 5.0
 """Seconds that collectors get to stop between two env steps and to close their envs."""
 
 VERSIONS_ALIVE = 3
-"""Versions of the weights in memory: one being written, the newest, and one still being read."""
+"""Versions of the weights in memory: written now, newest, and read now."""
 
 
 class RayCollector(Collector):
     """Step envs in Ray processes, each with a copy of the policy.
 
     Each of M collectors has `num_envs` envs and its own random streams, and collects one rollout
-    [N, T+1] at a time; a rollout begins as soon as it is certain to be fresh enough when trained
-    on. The learner trains on one rollout at a time, in order of arrival, and once on each. The
-    learner publishes weights after each update, with one copy for all collectors, which load them
-    between two env steps; `policy_version` names the weights of each step.
+    [N, T+1] at a time. A rollout begins as soon as it cannot become too old. The learner trains
+    once on each rollout, in order of arrival, and publishes weights after each update; collectors
+    load them between two env steps. `policy_version` names the weights of each step.
 
     While the learner trains, `max_staleness` collectors can work, and one more while the learner
     waits. With one collector and `max_staleness` 0, both alternate, and results equal
     `SyncCollector`'s bit for bit.
 
     A collector is replaced after a back-off, with new seeds, if its process dies, if it raises, or
-    if a rollout takes too long; its rollout is lost and counted.
-
-    A checkpoint holds the random streams and envs of all collectors from the beginning of their
-    current rollouts: a resumed run collects these rollouts again.
+    if a rollout takes too long; its rollout is lost and counted. A checkpoint holds the start
+    states of all current rollouts: a resumed run collects these rollouts again.
 
     Args:
         context: see `Collector`; its env only provides the spaces and is not stepped.
         num_collectors: M.
-        max_staleness: maximum number of updates by which the weights behind a step lag the
-            learner's. Default: `num_collectors`, so that no collector waits for another.
+        max_staleness: largest lag, in updates, of a step's weights behind the learner's. Default:
+            `num_collectors`, so that no collector waits for another.
         overflow: `block` begins a rollout only if it cannot become too old; `overwrite` never
             waits, and drops and counts rollouts that are too old.
         address: address of a running Ray cluster, `host:port`. Default: start Ray on this machine
@@ -89,11 +86,10 @@ class RayCollector(Collector):
         run: name of the machines that joined the cluster with `rl-cli collect --run NAME`; each
             runs one collector, and `num_cpus` does not apply.
         num_cpus: CPU cores that Ray reserves per collector.
-        num_gpus: GPUs that Ray reserves per collector, possibly a fraction; the acting policy uses
-            them.
+        num_gpus: GPUs that Ray reserves per collector for the acting policy, possibly a fraction.
         resources: other Ray resources that each collector takes on its node, by name.
-        min_healthy: end the run if fewer collectors are healthy, i.e. have not failed since their
-            last rollout; 0 continues until no rollout has arrived for `timeout_s`.
+        min_healthy: end the run if fewer collectors have not failed since their last rollout; 0
+            continues until no rollout has arrived for `timeout_s`.
         timeout_s: maximum seconds for a rollout, and for the learner's wait for one.
         back_off_s: seconds before a failed collector is replaced; doubled after each further
             failure, up to a minute.
@@ -131,10 +127,10 @@ class RayCollector(Collector):
         _refuse_misplaced(address, run)
         if run is not None:
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
-        assert context.make_env is not None, "the data module gives it"
+        assert context.make_env is not None, "set by the data module"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
         (self._segment,) = segments_for(context)
-        # This loop collects nothing: it provides the initial state and the class names.
+        # This loop only provides the initial state and the class names.
         here = RolloutLoop(replace(context, compilation=None), [self._segment])
         self.code_paths = here.code_paths
         self._cluster = RayCluster(
@@ -155,7 +151,6 @@ class RayCollector(Collector):
         self._measured = time.perf_counter(), 0
 
     def _seed_of(self, index: int, generation: int) -> int:
-        """Return the seed of a collector; the first collector has the run's seed."""
         if index == generation == 0:
             return self.context.seed
         drawn = np.random.SeedSequence([self.context.seed, index, generation]).generate_state(1)
@@ -183,7 +178,6 @@ class RayCollector(Collector):
         return self.count_rollout(rollout, notes["envs_were_reset"], notes["reports"], statistics)
 
     def _copy_into_storage(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
-        """Copy a received rollout into the learner's storage; return it and its notes."""
         fields = _from_message(message["rollout"])
         finals = fields.pop("final_observation")
         fields = map_tree(lambda leaf: leaf.transpose(0, 1), fields)
@@ -240,7 +234,7 @@ class RayCollector(Collector):
         return (
             super().state_dict()
             | {
-                "loop": first["loop"],  # where the other collectors look for it
+                "loop": first["loop"],  # other collectors look for it here
                 "generation": first["generation"],
                 "others": others,
                 "statistics_of": [
@@ -271,7 +265,7 @@ class RayCollector(Collector):
                 stacklevel=2,
             )
         if state.get("buffer", {}).get("windows"):
-            self.skip_rollout()  # unread rollouts of an AsyncCollector
+            self.skip_rollout()
 
     def close(self) -> None:
         self._remotes.closed = True
@@ -371,7 +365,7 @@ class RayCluster:
 
     def collect(self, handle: Any, version: int) -> Any:
         """Request a rollout and the state after it; the state stays on the actor's node."""
-        # Weights as an argument of `collect` would stay in memory until the rollout arrives.
+        # Do not pass weights to `collect`: they would stay in memory until the rollout arrives.
         self.publish(handle, version)
         return tuple(handle.collect.options(num_returns=2).remote(self._number))
 
@@ -500,10 +494,7 @@ class RayActor:
         return state
 
     def collect(self, number: int) -> tuple[Any, Any]:
-        """Wait for a publication, collect a rollout, and return it with the state after it.
-
-        Return None for both after `stop`.
-        """
+        """Wait for a publication; return a rollout and the state after it, None after `stop`."""
         flush_denormals(self._flush_denormal)
         with self._arrived:
             self._arrived.wait_for(lambda: self._stopped or self._number >= number)
@@ -514,14 +505,14 @@ class RayActor:
             return None, None
         clear_bootstrap_slot(self._segment.steps[steps])
         rollout = first_steps(self._segment.rollout, steps)
-        # Time-major, as in memory: Ray would copy arrays twice that are not contiguous.
+        # Time-major, as in memory, because Ray copies non-contiguous arrays twice.
         fields: dict[str, Any] = time_major(rollout.exclude("final_observation")).to_dict()
         fields["final_observation"] = final_storage(rollout).in_use()
         notes["reports_success"] = self._loop.reports_success
         return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
 
     def publish(self, weights: dict[str, Any], number: int) -> None:
-        """Receive weights by name; publications older than the newest one are ignored."""
+        """Receive weights by name, unless newer weights have arrived."""
         with self._arrived:
             if number > self._number:
                 self._number, self._newest = number, weights
@@ -554,7 +545,7 @@ class RayActor:
 
 
 def _trigger_read_only_warning() -> None:
-    """Trigger and hide torch's once-per-process warning about read-only memory, such as Ray's."""
+    """Trigger and hide torch's warning about read-only memory, such as Ray's."""
     array = np.zeros(1)
     array.flags.writeable = False
     with warnings.catch_warnings():
@@ -613,14 +604,11 @@ def _env_made_by(make_env: Callable[[], VectorEnv]) -> VectorEnv:
 
 
 class _Bits(NamedTuple):
-    """A tensor whose dtype NumPy lacks, as integers with the same bits."""
-
     dtype: str
     array: np.ndarray
 
 
 def _to_message(tree: Any) -> Any:
-    """Convert a tree of tensors to arrays, which may share their memory."""
     if not isinstance(tree, Tensor):
         return {key: _to_message(child) for key, child in tree.items()}
     tensor = tree.detach().cpu()
@@ -630,7 +618,6 @@ def _to_message(tree: Any) -> Any:
 
 
 def _from_message(tree: Any) -> Any:
-    """Convert a tree of arrays to read-only tensors."""
     if isinstance(tree, dict):
         return {key: _from_message(child) for key, child in tree.items()}
     if isinstance(tree, _Bits):

@@ -34,13 +34,10 @@ ENDED = (
 """Message that a `KillReporter` prints."""
 
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's environment variable; 0 if Ray serves one machine only, with all ports on loopback.
-
-Ray reads the variable at its import, and has no other setting for this (2.60).
-"""
+"""Ray's environment variable: 0 for one machine only, with all ports on loopback."""
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
-"""Packages that need equal versions on both sides, because messages contain their classes."""
+"""Packages that need equal versions on all nodes, because messages contain their classes."""
 
 
 class Connection:
@@ -116,8 +113,7 @@ class Connection:
 class Head:
     """Checks in a thread whether the head of a cluster at `host:port` answers.
 
-    Without a head, Ray can start nothing; it ends this process after a minute, without closing
-    anything.
+    Without a head, Ray ends this process after a minute, and nothing is closed.
     """
 
     def __init__(self, address: str) -> None:
@@ -140,8 +136,8 @@ class Head:
         require(
             not self.is_lost,
             f"The head of the Ray cluster at {self._address} has not answered for "
-            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Restart it, "
-            "and resume from the last checkpoint: rl-cli fit --ckpt_path last.",
+            f"{HEAD_SECONDS:g} s: it has ended, or the connection is lost. Restart the head, and "
+            "resume from the last checkpoint: rl-cli fit --ckpt_path last.",
         )
 
     def close(self) -> None:
@@ -157,21 +153,18 @@ class Head:
 
 
 class KillReporter:
-    """A process that prints a message if this process is killed.
-
-    If a node ends, Ray kills its processes immediately, with exit code 1 and no message.
-    """
+    """A process that prints a message if this process is killed, because Ray prints none."""
 
     def __init__(self) -> None:
         code = "import sys; sys.stdin.read() or sys.stderr.write(sys.argv[1])"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code, ENDED],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # only this process gets Ctrl-C; it closes the witness
+            start_new_session=True,  # only this process gets Ctrl-C, and closes the reporter
         )
 
     def close(self) -> None:
-        """End the reporter's process, because this process exits normally."""
+        """End the reporter's process before a normal exit."""
         self._process.communicate(b"closed")
 
 
@@ -188,14 +181,10 @@ def refuse_without_ray(what: str) -> None:
 
 
 def prepare_environment(alone: bool) -> None:
-    """Set Ray's environment variables, unless the user has set them.
-
-    Call this before Ray is imported; processes that Ray starts inherit the variables. With `alone`,
-    Ray serves this machine only, and listens on loopback.
-    """
+    """Set Ray's unset environment variables before its import; `alone`: listen on loopback only."""
     # Token authentication on, usage statistics off. Unreferenced objects are freed immediately:
-    # with Ray's period of a second, every publication of weights would take new memory. The last
-    # variable hides lines about dead processes, which our own warnings report, and state dumps.
+    # otherwise every publication of weights would take new memory for a second. The last variable
+    # hides state dumps, and lines about dead processes, which our own warnings report.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if alone:
@@ -207,14 +196,11 @@ def prepare_environment(alone: bool) -> None:
 
 
 def make_token() -> None:
-    """Write a token file that only its owner can read, unless a token exists.
-
-    Ray itself writes a file that other users can read.
-    """
+    """Write a token file that only its owner can read, unless a token exists."""
     path = _token_path()
     if "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE") != "token":
         return
-    with suppress(OSError):  # it exists, or Ray says why it cannot be written
+    with suppress(OSError):  # the file exists, or Ray reports why it is not writable
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
@@ -232,7 +218,7 @@ def _token_path() -> Path:
 
 
 def check_answers(address: str) -> None:
-    """Check that a server answers at an address; without this check, Ray would try for minutes.
+    """Check that a server answers at an address, because Ray itself would try for minutes.
 
     Raises:
         ConfigurationError: if no server answers, or the address is invalid.
@@ -249,10 +235,7 @@ def check_answers(address: str) -> None:
 
 
 def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
-    """Return the reason why a cluster cannot be joined, and the cure.
-
-    `error` ended the attempt; `printed` is Ray's output to stderr meanwhile.
-    """
+    """Return the reason why a cluster cannot be joined, and the cure; `printed` is Ray's stderr."""
     reason = _brief(error)
     if address is None:
         return f"Ray cannot be started on this machine: {reason}"
@@ -274,10 +257,10 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
     )
     if "no authentication token was found" in whole:
         return f"{where}: this machine has no token: {cure}"
-    # Ray tries a wrong token for a while, and then says only that it cannot connect.
+    # With a wrong token, Ray only reports that it cannot connect.
     known = "InvalidAuthToken" in whole
     return (
-        f"{where}: it refuses this process, because the tokens differ: "
+        f"{where}: the cluster refuses this process, because the tokens differ: "
         f"{cure}{'' if known else f' Ray says: {reason}'}"
     )
 
@@ -288,7 +271,7 @@ def _brief(error: Exception) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on both sides."""
+    """Return the versions that must be equal on all nodes."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python} | {name: version_of(name) for name in ALIKE}
 
@@ -322,7 +305,6 @@ def _import_ray(alone: bool) -> Any:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the SIGTERM handler, which Ray replaces when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -335,10 +317,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _stderr_kept() -> Iterator[Callable[[], str]]:
-    """Capture stderr, also of native code; yield a function that returns the output.
-
-    Ray prints a line per second while it tries to join with a wrong token.
-    """
+    """Capture stderr, also of native code: Ray prints a line per second about a wrong token."""
     sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as file:

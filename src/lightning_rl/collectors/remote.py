@@ -1,7 +1,4 @@
-"""Schedule remote collectors: when each begins a rollout, and which rollout is trained on next.
-
-Processes and messages are the task of a `Cluster`; this module does not depend on Ray.
-"""
+"""Schedule remote collectors: when each begins a rollout, and which rollout is trained next."""
 
 import time
 import warnings
@@ -33,11 +30,7 @@ class Answer(NamedTuple):
 
 
 class Cluster(Protocol):
-    """Runs collectors in other processes, here or on other machines.
-
-    Only `wait_for_answers` waits. A handle identifies a collector; a request identifies a pending
-    call.
-    """
+    """Runs collectors in other processes or machines; only `wait_for_answers` waits."""
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
         """Start a collector from a state or None, possibly later; return handle and request."""
@@ -58,7 +51,7 @@ class Cluster(Protocol):
 
 
 Status = Literal["starting", "idle", "collecting", "done", "failed"]
-"""State of a collector; `done`: its rollout waits to be trained on."""
+"""State of a collector; `done`: its rollout waits for training."""
 
 
 @dataclass
@@ -94,7 +87,7 @@ class Remote:
 
 
 class ReceivedRollout(NamedTuple):
-    """A rollout to train on, its collector, and the version of the weights at its beginning."""
+    """A rollout to train on, its collector, and the version of the weights at its start."""
 
     origin: int
     version: int
@@ -124,18 +117,17 @@ class Counts:
 
 @dataclass
 class RemoteCollectors:
-    """M collectors, each with at most one rollout, collected or waiting to be trained on.
+    """M collectors, each with at most one rollout, collected or waiting for training.
 
     A rollout that begins with version v may be trained on while the learner's version is at most v
-    + `max_staleness`. With `overflow: block`, a rollout begins only if it and all current rollouts
-    can be trained on in time, in any order of arrival, one per update. The learner takes the oldest
-    rollout that leaves enough time for all others (earliest deadline first, Liu and Layland 1973,
-    which finds an order if there is one). So no rollout gets too old. With `overwrite` all
-    collectors collect continuously, and the caller drops rollouts that are too old.
+    + `max_staleness`. With `overflow: block`, a rollout begins only if no rollout gets too old, in
+    any order of arrival, with one rollout per update. The learner takes the oldest rollout that
+    leaves enough time for all others (earliest deadline first, Liu and Layland 1973). With
+    `overwrite` all collectors collect continuously, and the caller drops old rollouts.
 
-    A collector that dies, raises or is too slow is killed and replaced with other seeds: after
-    `back_off_s`, doubled for each further failure. A `ConfigurationError` before the first rollout
-    was trained on ends the run instead, because the user can cure it.
+    A collector that dies, raises or is too slow is replaced with other seeds after `back_off_s`,
+    doubled for each further failure. A `ConfigurationError` before the first trained rollout ends
+    the run instead, because the user can cure it.
 
     Args:
         cluster: runs the collectors.
@@ -157,7 +149,7 @@ class RemoteCollectors:
     def __post_init__(self) -> None:
         self.remotes = [Remote(index) for index in range(self.count)]
         self.interrupted = self.closed = False
-        self._training = False  # on a rollout whose update is not finished
+        self._training = False  # during an update
         self._publications = 0
 
     @property
@@ -184,7 +176,7 @@ class RemoteCollectors:
             if self.closed:
                 raise BufferClosed("The collector is closed.")
             if self.interrupted:
-                raise ReadInterrupted("The learner was told not to wait for a rollout.")
+                raise ReadInterrupted("interrupt() ended the wait for a rollout.")
             if self.clock() - began > self.settings.timeout_s:
                 raise TimeoutError(self._no_rollout_message()) from self._last_error()
             self.poll(LOOK_SECONDS)
@@ -197,19 +189,15 @@ class RemoteCollectors:
         return taken
 
     def skip(self) -> None:
-        """Mark that the last rollout taken is not trained on."""
+        """Mark that the learner skips the last rollout."""
         self._training = False
 
     def publish(self, version: int) -> None:
-        """Send new weights to collecting collectors, and begin the rollouts that may begin.
-
-        A publication with an unchanged version belongs to an unfinished update.
-        """
+        """Send new weights to collecting collectors, and begin the rollouts that may begin."""
         self._training &= version == self.version
         self.version = version
         self._publications += 1
-        # At most MOST_SENT collectors, those with the oldest weights, so that the learner's time
-        # does not grow with their number.
+        # Send to at most MOST_SENT collectors, oldest weights first, to bound the learner's time.
         collecting = [one for one in self.remotes if one.status == "collecting"]
         for one in sorted(collecting, key=lambda one: one.last_sent)[:MOST_SENT]:
             self.cluster.publish(one.handle, version)
@@ -217,9 +205,7 @@ class RemoteCollectors:
         self.poll(0.0)
 
     def poll(self, timeout_s: float) -> None:
-        """Process answers, replace failed collectors, and begin the rollouts that may begin.
-
-        Waits at most `timeout_s` seconds for an answer.
+        """Process answers, replace failed collectors, and begin rollouts; wait at most `timeout_s`.
 
         Raises:
             ConfigurationError: if a collector cannot start, before the first rollout.
@@ -257,7 +243,6 @@ class RemoteCollectors:
     # --- when a rollout may begin, and which one is next ---
 
     def _begin(self) -> None:
-        """Begin rollouts, first with the collector that has waited longest."""
         if self.closed:
             return
         for one in sorted(self.remotes, key=lambda one: one.begun):
@@ -272,7 +257,7 @@ class RemoteCollectors:
         return self._all_fresh([*under_way, begun_with], self.version + self._training)
 
     def _all_fresh(self, begun_with: list[int], turn: int) -> bool:
-        """Return whether all rollouts can be trained on in time, one per version from `turn` on."""
+        """Return whether no rollout gets too old, with one per version, starting at `turn`."""
         if self.settings.overflow == "overwrite":
             return True
         oldest_first = enumerate(sorted(begun_with))
@@ -306,7 +291,6 @@ class RemoteCollectors:
             one.status, one.failures, one.healthy, one.error = "done", 0, True, None
 
     def _fail(self, one: Remote, error: Exception) -> None:
-        """Kill a collector, whose rollout is lost, and schedule its replacement."""
         self.cluster.kill(one.handle)
         if isinstance(error, ConfigurationError) and not self.counts.taken:
             raise error

@@ -25,8 +25,7 @@ class EpisodeStatistics:
     Attributes:
         returns, lengths: of the last 100 finished episodes: undiscounted sum of raw rewards, and
             env steps.
-        successes: of the last 100 finished episodes; false without a report, meaningless if the env
-            never reports success.
+        successes: of the last 100 finished episodes; false without a report.
         takeovers: of the last 100 finished episodes, number of interventions and total actions in
             them; empty if the env does not report them.
         episodes: number of finished episodes.
@@ -40,7 +39,8 @@ class EpisodeStatistics:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.successes: deque[bool] = deque(maxlen=WINDOW)
         self.takeovers: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        # Of running episodes: interventions, actions in them, whether the last action was in one.
+        # For running episodes: interventions, actions in interventions, whether the last action was
+        # one.
         self._taken = torch.zeros(num_envs, 3, dtype=torch.int64)
         self.episodes = 0
 
@@ -53,9 +53,7 @@ class EpisodeStatistics:
         counted: Tensor | None = None,
         intervened: Tensor | None = None,
     ) -> Episodes:
-        """Process the next T actions of all envs; return the episodes that ended.
-
-        The episodes count among the last 100 only after `add`.
+        """Process the next T actions of all envs; return the ended episodes, for `add`.
 
         Args:
             reward: [N, T].
@@ -72,7 +70,7 @@ class EpisodeStatistics:
         if intervened is not None:
             ended.takeovers.extend(self._follow_takeovers(intervened, done, returned))
         begins = [0] * len(rewards)
-        if ends:  # a loop on plain numbers takes a fifth of the time of tensors
+        if ends:  # five times as fast on plain numbers as on tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
             incomplete = self._incomplete.numpy()
             taken = None if env_steps is None else env_steps.cpu().numpy()
@@ -85,7 +83,7 @@ class EpisodeStatistics:
                     ended.lengths.append(int(lasted[n]) + steps)
                 incomplete[n] = False
                 before[n], lasted[n], begins[n] = 0.0, 0, t + 1
-        # Rewards before the last end are masked, not subtracted: they may be NaN.
+        # Mask rewards before the last end instead of subtracting them: they may be NaN.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
         taken_since = under_way if env_steps is None else under_way * env_steps.cpu()
@@ -122,11 +120,7 @@ class EpisodeStatistics:
         self.episodes += len(ended.returns)
 
     def averages(self, reports_success: bool = False) -> dict[str, float]:
-        """Return averages by metric name; empty before the first finished episode.
-
-        Args:
-            reports_success: whether the env reports the success of an episode.
-        """
+        """Return averages by metric name; empty before the first finished episode."""
         if not self.returns:
             return {}
         averages = {
@@ -157,14 +151,14 @@ class EpisodeStatistics:
         return averages
 
     def restart_episodes(self) -> None:
-        """Forget the running episodes: their envs were reset."""
+        """Drop the running episodes, because their envs were reset."""
         self._return.zero_()
         self._length.zero_()
         self._incomplete.zero_()
         self._taken.zero_()
 
     def skip_rollout(self) -> None:
-        """Mark the running episodes as incomplete: a rollout of theirs was dropped."""
+        """Mark the running episodes as incomplete, because a rollout was dropped."""
         self._incomplete.fill_(True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,12 +191,11 @@ class EpisodeStatistics:
 class EnvReports:
     """Average `info["rewards"]` and `info["metrics"]` of an env over a rollout.
 
-    Each average covers the envs and steps with a value; NaN is a missing value. Sums stay on the
-    device and are read once per rollout.
+    NaN is a missing value. Sums stay on the device and are read once per rollout.
     """
 
     def __init__(self) -> None:
-        # Sums and counts [K] by the tuple of names, which is the same at most steps.
+        # Sums and counts [K] by the tuple of names, which rarely changes.
         self._sums: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def add(self, info: dict[str, Any]) -> None:
@@ -211,11 +204,11 @@ class EnvReports:
         if not report:
             return
         values = torch.stack(list(report.values()))
-        # No branch on NaN, which would wait for the device.
+        # Do not branch on NaN, which would synchronize.
         self.add_sums(tuple(report), values.nansum(1), (values == values).sum(1))
 
     def add_sums(self, names: tuple[str, ...], sums: Tensor, counts: Tensor) -> None:
-        """Add sums [K] over envs (and possibly steps), and the number of summands of each [K]."""
+        """Add sums [K] over envs (and possibly steps), and their numbers of summands [K]."""
         if names not in self._sums:
             zeros = sums.new_zeros(len(names))
             self._sums[names] = zeros, zeros.clone()
@@ -224,10 +217,7 @@ class EnvReports:
         count += counts
 
     def close_rollout(self) -> dict[str, float]:
-        """Return the averages since the last call, as `rewards/<term>` and `metrics/<name>`.
-
-        One transfer from the device.
-        """
+        """Return the averages since the last call, as `rewards/<term>` and `metrics/<name>`."""
         if not self._sums:
             return {}
         names = [name for together in self._sums for name in together]

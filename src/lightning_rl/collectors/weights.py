@@ -18,8 +18,7 @@ from lightning_rl.system.torch_private import copy_all
 class PublishedWeights:
     """The newest weights of an acting policy and their version, always complete.
 
-    A lock guards publishing and loading, so that no reader sees partly written weights. Frozen
-    weights are excluded, because they never change.
+    A lock guards publishing and loading. Frozen weights are excluded, because they never change.
 
     Args:
         policy: source of the first weights.
@@ -28,7 +27,7 @@ class PublishedWeights:
     Attributes:
         version: version of the newest weights.
         number: number of publications; an algorithm may publish several times per version.
-        closed: whether waiting has ended for good.
+        closed: whether `close` has been called.
         publish_seconds: duration of the last publication.
         waited_seconds: total duration of `wait_until`.
     """
@@ -46,9 +45,10 @@ class PublishedWeights:
     def publish(self, policy: Policy) -> None:
         """Copy the weights of a policy, and wake the threads that wait for them."""
         start = time.perf_counter()
-        newest = self._changing(policy)  # outside of the lock: it may wait for other ranks
+        newest = self._changing(policy)  # without the lock, because this may wait for other ranks
         with self._changed:
-            # One call for all: entering an operation takes longer than copying a small tensor.
+            # Copy all tensors in one call: the overhead of a call exceeds the copy of a small
+            # tensor.
             copy_all(self._tensors, newest)
             self.version = int(policy.version)
             self.number += 1
@@ -56,7 +56,7 @@ class PublishedWeights:
         self.publish_seconds = time.perf_counter() - start
 
     def load_into(self, policy: Policy) -> int:
-        """Copy the newest weights into a policy of the same structure; return their number."""
+        """Copy the newest weights into a policy of the same structure; return `number`."""
         with self._changed:
             copy_all(self._changing(policy), self._tensors)
             return self.number
@@ -83,7 +83,7 @@ class PublishedWeights:
             raise BufferClosed("The collector is closed.")
 
     def close(self) -> None:
-        """Wake all waiting threads, for good."""
+        """End this and all later waits."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
@@ -94,8 +94,8 @@ class PublishedWeights:
 
 
 def changing_weights(policy: Policy) -> dict[str, Tensor]:
-    """Return the tensors that acting depends on and training changes, by name."""
-    # Buffers change without gradients: running means, and the version itself.
+    """Return the tensors by name that acting reads and training changes."""
+    # Include buffers, such as running means and the version: they change without gradients.
     buffers = {name for name, _ in policy.named_buffers()}
     return {
         name: whole(tensor.detach())
@@ -109,6 +109,6 @@ def acting_copy(policy: Policy, device: torch.device) -> Policy:
     if policy.sharding is not None:
         return cast(Policy, policy.sharding.copy(device))
     here = device == policy.version.device
-    # A frozen vision model is most of a VLA's memory, and never written.
+    # Share frozen parameters: a frozen vision model is most of a VLA's memory.
     shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}
     return copy.deepcopy(policy, dict(shared)).to(device).requires_grad_(False)

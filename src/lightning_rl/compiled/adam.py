@@ -18,8 +18,7 @@ AVERAGES = ("exp_avg", "exp_avg_sq")
 class TracedAdam:
     """The step of a `torch.optim.Adam`, on the optimizer's own state and learning rate.
 
-    The optimizer's state stays valid: it can be read, saved, and used by the optimizer's own
-    `step`. `TracedAdam.fits` must hold.
+    `TracedAdam.fits` must hold. The optimizer can still read, save and use its state.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
@@ -33,13 +32,13 @@ class TracedAdam:
 
     @staticmethod
     def fits(optimizer: Optimizer | None, parameters: Sequence[nn.Parameter]) -> bool:
-        """Return whether an optimizer is plain Adam for exactly these parameters, on one device."""
+        """Return whether an optimizer is plain Adam of these parameters, on one device."""
         if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
             return False
         group = optimizer.param_groups[0]
         return (
             {id(p) for p in group["params"]} == {id(p) for p in parameters}
-            and len({(p.device, p.dtype) for p in parameters}) == 1  # flat tensors need that
+            and len({(p.device, p.dtype) for p in parameters}) == 1  # needed for flat tensors
             and min(group["betas"]) > 0
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
@@ -49,13 +48,11 @@ class TracedAdam:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The constants in `update`."""
         group = self._optimizer.param_groups[0]
         return (*group["betas"], group["eps"])
 
     def tensors(self) -> list[Tensor]:
-        """Return the current tensors that `update` needs besides parameters and gradients."""
-        # The rate is a tensor, because a number would be compiled in; written only if it changes.
+        # The rate is a tensor, because a number would become a constant of the graph.
         rate = self._optimizer.param_groups[0]["lr"]
         if rate != self._rate:
             self._rate_tensor.fill_(rate)
@@ -82,8 +79,8 @@ class TracedAdam:
             gradient: [P], of all parameters.
             tensors: result of `tensors`.
             accept: [].
-            reached: [number of parameters] bool, false for a parameter whose value and state must
-                not change; None for all.
+            reached: [number of parameters] bool, false for a parameter that must not change; None:
+                all.
         """
         beta1, beta2, eps = self.settings
         rate, step, average, square = tensors
@@ -103,7 +100,7 @@ class TracedAdam:
             scale = own_variance.sqrt() / root + eps
             moved = parameter - (own_rate * own_mean / scale).view_as(parameter)
             parameter.copy_(torch.where(own_accept, moved, parameter))
-        # `where` instead of a branch: a refused step changes nothing.
+        # Use `where` instead of a branch: a refused step changes nothing.
         one_each = elementwise = accept
         if reached is not None:
             one_each = torch.stack(list(accepts))
@@ -116,10 +113,7 @@ class TracedAdam:
             old.copy_(torch.where(mask, new, old))
 
     def _flat_state(self) -> list[Tensor]:
-        """Move the optimizer's state into flat tensors: steps [number of parameters], averages [P].
-
-        New state is zero.
-        """
+        """Move the optimizer's state into flat tensors: steps [parameters], averages [P]."""
         # Three flat tensors with views for the optimizer: a graph of two small networks takes 17
         # tensors instead of 50, and steps in 25 µs instead of 39.
         states: list[dict[str, Tensor]] = [self._optimizer.state[p] for p in self._parameters]
@@ -134,5 +128,4 @@ class TracedAdam:
         return flat
 
     def _forget(self, optimizer: Optimizer) -> None:
-        """Discard the flat state, because the optimizer has loaded another state."""
         self._tensors = None

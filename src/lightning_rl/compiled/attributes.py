@@ -1,8 +1,8 @@
-"""Record the attributes that a graph was compiled with, and notice changes.
+"""Record the attributes that a graph was compiled with, and detect changes.
 
-A trace stores every number, string and flag as a constant, and every tensor by identity. So the
-attributes of an object, such as the algorithm, and of all objects that it holds are recorded when a
-graph is made, and compared before each iteration.
+A trace stores every number, string and flag as a constant, and every tensor by identity. The
+attributes of an object and of all objects in it are compared with the trace's before each
+iteration.
 """
 
 from collections import deque
@@ -41,17 +41,14 @@ LIBRARIES = {"builtins", "collections", "functools", "gymnasium", "lightning", "
 """Packages whose objects are compared by identity, except modules."""
 
 STEPPING = ("lightning_rl.compiled", "lightning_rl.optim")
-"""Packages of the update itself, which no loss reads."""
+"""Packages of the update, which no loss reads."""
 
 MISSING = object()
 """Placeholder of a missing attribute."""
 
 
 class Attribute(NamedTuple):
-    """An attribute: its name in messages, the mapping that stores it, its key there, its value.
-
-    The value of a container is a copy.
-    """
+    """An attribute: its name in messages, the mapping that stores it, its key there, its value."""
 
     label: str
     holder: Mapping[str, Any]
@@ -67,8 +64,7 @@ class Attribute(NamedTuple):
 class Snapshot:
     """The current attributes of an object, and of the objects that it holds.
 
-    Objects of `LIBRARIES` are compared by identity. Global variables and other objects that the
-    root does not hold are not compared.
+    Objects of `LIBRARIES` are compared by identity. Global variables are not compared.
 
     Args:
         root: the object.
@@ -169,13 +165,7 @@ def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class TensorReadRecorder(TorchDispatchMode):
-    """Record the tensors whose value Python reads while a function is traced.
-
-    Only tensors that the function holds: the trace itself refuses to read inputs and results.
-
-    Attributes:
-        found: the tensors, their versions and their values.
-    """
+    """Record the tensors, held by a traced function, whose value Python reads: `found`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,8 +181,6 @@ class TensorReadRecorder(TorchDispatchMode):
 
 
 class _Slots(MutableMapping[str, Any]):
-    """The slots of an object, as a mapping."""
-
     def __init__(self, owner: Any, names: list[str]) -> None:
         self._owner, self._names = owner, names
 
@@ -216,10 +204,6 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
-    """Yield the mappings that store attributes of an object and its classes, and the names.
-
-    The object's own attributes come first: they hide attributes of its classes.
-    """
     attributes = getattr(owner, "__dict__", {})
     yield attributes, list(attributes)
     if isinstance(owner, nn.Module):

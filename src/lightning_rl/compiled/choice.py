@@ -12,26 +12,25 @@ Setting = bool | Literal["auto"]
 PAYS_FROM = 20_000
 """Fewest minibatches of a run for which `auto` compiles the update.
 
-On two cores of an AMD EPYC compiling saves about 1 ms per minibatch of 64 to 256 samples, and takes
-10 to 20 s the first time, 2 to 3 s with Inductor's cache. So 20,000 minibatches gain even the first
-time.
+Compiling takes 10 to 20 s the first time (2 to 3 s if cached), and saves about 1 ms per minibatch
+of 64 to 256 samples on two cores of an AMD EPYC.
 """
 
 STEPS_PAY_FROM = 20_000
 """Fewest steps of all envs of a process for which `auto` compiles them.
 
-On a core of an AMD EPYC compiling saves 0.3 to 0.6 ms per step of a batched torch env with a small
-policy, and takes 5 to 10 s the first time, 2 to 3 s with Inductor's cache.
+Compiling takes 5 to 10 s the first time (2 to 3 s if cached), and saves 0.3 to 0.6 ms per step on a
+core of an AMD EPYC.
 """
 
 PAYS_FROM_ON_GPU = 5_000
-"""The same for minibatches and for steps on a GPU, where kernels take longer to launch than to run.
+"""Fewest minibatches or steps for which `auto` compiles on a GPU.
 
-On an H200 compiling saves 3.6 ms per minibatch of 24,576 samples and 1.7 ms per step of 4,096 envs,
-and takes 10 to 20 s the first time.
+Compiling takes 10 to 20 s the first time, and saves 3.6 ms per minibatch and 1.7 ms per step on an
+H200.
 """
 
-DIFFERS = "the last digits of its results differ from an uninterrupted run"
+DIFFERS = "the last digits of the results may differ from an uninterrupted run"
 """The effect of another machine or of a changed decision, for messages."""
 
 
@@ -80,11 +79,7 @@ class Choice:
         self._compare_machines()
 
     def give_up(self, why: str, warning: str) -> None:
-        """Run uncompiled from now on, for the reason `why`.
-
-        Warn if `compile: true` is set (with `warning`), or the resumed run was compiled; `auto`
-        only prints.
-        """
+        """Run uncompiled from now on; warn if the user or the resumed run wanted graphs."""
         self.compiled, self.why = False, why
         if self._setting is True:
             rank_zero_warn(warning)
@@ -96,7 +91,7 @@ class Choice:
         self.print_decision()
 
     def does_not_apply(self, why: str) -> None:
-        """Record silently that there is nothing to compile."""
+        """Record that there is nothing to compile, without a message."""
         self.compiled, self.why, self._printed = False, why, True
 
     def print_decision(self) -> None:
@@ -114,15 +109,14 @@ class Choice:
         return {"compiled": self.compiled, "cpu": cpu()}
 
     def _compare_machines(self) -> None:
-        """Warn if the decision or the CPU differs from the checkpoint."""
         if self._before is None:
             return
         was, now = self._before["compiled"], self.compiled
         if was != now:
             rank_zero_warn(
-                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and now "
-                f"is{'' if now else ' not'}, by {self.why}: {DIFFERS}. compile: auto keeps the "
-                "choice of the checkpoint."
+                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and is "
+                f"{'' if now else 'not '}compiled now, by {self.why}: {DIFFERS}. "
+                "compile: auto keeps the choice of the checkpoint."
             )
         if self._before["cpu"] != cpu():
             rank_zero_warn(
@@ -146,11 +140,10 @@ class StepsChoice(Choice):
     def _decision(self) -> str:
         return f"The env is stepped {'compiled' if self.compiled else 'uncompiled'}"
 
-    def _compare_machines(self) -> None:
-        """Do nothing: the choice for the update warns already."""
+    def _compare_machines(self) -> None: ...
 
 
 def cpu() -> str:
-    """Return the CPU's name and capability, on which the last digits of float32 results depend."""
+    """Return the CPU's name and capability, which affect the last digits of float32 results."""
     name = torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"

@@ -9,9 +9,7 @@ from torch import Tensor
 from lightning_rl.system.machine import settings
 
 LARGEST = 2**26
-"""Most bytes of inputs of a captured graph. A larger graph gains nothing from fewer launches, and
-its activations would keep memory reserved.
-"""
+"""Most bytes of inputs of a captured graph: larger graphs gain little, and reserve much memory."""
 
 
 def is_worth_capturing(tensors: Iterable[Tensor]) -> bool:
@@ -27,10 +25,9 @@ def is_worth_capturing(tensors: Iterable[Tensor]) -> bool:
 class CapturedGraph:
     """A graph that a GPU replays; it may write into its inputs, except the slice `moving`.
 
-    The first call runs the graph, because the setup of kernels at first use must not be captured.
-    The second call captures the graph. Later calls copy the `moving` inputs, whose addresses
-    change, to their captured addresses. If another input has moved, such as a reloaded optimizer
-    state, the graph is captured again.
+    The first call runs the graph, because the setup of kernels must not be captured. The second
+    call captures the graph. Later calls copy the `moving` inputs to their captured addresses. If
+    another input has moved, such as a reloaded optimizer state, the graph is captured again.
 
     Source: the PyTorch documentation, "CUDA semantics", section "CUDA Graphs".
     """
@@ -45,7 +42,6 @@ class CapturedGraph:
         self._fails = False
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Return the graph's results in new tensors."""
         if self._fails:
             return self._graph(*inputs)
         # A captured graph reads and writes fixed addresses.
@@ -61,11 +57,11 @@ class CapturedGraph:
         for place, value in zip(self._places, inputs[self._moving], strict=True):
             place.copy_(value)
         self._replay()
-        # The next replay overwrites the outputs, but statistics keep them until the iteration ends.
+        # Copy the outputs: the next replay overwrites them, and statistics need them later.
         return [output.clone() for output in self._outputs]
 
     def _capture(self, inputs: list[Tensor]) -> None:
-        """Record the graph without running it; after an error warn, and never try again."""
+        """Record the graph without running it; after an error, warn and stop capturing."""
         self._places = [tensor.clone() for tensor in inputs[self._moving]]
         inputs[self._moving] = self._places
         try:
@@ -73,8 +69,8 @@ class CapturedGraph:
         except RuntimeError as error:
             self._fails = True
             warnings.warn(
-                "The compiled update is not replayed as a CUDA graph, and launches its kernels one "
-                f"by one: {str(error).strip().splitlines()[0]}",
+                "The compiled update runs without a CUDA graph: "
+                f"{str(error).strip().splitlines()[0]}",
                 stacklevel=2,
             )
 

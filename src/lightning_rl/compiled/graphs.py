@@ -31,26 +31,27 @@ Make = Callable[[], tuple[Function, dict[str, None]]]
 """Returns the function of a graph, and a dict of names that the function fills when traced."""
 
 MOST_GRAPHS = 8
-"""Most graphs per input layout. If one more is needed, an attribute changes at each call."""
+"""Most graphs per input layout; more graphs mean that an attribute changes at each call."""
 
 CPU_OPTIONS: dict[str, Any] = {
     "cpp_wrapper": True,
     "cpp.use_decompose_tanh": True,
     "cpp.vec_isa_ok": True,
 }
-"""Options of Inductor on the CPU: C++ calls the kernels, which take microseconds; tanh uses an
-exponential, which is three times as fast and exact to float32's last digit around 1; and Inductor
-skips a trial of each instruction set, which costs 6 s at the first start and 1 s at each later one.
+"""Options of Inductor on the CPU.
+
+C++ calls the kernels, which take microseconds; tanh uses an exponential, which is three times as
+fast and exact to float32's last digit; and Inductor skips a trial of each instruction set (6 s).
 """
 
 
 class Graphs:
     """The compiled graphs of an algorithm, by function and input layout.
 
-    A trace stores attributes as constants, so all attributes of the algorithm and its objects are
-    compared once per iteration, the algorithm's own before each call. A changed attribute leads to
-    a new graph. A number that changes, such as an annealed coefficient, becomes an input of its
-    graph. An attribute that tracing does not need is no longer compared.
+    A trace stores attributes as constants, so the attributes of the algorithm and its objects are
+    compared with the trace's before each iteration, the algorithm's own before each call. A changed
+    attribute leads to a new graph. A number that changes, such as an annealed coefficient, becomes
+    an input of its graph. An attribute that tracing does not need is no longer compared.
 
     Args:
         root: the algorithm.
@@ -63,7 +64,7 @@ class Graphs:
     Attributes:
         available: whether graphs can be compiled.
         captured: whether a graph is replayed as a CUDA graph.
-        have_served: a loss has been differentiated, so later errors are not compile errors.
+        have_served: whether a graph has run, so that later errors are not compile errors.
     """
 
     def __init__(
@@ -93,11 +94,7 @@ class Graphs:
     def attempt(
         self, call: Callable[[], T], place_of: Callable[[Exception], str] | None = None
     ) -> T | None:
-        """Return the result of a call of graphs; None if graphs are unavailable.
-
-        After an error no later call is attempted. `place_of` returns the place in user code that an
-        exception comes from.
-        """
+        """Return the result of a call of graphs; after an error None, now and later."""
         if not self.available:
             return None
         try:
@@ -121,7 +118,6 @@ class Graphs:
         return None
 
     def give_up(self, why: str) -> None:
-        """Stop using graphs, and report the reason once."""
         if self.available:
             self._choice.give_up(
                 why, f"From now on {self._choice.subject} uncompiled, because {why}."
@@ -134,11 +130,8 @@ class Graphs:
         """Call the graph `key`; return its result, and the names that its function has recorded.
 
         A new graph is compiled from `make`. `moving` are the inputs whose address changes between
-        calls.
-
-        Raises:
-            NoGraphError: if an attribute changes at each call, or the function draws random
-                numbers.
+        calls. Raise `NoGraphError` if an attribute changes at each call, or the function draws
+        random numbers.
         """
         compiled = self.prepare(key, make, inputs, moving)
         return compiled.graph(*inputs)[0], compiled.noted
@@ -146,7 +139,6 @@ class Graphs:
     def prepare(
         self, key: tuple[Any, ...], make: Make, inputs: list[Tensor], moving: slice
     ) -> "_Compiled":
-        """Return the graph for the current attributes; see `call`."""
         found = self._current_attributes()
         known = self._compiled.setdefault(key, [])
         for compiled in known:
@@ -167,16 +159,14 @@ class Graphs:
         self._varying |= loose & trace.numbers.keys()
         graph = compile_graph(trace.traced, trace.held, inputs, moving)
         self.captured |= is_worth_capturing(inputs)
-        # At the front, because the next call most likely needs this graph.
+        # Move this graph to the front: the next call will probably need it.
         known.insert(0, _Compiled(graph, trace, found, loose))
         return known[0]
 
     def recheck(self) -> None:
-        """Compare all attributes before the next call, because a new iteration starts."""
         self._is_fresh = False
 
     def _current_attributes(self) -> dict[str, Attribute]:
-        """Return the current attributes; the same dict if nothing has changed."""
         last = self._snapshot
         is_current = self._is_fresh and last is not None and last.root_is_current()
         if last is None or not (is_current or last.refresh()):
@@ -189,7 +179,7 @@ class Graphs:
     ) -> tuple[set[str], "_Trace"]:
         """Trace without constants for changed attributes; return the unneeded ones, and the trace.
 
-        A changed number becomes a tensor; any other changed attribute is removed while tracing. If
+        A changed number becomes a tensor; other changed attributes are removed while tracing. If
         tracing then fails, the attribute stays a constant, and each of its values has its own
         graph.
         """
@@ -211,7 +201,7 @@ class Graphs:
         found = self._current_attributes()
         here = {path: found[path] for path in (*self._varying, *loose) if path in found}
         numbers = {
-            # float32, because a plain number does not promote a tensor's dtype either.
+            # float32, so that the number does not promote a tensor's dtype.
             path: torch.tensor(float(one.value), dtype=torch.float32, device=self._device)
             for path, one in here.items()
             if one.is_number()
@@ -224,7 +214,7 @@ class Graphs:
         values = [(found[p].holder, found[p].name, v) for p, v in (numbers | absent).items()]
         values += [(own, name, _Hidden(name)) for name in self._hidden if name in own]
         function, noted = make()
-        # Tracing runs the function and may change buffers: only the graph should do so.
+        # Restore buffers, which tracing may change.
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
         copies = [tensor.detach().clone() for tensor in inputs]
         try:
@@ -281,7 +271,7 @@ class _Trace(NamedTuple):
 
 
 class _Compiled:
-    """A graph, the attributes `found` at compile time, and the attributes that it does not read."""
+    """A graph, the attributes `found` at compile time, and those that it does not read."""
 
     def __init__(
         self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]
@@ -296,7 +286,6 @@ class _Compiled:
         self._places = {p: index[id(a.value)] for p, a in found.items() if id(a.value) in index}
 
     def holds(self, found: dict[str, Attribute]) -> bool:
-        """Return whether the graph is valid for these attributes; update its tensors."""
         for tensor, version, value in self._reads:
             if version_of(tensor) != version and tensor.item() != value:
                 return False
@@ -314,7 +303,6 @@ class _Compiled:
         return True
 
     def changes(self, found: dict[str, Attribute]) -> Iterator[str]:
-        """Yield the paths of attributes that differ from compile time."""
         for path in {**self._found, **found}:
             if path in self._unread or self._found.get(path) is found.get(path):
                 continue
@@ -323,7 +311,7 @@ class _Compiled:
             both = self._found.get(path), found.get(path)
             old, new = (MISSING if one is None else one.value for one in both)
             if isinstance(old, Tensor) and isinstance(new, Tensor):
-                # A tensor that the graph holds may be replaced by another one of the same layout.
+                # The graph accepts another tensor of the same layout.
                 i = self._places.get(path)
                 fits = i is None or (i >= 0 and _layout(old) == _layout(new))
                 if not fits and old is not new:
@@ -343,18 +331,17 @@ def compile_graph(
 ) -> Graph:
     """Compile a traced function that takes tensors and returns a list of tensors.
 
-    The graph reads the tensors in `held` (see `lift_tensors`) at each call, after its inputs. The
-    caller must pass inputs of the same layout (`layout`) in the same order: nothing checks it. On a
-    GPU small graphs are replayed as CUDA graphs; `moving` are read-only inputs whose address
-    changes.
+    The graph reads the tensors in `held` (see `lift_tensors`) at each call, after its inputs.
+    Nothing checks that inputs have the same `layout` and order. On a GPU small graphs are replayed
+    as CUDA graphs; `moving` are read-only inputs whose address changes.
     """
-    # `torch.compile` checks every input before each call: 30 to 50 µs, for a graph of 100 µs.
-    # Inductor's asserts take a sixth of a small graph's time, and check what `layout` in the key of
-    # each graph already ensures.
+    # `torch.compile` checks every input before each call, 30 to 50 µs for a graph of 100 µs.
+    # Inductor's asserts take a sixth of a small graph's time. The key of each graph has the
+    # `layout` already.
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-    # mypy sometimes resolves the name to the module of that name.
+    # mypy sometimes takes the module of the same name.
     compiled: Graph = cast(Any, standalone_compile)(
         traced,
         [*inputs, *held],
@@ -364,7 +351,7 @@ def compile_graph(
 
     graph = compiled
     if is_worth_capturing((*inputs, *held)):
-        # Held tensors are inputs too: a replaced tensor leads to a new capture.
+        # Pass held tensors as inputs: a replaced tensor then leads to a new capture.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
     return lambda *tensors: graph(*tensors, *held)
 
@@ -385,11 +372,7 @@ def computed_once(tensor: Tensor) -> Tensor:
 
 
 def lift_tensors(traced: GraphModule) -> list[Tensor]:
-    """Turn the tensors that a traced function has captured into inputs; return them.
-
-    As constants they would keep their current values, but buffers such as a normalizer's mean
-    change.
-    """
+    """Turn the tensors that a traced function has captured into inputs; return them."""
     held = []
     first = next(node for node in traced.graph.nodes if node.op != "placeholder")
     for node in traced.graph.find_nodes(op="get_attr"):

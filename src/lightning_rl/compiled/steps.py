@@ -1,8 +1,7 @@
 """Compile the steps of a batched torch env: policy, env, resets, and writing to the rollout.
 
-A step of a few envs takes torch half a millisecond, mostly the overhead of about two hundred
-operations. The step of env and policy is traced, and Inductor makes a few kernels of it. A step
-that cannot be traced runs uncompiled, and a message gives the reason.
+A step of a few envs has about two hundred small operations; Inductor compiles them to a few
+kernels. A step that cannot be traced runs uncompiled, and a message gives the reason.
 """
 
 import copy
@@ -39,20 +38,19 @@ from lightning_rl.system.machine import settings
 from lightning_rl.system.torch_private import copy_all, trace, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
-"""Most steps that run before the results are read, and most bytes of the final observations that
-are stored until then.
-"""
+"""Most steps before the results are read, and most bytes of final observations in these steps."""
 
 LARGEST_START = 64
-"""Largest tensor of a reset, in numbers per env, for which each step computes a reset of every env
-and uses the needed ones. Beyond it, resets run outside the graph, for the envs that need one.
+"""Largest tensor of a reset, in numbers per env, for a reset of all envs in each step.
+
+Larger resets run outside the graph, for the envs that need one.
 """
 
 DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "reset_mode")
 """The attributes of a `TorchEnv` that a step writes: inputs and outputs of the graph."""
 
 COUNTERS = ("episode", "elapsed", "stream_key")
-"""The counters of a `TorchEnv` that are carried from step to step."""
+"""The counters of a `TorchEnv`, inputs and outputs of each step."""
 
 Keys = tuple[str, ...]
 """The path of a tensor in a tree."""
@@ -117,11 +115,6 @@ class CompiledSteps:
         }
 
     def _read_env(self, env: TorchEnv) -> None:
-        """Take a step in a copy of the env, and record the inputs and outputs of a step.
-
-        Raises:
-            NoGraphError: if a step changes anything but the env's state.
-        """
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
                 raise NoGraphError(f"{type(env).__name__} overrides {name}")
@@ -165,7 +158,6 @@ class CompiledSteps:
     def _act_and_step(
         self, root: "_Root", carry: dict[Keys, Tensor], noise: Tensor
     ) -> "_StepResults":
-        """Act, and step the env; return the results."""
         env, observation = root.env, self._tree(carry, SEEN)
         fields = {key: torch.zeros_like(self._step_of[key]) for key in self._fields}
         versions = {key: version_of(value) for key, value in fields.items()}
@@ -186,7 +178,7 @@ class CompiledSteps:
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
-        # By the class: a wrapper may have replaced the instance's `step`.
+        # Call the class's `step`: a wrapper may have replaced the instance's.
         played = TorchEnv.step(env, result["action"])
         following, reward, terminated, truncated, info = played
         results = (reward, terminated, truncated)
@@ -239,7 +231,6 @@ class CompiledSteps:
 
     @contextmanager
     def _stepping_env(self) -> Iterator[None]:
-        """Let the env step in a trace, and restore its attributes afterwards."""
         kept = {name: vars(self.env)[name] for name in DRIVEN}
         self.env.reset_mode = self.reset_mode
         try:
@@ -273,10 +264,7 @@ class CompiledSteps:
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
     def staging(self, slots: list[Tensor]) -> list[Tensor] | None:
-        """Return the tensors that a CUDA graph writes, like `slots`; None on a CPU.
-
-        All rollout buffers share them: a CUDA graph always writes to the same addresses.
-        """
+        """Return tensors like `slots` with fixed addresses for a CUDA graph; None on a CPU."""
         if self._staging is None and self._device.type != "cpu":
             self._staging = [torch.empty_like(slot) for slot in slots]
         return self._staging
@@ -307,13 +295,7 @@ class CompiledSteps:
             carry[key].zero_()
 
     def restart(self, done: Tensor, observation: Any) -> None:
-        """Reset finished envs, if the graph does not.
-
-        Args:
-            done: [N] bool, the finished envs.
-            observation: [N, ...], the rollout's observation slot; the rows of reset envs are
-                written.
-        """
+        """Reset finished envs `done` [N] outside the graph, and write `observation` [N, ...]."""
         rows = done.nonzero().squeeze(1)
         if not len(rows):
             return
@@ -345,7 +327,7 @@ class _StepResults(NamedTuple):
 
 
 class _Root(nn.Module):
-    """Policy and env as one object, so that a trace notices the attributes it reads."""
+    """Policy and env as one object, to compare the attributes that a trace reads."""
 
     def __init__(self, policy: Policy, env: TorchEnv) -> None:
         super().__init__()
@@ -372,7 +354,7 @@ class StepWriter:
             step["observation"] for step in time_major(rollout.select("observation")).unbind(0)
         ]
         self._writer = FinalObservationWriter(rollout)
-        # NumPy acting draws the noise of a whole rollout in one call: use the same numbers.
+        # Draw as NumPy acting does, the noise of a whole rollout in one call.
         self._at_once = isinstance(actor, NumpyActor)
         self._staged = steps.staging(self._slots[0])
         self.places = self._staged or self._slots[0]
@@ -396,7 +378,7 @@ class StepWriter:
             self._noise = dict(enumerate(noise.unbind(0), start))
 
     def act(self, t: int) -> None:
-        """Run the steps from t on, as many as may run before their results are read; see `step`."""
+        """Run step t, and following steps if their results may be read later; see `step`."""
         if self.graph is None:
             self.actor.act(t)
         elif t == self._taken:
@@ -462,7 +444,7 @@ def compile_steps(
     if not choice.compiled or not isinstance(env, TorchEnv):
         return plain
     device = policy.version.device
-    # Code that draws from torch's global generator is refused: undo its draws.
+    # Undo draws from torch's global generator; code that needs them is refused.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             steps = CompiledSteps(env, policy, rollouts[0], choice, ahead)
@@ -512,7 +494,6 @@ class CompiledStepper(RolloutStepper):
 
 
 def _leaves(tree: Any, *above: str) -> dict[Keys, Tensor]:
-    """Return the tensors of a tree by their paths, which start with `above`."""
     if isinstance(tree, Tensor):
         return {above: tree}
     leaves: dict[Keys, Tensor] = {}
@@ -522,7 +503,6 @@ def _leaves(tree: Any, *above: str) -> dict[Keys, Tensor]:
 
 
 def _nested(leaves: dict[Keys, Tensor]) -> Any:
-    """Build a tree of tensors from their paths, or return the tensor with the empty path."""
     if () in leaves:
         return leaves[()]
     tree: dict[str, Any] = {}
@@ -535,8 +515,6 @@ def _nested(leaves: dict[Keys, Tensor]) -> Any:
 
 
 def _numbers_of_a_start(env: TorchEnv) -> int:
-    """Return the size of the largest tensor in a reset, in numbers per env."""
-
     def start(key: Tensor, episode: Tensor) -> list[Tensor]:
         return list(_leaves(env.observed(env.starts_of(key, episode))).values())
 
@@ -553,11 +531,10 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
 
 
 class _StepAttributes:
-    """The attributes of an env and a policy before a step, except those that a step may write."""
+    """The attributes of an env and a policy before a step, except its outputs."""
 
     def __init__(self, root: "_Root") -> None:
-        # The root holds a copy of the env, but the policy itself: a copy of a large policy needs
-        # too much memory.
+        # The root holds a copy of the env, but not of the policy, which may be large.
         self._root = root
         self._before = self._current_attributes()
         self._tensors = {
@@ -570,14 +547,13 @@ class _StepAttributes:
         return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
 
     def changed(self) -> str | None:
-        """Describe an attribute that the step must not change but did; None if there is none."""
         for path, one in sorted(self._current_attributes().items()):
             tensor, version, _ = self._tensors.get(path, (None, 0, None))
             written = tensor is one.value and tensor is not None and version_of(tensor) != version
             before = self._before.get(path)
             if before is not None and same(one.value, before.value) and not written:
                 continue
-            what = f"a step changes {one.label}, which is no part of its state: "
+            what = f"a step changes {one.label}, which is not part of the state: "
             if path.startswith(".env"):
                 return (
                     f"{what}put values that change from step to step into the TensorDict that "
@@ -587,7 +563,6 @@ class _StepAttributes:
         return None
 
     def restore(self) -> None:
-        """Restore the policy."""
         for path, now in self._current_attributes().items():
             if not path.startswith(".env"):
                 before, holder = self._before.get(path), cast(Any, now.holder)
@@ -601,7 +576,6 @@ class _StepAttributes:
 
 
 def _line_behind(error: BaseException, name: str) -> str:
-    """Return the line of user code that an error comes from, or the name of the env."""
     own = Path(__file__).parents[1]
     libraries = Path(torch.__file__).parents[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -27,8 +27,8 @@ class CompiledUpdate(Update):
 
     With Adam, a minibatch is one graph, including the optimizer step; with micro-batches or several
     ranks, it is one graph per micro-batch, and one for clipping and stepping. With another
-    optimizer, graphs compute the gradients, and the optimizer steps. The loss is traced once per
-    minibatch size: no Python decision may depend on the values of tensors.
+    optimizer, graphs compute the gradients only. The loss is traced once per minibatch size: no
+    Python decision may depend on the values of tensors.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class CompiledUpdate(Update):
 
     @torch.no_grad()
     def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
-        """Take a step, or only set the gradients if Adam is not in the graph; return scalars."""
         if self.adam is not None and len(self._micro_batches(minibatch)) == 1:
             return self._run(minibatch, self.adam)
         sums = self._add_up(self.objective.prepare(minibatch.copy()))
@@ -81,8 +80,8 @@ class CompiledUpdate(Update):
 
     def step_by(self, total: Tensor) -> None:
         if self._all_ranks_step_by_graph is None:
-            # All ranks must step in the same way, to the same bits. Compile now: a rank may have
-            # had no sample yet, and cannot know otherwise whether it has a graph.
+            # All ranks must step by a graph, or none. Compile now: a rank without samples does not
+            # know yet whether it has a graph.
             able = self.graphs.attempt(lambda: self._can_step(total))
             self._all_ranks_step_by_graph = not ranks.agree(not able)
         if not self._all_ranks_step_by_graph or self.adam is None:
@@ -92,11 +91,6 @@ class CompiledUpdate(Update):
             self.note(self.graphs.call(*self._stepping(total, self.adam))[0])
 
     def first_iteration_done(self) -> None:
-        """Compile no further sizes of minibatches.
-
-        Each graph takes seconds, and if samples are left out, the last minibatch of each pass has
-        another size.
-        """
         self._sizes_known = bool(self._sizes)  # empty before learning starts
 
     def has_graph_for(self, minibatch: TensorDict) -> bool:
@@ -105,16 +99,15 @@ class CompiledUpdate(Update):
         if sequences is not None and sequences.counted is not None:
             # The number of samples varies, but a graph has a fixed number.
             self.graphs.give_up(
-                "the number of steps without a loss changes between minibatches (steps of "
-                "interventions, steps after the first episode, or a sequence_length that does not "
-                "divide data.buffer_size)"
+                "the number of counted steps changes between minibatches (because of "
+                "interventions, first episodes only, or a sequence_length that does not divide "
+                "data.buffer_size)"
             )
         if not self._sizes_known:
             self._sizes.add(len(minibatch))
         return self.graphs.available and len(minibatch) in self._sizes
 
     def fits_one_graph(self, minibatch: TensorDict) -> bool:
-        """Return whether one graph can process the whole minibatch."""
         return self.has_graph_for(minibatch) and len(self._micro_batches(minibatch)) == 1
 
     def _micro_batches(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
@@ -122,7 +115,6 @@ class CompiledUpdate(Update):
 
     @torch.no_grad()
     def _add_up(self, minibatch: TensorDict) -> Tensor:
-        """Return scalars and gradients of a prepared minibatch [B], as `flattened` does."""
         first, *rest = self._micro_batches(minibatch)
         total = self._run(first[0])
         for samples, _ in rest:
@@ -130,10 +122,7 @@ class CompiledUpdate(Update):
         return total
 
     def _run(self, samples: TensorDict, adam: TracedAdam | None = None) -> Tensor:
-        """Take a step with `adam`, and return the scalars of the minibatch.
-
-        Without `adam`, return scalars and gradients of prepared samples, as `flattened` does.
-        """
+        """Take a step with `adam` and return the scalars; otherwise scalars and gradients."""
         fields = tensors_of(samples)
         key = (self.objective.name, "loss", layout(fields), adam and adam.settings)
         inputs = [*self.parameters, *fields]
@@ -148,18 +137,15 @@ class CompiledUpdate(Update):
         return result
 
     def set_scalar_names(self, reported: Iterable[str]) -> None:
-        """Store the names of the scalars that the loss returns."""
         self.names = [*self._labels[:1], *reported, *self._labels[1:]]
 
     def _can_step(self, total: Tensor) -> bool:
-        """Compile the graph of `_stepping`; return whether it exists."""
         if self.adam is None:
             return False
         self.graphs.prepare(*self._stepping(total, self.adam))
         return True
 
     def _stepping(self, total: Tensor, adam: TracedAdam) -> tuple[Any, ...]:
-        """Return the arguments of `Graphs.call` for the graph that clips and steps."""
         first = len(self.parameters)
         return (
             (self.objective.name, "step", len(total), adam.settings),
@@ -173,7 +159,6 @@ class CompiledUpdate(Update):
     def _loss_function(
         self, samples: TensorDict, adam: TracedAdam | None
     ) -> tuple[Function, dict[str, None]]:
-        """Return the function of a graph, and the dict in which it records the names of scalars."""
         first = len(self.parameters)
         last = first + len(tensors_of(samples))
         reported: dict[str, None] = {}
@@ -198,8 +183,8 @@ class CompiledUpdate(Update):
     ) -> Tensor:
         """Take an optimizer step for a minibatch [B] in place; return its scalars. To be traced.
 
-        `state` has the parameters and buffers that replace the owner's; `reported` records the
-        names of the loss's scalars.
+        `state` replaces the owner's parameters and buffers; `reported` gets the names of the
+        scalars.
         """
         row, gradients, reached = self._differentiated(state, minibatch, False, reported)
         mask = None if all(reached) else torch.tensor(reached, device=row.device)
@@ -257,7 +242,6 @@ class CompiledUpdate(Update):
         state: Sequence[Tensor],
         reached: Tensor | None,
     ) -> Tensor:
-        """Clip and step, unless a scalar is not finite; return scalars and gradient norm."""
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
         clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
@@ -315,7 +299,6 @@ class CompiledSequence(UpdateSequence):
 
     @torch.no_grad()
     def _run(self, minibatch: TensorDict) -> Tensor:
-        """Return the concatenated scalars of all objectives."""
         fields = tensors_of(minibatch)
         adams = [cast(TracedAdam, update.adam) for update in self._compiled]
         key = (self._name, "sequence", layout(fields), *(adam.settings for adam in adams))
@@ -332,7 +315,6 @@ class CompiledSequence(UpdateSequence):
         return rows
 
     def _function(self, minibatch: TensorDict) -> tuple[Function, dict[str, None]]:
-        """Return the graph's function, and the dict that records `index:name` of each scalar."""
         first = len(self._tensors)
         last = first + len(tensors_of(minibatch))
         reported: dict[str, None] = {}
@@ -361,7 +343,7 @@ class CompiledSequence(UpdateSequence):
 
 
 class _OwnedFunction(nn.Module):
-    """A function as a module, so that it can be called with other tensors than the owner's."""
+    """A function as a module, for calls with other tensors than the owner's."""
 
     def __init__(self, owner: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -381,7 +363,6 @@ class CompiledValues:
 
     @torch.no_grad()
     def __call__(self, observations: TensorDict) -> Tensor:
-        """Return the values [B] of observations [B], without gradients."""
         values = self._graphs.attempt(lambda: self._by_graph(observations))
         if values is None:
             values = self._policy.get_value(observations)["value"]

@@ -32,8 +32,8 @@ class Demonstrations(Collector):
     """Return demonstrations as rollouts, for `BehaviorCloning`.
 
     A rollout is as long as its longest episode; `data.buffer_size` does not apply. If the env takes
-    chunks of actions, episodes are cut into consecutive chunks. The last action pads the last
-    chunk, and padded actions do not count.
+    chunks of actions, episodes are cut into chunks, and the last action pads the last chunk. If the
+    dataset has `advantage` labels, rollouts have the field `advantage` [N, T+1].
 
     Args:
         context: see `Collector`.
@@ -41,8 +41,8 @@ class Demonstrations(Collector):
         episodes: use the first `episodes` episodes. Default: all of the dataset, 100 of an expert.
         keys: rename columns of the dataset, see `read_episodes`.
         fps: steps per second of the env, which must equal the dataset's. Default: the env's own.
-        tokenizer: directory of a tokenizer, see `VLAObservation`: the tasks of the dataset, in
-            words, become the `language` of the observation. Default: the dataset has `language`.
+        tokenizer: directory of a tokenizer, see `VLAObservation`, which converts the tasks of the
+            dataset to `language`. Default: the dataset has `language`.
         condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`: the
             condition of a `ConditionedPolicy` is good if the label is 1, otherwise bad. Default:
             absent. A chunk has the condition of its first step.
@@ -50,8 +50,6 @@ class Demonstrations(Collector):
             pass over the dataset shuffles them. Default: read all episodes once.
         ends: how episodes ended if the dataset does not record it, see `read_episodes`.
         actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
-
-    If the dataset has `advantage` labels, rollouts have the field `advantage` [N, T+1].
 
     Raises:
         ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, if
@@ -163,7 +161,7 @@ class Demonstrations(Collector):
                 rollout["advantage"][row, : len(advantage)] = advantage.to(rollout["advantage"])
             if self._condition is not None:
                 labels.append(self._labels(episode)[::execute] > 0.5)
-        rollout["padding"].fill_(True)  # also the last slot, which is no step
+        rollout["padding"].fill_(True)  # includes the bootstrap slot
         rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
         for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
@@ -173,7 +171,6 @@ class Demonstrations(Collector):
             rollout[CONDITION][row, : len(codes)] = codes.to(rollout[CONDITION])
 
     def _drawn(self, number: int) -> list[int]:
-        """Return the episodes of rollout `number`; each pass has its own order."""
         chosen = []
         for place in range(number * self._rows, (number + 1) * self._rows):
             turn, at = divmod(place, self._count)
@@ -182,7 +179,6 @@ class Demonstrations(Collector):
         return chosen
 
     def _with_instructions(self, episode: Episode) -> Episode:
-        """Return an episode with the tokens of its tasks among its observations [L+1, ...]."""
         if self._tokenizer is None:
             return episode
         words = [*(episode.tasks or [episode.task] * len(episode))]
@@ -191,7 +187,6 @@ class Demonstrations(Collector):
         return replace(episode, observation={**episode.observation, "language": language})
 
     def _labels(self, episode: Episode) -> Tensor:
-        """Return the label [L] of each step that the policy is conditioned on."""
         assert self._dataset is not None
         assert self._condition is not None
         labels = episode.extra.get(self._condition)
@@ -207,7 +202,6 @@ class Demonstrations(Collector):
 
 
 def _fps_of(env: VectorEnv) -> float | None:
-    """Return the steps per second of an env; None if the env does not set `render_fps`."""
     inner = env.env if isinstance(env, ActionChunk) else env
     return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
 
@@ -215,7 +209,6 @@ def _fps_of(env: VectorEnv) -> float | None:
 def _tokenizer_for(
     path: str | None, space: gymnasium.Space[Any]
 ) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
-    """Return a tokenizer for the `language` of a space, and the space without it."""
     if path is None:
         return None, space
     known = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}

@@ -1,8 +1,4 @@
-"""Own a dataset's directory: its lock, and safe replacement of its folders.
-
-New content is written to another folder, then replaces the old content one folder at a time.
-`part_of` returns the valid version of each file, so a SIGKILL at any moment loses nothing.
-"""
+"""Own a dataset's directory: its lock, and replacement of its folders that survives a SIGKILL."""
 
 import os
 import shutil
@@ -31,12 +27,7 @@ BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n
 
 
 def lock_dataset(path: Path) -> Callable[[], None]:
-    """Lock a dataset against other processes; return the function that unlocks it.
-
-    Raises:
-        ConfigurationError: if another process writes into it, or it holds links: a write through
-            a link would change files elsewhere.
-    """
+    """Lock a dataset without links against other processes; return the function that unlocks it."""
     for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
         _refuse_link(path / name)
         for file in (path / name).rglob("*"):
@@ -44,7 +35,7 @@ def lock_dataset(path: Path) -> Callable[[], None]:
     descriptor = lock_file(
         path / LOCK,
         f"{{owner}} records into {path}, or labels it: two processes would overwrite each other's "
-        "files. Wait for it, or give another directory.",
+        "files. Wait until it ends, or give another directory.",
     )
     return (lambda: None) if descriptor is None else partial(os.close, descriptor)
 
@@ -87,11 +78,7 @@ def complete_join(path: Path) -> None:
 
 @contextmanager
 def replacing_folders(path: Path) -> Iterator[Path]:
-    """Yield a folder; at exit, its folders replace the dataset's.
-
-    Raises:
-        WriteError: if the disk is full: a rewrite needs room for a copy.
-    """
+    """Yield a folder; at exit, its folders replace the dataset's."""
     target = path / UNFINISHED
     with writing(path):
         yield target

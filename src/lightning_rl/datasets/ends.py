@@ -19,8 +19,8 @@ FLAGS = ("terminated", "truncated", "done")
 class EndRule:
     """Rule that decides how the episodes of a dataset ended.
 
-    A dataset with the flag `terminated` is read by it. With `truncated` alone, an episode that
-    ended without truncation is terminal. With neither, `ends` decides.
+    The flag `terminated` of a dataset decides. With `truncated` alone, an episode that ended
+    without truncation is terminal. Without these flags, `ends` decides.
 
     Args:
         columns: columns of the dataset, by `terminated`, `truncated`, `done`, `success`.
@@ -109,7 +109,7 @@ class EndRule:
                 terminated = not truncated
             else:
                 terminated = bool(success) if self._ends == "success" else self._ends != "truncated"
-        # Without any flag at its end, the collector stopped the episode: it is truncated.
+        # Without a flag at its end, the collector stopped the episode: it is truncated.
         ends = torch.zeros(2, length, dtype=torch.bool)
         ends[0, -1], ends[1, -1] = terminated, bool(truncated) or not terminated
         return ends[0], ends[1]
@@ -127,13 +127,7 @@ def as_flags(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name: str) -> None:
-    """Refuse rows that are not 1 / fps apart.
-
-    Args:
-        frames: [L], `frame_index`.
-        seconds: [L], `timestamp`; None if the dataset has none.
-        fps: frames per second of the dataset.
-        name: name of the episode, for the message.
+    """Refuse rows that are not 1 / fps apart: `frame_index` [L], `timestamp` [L] or None.
 
     Raises:
         ConfigurationError: for the first wrong row.
@@ -143,11 +137,11 @@ def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name
         before, after = frames[gaps[0] : gaps[0] + 2]
         raise ConfigurationError(
             f"{name} has frame_index {after} after {before}: frames are missing or out of order. "
-            "Restore them, or leave the episode out."
+            "Restore the frames, or leave the episode out."
         )
     if seconds is None:
         return
-    # Tolerance of a quarter of a frame, as for videos: a larger difference is another frame.
+    # Tolerance of a quarter of a frame, as for videos.
     wrong = ~(np.abs(seconds - seconds[0] - np.arange(len(frames)) / fps) <= 0.25 / fps)
     if wrong.any():
         row = int(wrong.argmax())

@@ -45,7 +45,7 @@ class Episode:
     Attributes:
         observation: [L+1, ...], a tensor or a tree; the last is the true final observation, unless
             `final_known` is false.
-        action: [L, *A], executed actions; choices count from 0.
+        action: [L, *A], executed actions; choices start at 0.
         reward: [L] float32, or float64 as in the dataset; NaN without rewards.
         terminated: [L] bool, only the last may be true.
         truncated: [L] bool, only the last may be true, also together with `terminated`.
@@ -54,10 +54,10 @@ class Episode:
         task: task in words, at the first step.
         extra: [L, ...] each, other numbers of each step by name: penalties, labels.
         final_known: whether the dataset holds the true final observation. If not, the last
-            observation is a copy of the one before: do not bootstrap from it.
+            observation is a copy of the previous one: do not bootstrap from it.
         tasks: task of each step [L] if the task changes during the episode; else empty.
-        end_rule: rule (text) that decided how the episode ended if its dataset does not record it;
-            see `EndRule`.
+        end_rule: `EndRule` (text) that decided how the episode ended; empty if the dataset records
+            it.
     """
 
     observation: Any
@@ -78,18 +78,14 @@ class Episode:
 
     @classmethod
     def of_steps(cls, steps: Mapping[str, Any], task: str = "") -> "Episode":
-        """Make an episode of consecutive steps of one env.
-
-        `steps` has `observation` [L+1, ...]; `action`, `reward`, `terminated` and optionally
-        `intervened` and `penalty`, [L, ...] each; see `ReplayBuffer.streams`.
-        """
+        """Make an episode of consecutive steps of one env, as in `ReplayBuffer.streams`."""
         no = torch.zeros_like(steps["terminated"])
         known = {"truncated": no, "intervened": no, **steps}
         extra = {"penalty": known.pop("penalty")} if "penalty" in steps else {}
         return cls(**known, success=None, task=task, extra=extra)
 
     def steps_with_successor(self) -> "Episode":
-        """Return the episode, without its last step if that step's next observation is unknown."""
+        """Return the episode, without its last step if its final observation is unknown."""
         if self.final_known or bool(self.terminated[-1:].any()):
             return self
         steps = len(self) - 1
@@ -172,7 +168,7 @@ class Episode:
             require(
                 len(values) == expected,
                 f"{name} has {length} rewards, but {len(values)} entries in its {part} instead of "
-                f"{expected}. Correct it, or leave the episode out.",
+                f"{expected}. Correct the dataset, or leave the episode out.",
             )
 
     def check_finite(self, columns: Mapping[str, str], name: str) -> None:
@@ -192,7 +188,7 @@ class Episode:
             row = values[step].flatten()
             raise ConfigurationError(
                 f"{name} has {row[~row.isfinite()][0]} in '{columns.get(part, part)}' at step "
-                f"{step}: networks learn from finite numbers. Correct it, or leave the episode out."
+                f"{step}, which is not finite. Correct it, or leave the episode out."
             )
 
     def clip_actions(self, space: gymnasium.Space[Any], refuse: bool, name: str) -> int:
@@ -210,7 +206,7 @@ class Episode:
         beyond = (flat < low) | (flat > high)
         outside = beyond.any(1)
         wrong = outside.clone() if refuse or box is None else torch.zeros_like(outside)
-        if isinstance(space, StructuredActions):  # its choices cannot be clipped
+        if isinstance(space, StructuredActions):  # choices cannot be clipped
             for part in space.parts:
                 if part.counts:
                     numbers = flat[:, part.start : part.stop]
@@ -257,7 +253,7 @@ class Episodes(Sequence[Episode]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Episode]:
-        # Sequence's own iterator would stop at any IndexError inside `read`.
+        # Sequence's own iterator would stop at an IndexError inside `read`.
         return self.each(range(len(self)))
 
     @overload
@@ -278,7 +274,7 @@ class Episodes(Sequence[Episode]):
         """Read episodes by their numbers from 0; warn once about clipped actions.
 
         Raises:
-            ConfigurationError: for numbers that are not finite, and for actions that the action
+            ConfigurationError: for numbers that are not finite, and for choices that the action
                 space does not have.
         """
         clipped = steps = 0
@@ -311,17 +307,16 @@ class Episodes(Sequence[Episode]):
         return f"Episode {index} of the dataset at {self.path}"
 
     def successes(self) -> list[bool | None]:
-        """Return whether each episode succeeded; None if unknown."""
+        """Return the success of each episode; None if unknown."""
         return [self.read(index).success for index in range(len(self))]
 
     def _with_steps(self, lengths: Sequence[int]) -> list[int]:
-        """Return the numbers of the episodes with steps; warn about empty ones."""
         kept = [i for i, length in enumerate(lengths) if length > 0]
         require(bool(kept), f"The dataset at {self.path} holds no finished episode: record one.")
         if len(kept) < len(lengths):
             empty = ", ".join(str(i) for i, length in enumerate(lengths) if length <= 0)
             rank_zero_warn(
-                f"The dataset at {self.path} has episodes without steps ({empty}): they are left "
-                "out, and the episodes after them have lower numbers here."
+                f"The dataset at {self.path} has episodes without steps ({empty}): ignoring them "
+                "gives later episodes lower numbers here."
             )
         return kept

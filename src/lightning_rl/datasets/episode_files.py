@@ -67,16 +67,11 @@ class EpisodeFiles:
     def add(
         self, observation: Any, action: Any, numbers: Mapping[str, float | bool], task: int
     ) -> None:
-        """Write a step; `numbers` by column, `task` by its number.
-
-        Raises:
-            RuntimeError: if the episode has ended.
-        """
         if self.length and (self._last("next.terminated") or self._last("next.truncated")):
             raise RuntimeError(
                 "The episode has ended: call end_episode(final_observation) before the next step."
             )
-        if self._bytes > ROW_GROUP_BYTES:  # before the step: `finish` changes the last row
+        if self._bytes > ROW_GROUP_BYTES:  # hold the last row back, because `finish` changes it
             self._flush()
         values = {leaf.key: _value(leaf, observation) for leaf in self._leaves}
         values[self._action.key] = _value(self._action, action)
@@ -117,12 +112,7 @@ class EpisodeFiles:
         return bool(self._pending[name][-1])
 
     def finish(self, final_observation: Any, success: bool | None) -> dict[str, Any]:
-        """Write the pending steps, and close the files.
-
-        Returns:
-            arrow columns with one row: the final observation, null if unknown. The column of a
-            video holds the time of that frame from the video's begin, in seconds.
-        """
+        """Close the files; return the final observation's columns, null if it is unknown."""
         finals = {}
         for leaf in self._leaves:
             known = final_observation is not None
@@ -148,7 +138,6 @@ class EpisodeFiles:
         return finals
 
     def statistics(self) -> dict[str, Any]:
-        """Return the statistics of the episode, by the names of their columns."""
         return {
             f"stats/{key}/{name}": value.tolist()
             for key, statistics in self._statistics.items()
@@ -183,7 +172,6 @@ def _null_like(column: Any) -> Any:
 
 
 def _value(leaf: Leaf, tree: Any) -> np.ndarray:
-    """Return a copy of a leaf's value in an observation or action; pictures [H, W, C]."""
     value = tree
     for key in leaf.path:
         try:

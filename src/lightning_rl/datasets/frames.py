@@ -21,16 +21,16 @@ from lightning_rl.rollout.contract import FieldSpec, leaves_of_tree, map_tree
 from lightning_rl.system.errors import check_range, require
 
 FRAMES_PER_EPISODE = 100
-"""Frames per episode of the env; its return is the percentage of correct answers."""
+"""Frames per episode of the env; the return is the percentage of correct answers."""
 
 Negatives = Literal["all", "failures"]
-"""Negative frames: all other frames, or only frames of failed episodes."""
+"""The setting `negatives`."""
 
 
 class RecordedFrames(TorchEnv):
     """Base class of envs that show random frames of recorded episodes; the action is the answer.
 
-    A step scores the answer for the current frame (reward 1 if correct) and shows the next one. The
+    A step scores the answer for the current frame (reward 1 if correct) and shows the next one. All
     frames stay in memory in the dataset's dtype, pictures as uint8, once per process.
     """
 
@@ -58,12 +58,11 @@ class RecordedFrames(TorchEnv):
         return moved, right.float(), torch.zeros_like(right), info
 
     def _drawn(self, uniform: Tensor) -> Tensor:
-        """Map random numbers [M, 1] in [0, 1) to frames [M]."""
         count = len(self._frames()[1]["label"])
         return (uniform[:, 0] * count).long().clamp_(max=count - 1)
 
     def _frames(self) -> tuple[Observation, dict[str, Tensor]]:
-        # Read on first use: the env of an evaluation never needs them.
+        # Read on first use: the env of an evaluation needs no frames.
         if self._shown is None:
             observation, fields = self.read()
             fields = {name: values.to(self.device) for name, values in fields.items()}
@@ -74,17 +73,16 @@ class RecordedFrames(TorchEnv):
 class LabelledFrames(RecordedFrames):
     """Env that shows random frames of recorded episodes; the action is the answer: 1 for success.
 
-    `RewardClassifier` trains in it, see `RecordedFrames`. Whole episodes are held out for
-    evaluation: consecutive frames are nearly equal, so held-out frames of training episodes would
-    only test memory.
+    `RewardClassifier` trains in it. Whole episodes are held out for evaluation, because consecutive
+    frames are nearly equal.
 
     Args:
         num_envs: number of frames per step.
         path: path of a dataset, see `read_episodes`. Episodes without a success label are skipped.
         keys: rename columns of the dataset, see `read_episodes`. If it names parts of the
             observation, only these are shown: `{observation.images.front: observation.front}`.
-        positive_frames: number of frames at the end of a successful episode that show success; the
-            true final observation is one of them if the dataset has it.
+        positive_frames: number of frames at the end of a successful episode that show success,
+            including the true final observation if the dataset has it.
         negatives: frames without success: `all` others, or only frames of failed episodes.
         held_out: share of the episodes to hold out, of successes and failures each, at least one.
         split_seed: draws the held-out episodes.
@@ -123,10 +121,7 @@ class LabelledFrames(RecordedFrames):
         return super().extra_fields | {"label": ((), torch.int64), "weight": ((), torch.float32)}
 
     def frames_of(self, episodes: list[int]) -> tuple[Observation, Tensor]:
-        """Return observations [F, ...] on the CPU and labels [F] int64 of episodes.
-
-        Each episode needs a known success; `episodes` are numbers in the dataset.
-        """
+        """Return observations [F, ...] on the CPU and labels [F] int64 of labelled episodes."""
         seen, labels = [], []
         for number in episodes:
             episode = self._episodes[number]
@@ -162,8 +157,8 @@ class LabelledFrames(RecordedFrames):
                 len(numbers) >= 2,
                 f"The dataset at {path} has {len(numbers)} {kind} episodes, {len(successes)} in "
                 f"all, of which {unknown} have no success label: a reward classifier needs at "
-                "least two, because it holds one out. Record more; if a column has the label, name "
-                f"it: keys: {{<column>: success}}"
+                "least two, because one is held out. Record more episodes; if a column has the "
+                f"label, name it: keys: {{<column>: success}}"
                 + ("." if kind == "successful" else "; or learn from all frames: negatives: all."),
             )
             order = [numbers[i] for i in torch.randperm(len(numbers), generator=drawn)]
@@ -173,12 +168,11 @@ class LabelledFrames(RecordedFrames):
         return sorted(learnt), sorted(held_out)
 
     def _check_beginnings(self, successes: list[int]) -> None:
-        """Refuse successful episodes without negative frames if there are no failed episodes."""
         shortest = min(self._episodes.lengths[number] for number in successes)
         require(
             shortest > self._positive_frames,
-            f"The dataset at {self._episodes.path} has no failed episode, and all {shortest} "
-            "frames of its shortest episode would show success with positive_frames: "
+            f"The dataset at {self._episodes.path} has no failed episode, and with {shortest} "
+            "frames its shortest episode has no frame without success with positive_frames: "
             f"{self._positive_frames}. Lower positive_frames, or record failures.",
         )
 
@@ -186,9 +180,9 @@ class LabelledFrames(RecordedFrames):
 class ReturnFrames(RecordedFrames):
     """Env that shows random steps of recorded episodes; the answer is the bin of the return.
 
-    `ValueFit` trains in it, see `RecordedFrames`. The bins are equidistant, from -1 to 0 for
-    returns of success, else from the lowest to the highest return. With several tasks, and without
-    `language`, the observation has a one-hot of the task, as last numbers or as key `task`.
+    `ValueFit` trains in it. The bins are equidistant, from -1 to 0 for returns of success, else
+    from the lowest to the highest return. With several tasks, and without `language`, the
+    observation has a one-hot of the task, as last numbers or as key `task`.
 
     Args:
         num_envs: number of frames per step.
@@ -236,7 +230,7 @@ class ReturnFrames(RecordedFrames):
             f"The dataset at {path} has {len(self._episodes)} episodes, fewer than folds={folds}: "
             "record more, or lower folds.",
         )
-        # Without observations: the pictures of all episodes may not fit into memory.
+        # Read no observations: the pictures of all episodes may not fit into memory.
         self._steps = [replace(one, observation=None) for one in self._episodes]
         self._tasks = [0] * len(self._steps)
         for task, rows in enumerate(by_task(self._steps).values()):
@@ -277,7 +271,7 @@ class ReturnFrames(RecordedFrames):
         return self._seen(self._episodes[number], self._tasks[number])
 
     def fold_of(self, number: int) -> int:
-        """Return the part of an episode, which more episodes in the dataset do not change."""
+        """Return the part of an episode; it stays the same in a larger dataset."""
         block, place = divmod(number, self.folds)
         generator = torch.Generator().manual_seed(self._split_seed + block)
         return int(torch.randperm(self.folds, generator=generator)[place])
@@ -303,7 +297,6 @@ class ReturnFrames(RecordedFrames):
 
 
 def _joined(observations: Sequence[Any]) -> Observation:
-    """Concatenate trees of observations [L, ...]."""
     joined = map_tree(lambda *parts: torch.cat(parts), *observations)
     if isinstance(joined, dict):
         (_, leaf), *_ = leaves_of_tree("observation", joined)

@@ -18,7 +18,7 @@ EPISODES_AT_ONCE = 100
 """Rows of the table of episodes in a row group; each row has hundreds of columns."""
 
 Places = dict[int, tuple[int, int]]
-"""Maps the number of an old file to the new file's number, and to its first frame there."""
+"""Number of an old file: number of the new file, and first frame in it."""
 
 
 def join_files(path: Path) -> None:
@@ -89,7 +89,6 @@ def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
 def _join_episodes(
     path: Path, meta: Path, data: Places, videos: dict[str, Places], fps: float
 ) -> dict[str, Any]:
-    """Write the table of episodes with the new places; return the statistics."""
     arrow = lerobot.import_extra("pyarrow")
     sources = lerobot.files_of(path / lerobot.EPISODES)
     names = TableFile(sources[0], []).names  # later files may have label columns too

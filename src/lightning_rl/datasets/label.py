@@ -48,7 +48,10 @@ MOST_POSITIVE = 0.3
 """Default share of good steps, where at least as many episodes succeed."""
 
 MOST_ERROR = 0.7
-"""Largest error of a value, in units of the spread of returns, that is not doubtful."""
+"""Largest error of a value, in units of the spread of returns, without a doubt."""
+
+LEAST_SIGNAL = 0.5
+"""Smallest share of signal in n-step advantages without a doubt."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,12 @@ class TaskSummary:
         steps: number of steps.
         success_rate: share of successful episodes; None if unknown.
         share: share of good steps that was asked for, without interventions.
-        positive: share of steps labelled good.
+        positive: number of good steps, with interventions.
         threshold: of the advantage; NaN if all steps are interventions.
         error: root mean squared error between value and return.
         spread: standard deviation of the returns: the `error` of a constant value.
+        signal: share of the variance of n-step advantages that is not error of the value, see
+            `advantage_signal`; None without `n_steps` or a fitted value.
         fitted: whether the value is a fitted one.
     """
 
@@ -71,10 +76,11 @@ class TaskSummary:
     steps: int
     success_rate: float | None
     share: float
-    positive: float
+    positive: int
     threshold: float
     error: float
     spread: float
+    signal: float | None
     fitted: bool
 
     @property
@@ -85,12 +91,20 @@ class TaskSummary:
     def doubts(self) -> list[str]:
         """Return the reasons why cloning by these labels may do harm."""
         name = f"Task '{self.task}': " if self.task else ""
+        cure = "record more episodes, or fit the value longer or with a better encoder."
         found = []
-        if self.fitted and self.relative_error > MOST_ERROR:
+        # Luck after the n-th step is part of the error, but not of an n-step advantage.
+        most, first = (MOST_ERROR, "set n_steps, ") if self.signal is None else (1.0, "")
+        if self.fitted and self.relative_error > most:
             found.append(
                 f"{name}the value does not explain the returns (error / spread "
-                f"{self.relative_error:.2f}, above {MOST_ERROR}), so advantages are mostly noise: "
-                "record more episodes, or fit the value longer or with a better encoder."
+                f"{self.relative_error:.2f}, above {most:g}), so advantages are mostly noise: "
+                f"{first}{cure}"
+            )
+        if self.fitted and self.signal is not None and self.signal < LEAST_SIGNAL:
+            found.append(
+                f"{name}advantages are mostly errors of the value (signal {self.signal:.2f}, below "
+                f"{LEAST_SIGNAL}): raise n_steps, {cure}"
             )
         if self.success_rate is not None and self.share > self.success_rate:
             found.append(
@@ -108,17 +122,23 @@ class LabelSummary:
         episodes: number of episodes.
         successes: number of episodes that succeeded.
         failures: number of episodes that failed; the others have no success label.
-        steps: number of steps of all episodes.
-        positive: number of steps with an advantage above the threshold, or of an intervention.
         tasks: summary of each task.
     """
 
     episodes: int
     successes: int
     failures: int
-    steps: int
-    positive: int
     tasks: list[TaskSummary]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of all episodes."""
+        return sum(task.steps for task in self.tasks)
+
+    @property
+    def positive(self) -> int:
+        """Number of good steps."""
+        return sum(task.positive for task in self.tasks)
 
 
 def success_reward(length: int, success: bool, longest: int, failure_cost: float) -> Tensor:
@@ -158,6 +178,35 @@ def step_advantage(
     return advantage
 
 
+def advantage_signal(
+    returns: Sequence[Tensor], values: Sequence[Tensor], advantages: Sequence[Tensor], n_steps: int
+) -> float | None:
+    """Return the share of the variance of n-step advantages that is not error of the value.
+
+    It is 1 for an exact value, about 0 if differences of the value are noise, and above 1 for a
+    value that varies too little. It is 2 b of the least-squares fit G_t = a + b A_t + c M_t, where
+    M_t = V_t + A_t / 2 is the mean of the predictions at t and n steps later. Luck after these
+    steps does not change it.
+
+    Args:
+        returns: [L] of each episode, G.
+        values: [L] of each episode, V.
+        advantages: [L] of each episode, A.
+        n_steps: n. Advantages that reach the episode's end do not count.
+
+    Returns:
+        the share; None if all advantages reach the end.
+    """
+    rows = [
+        torch.stack((torch.ones_like(a), a, v + a / 2, g), 1)[:-n_steps]
+        for g, v, a in zip(returns, values, advantages, strict=True)
+    ]
+    known = torch.cat(rows)
+    if not len(known):
+        return None
+    return 2 * float(torch.linalg.lstsq(known[:, :3], known[:, 3:], driver="gelsd").solution[1])
+
+
 def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> tuple[Tensor, float]:
     """Return a mask [L] of the good steps and their threshold.
 
@@ -189,8 +238,9 @@ class LabelSettings:
             up to the episode's end.
         positive: share of good steps per task, see `positive_steps`. Default: the task's success
             rate, at most 0.3.
-        doubtful: warn, or refuse to write, if a fitted value does not explain the returns (error /
-            spread above 0.7), or if `positive` exceeds the success rate.
+        doubtful: warn, or refuse to write, if advantages of a fitted value are mostly noise (signal
+            below 0.5 or error / spread above 1; without `n_steps` above 0.7), or if `positive`
+            exceeds the success rate.
 
     Raises:
         ConfigurationError: for a setting out of range.
@@ -257,9 +307,8 @@ def label_dataset(
         reader = LeRobotEpisodes(directory)
         reader.leaves = [leaf for leaf in reader.leaves if not leaf.picture]
         episodes = list(reader)
-        for number, succeeded in _success_labels(
-            directory, len(episodes), success, failure
-        ).items():
+        named = _success_labels(directory, len(episodes), success, failure)
+        for number, succeeded in named.items():
             episodes[number].success = succeeded
         chosen = settings or LabelSettings()
         rewards = _rewards(directory, episodes, chosen)
@@ -270,7 +319,8 @@ def label_dataset(
     finally:
         (directory / LOCK).unlink(missing_ok=True)
         release()
-    return _summary(episodes, labels, tasks)
+    known = [episode.success for episode in episodes]
+    return LabelSummary(len(known), known.count(True), known.count(False), tasks)
 
 
 def _report_doubts(path: Path, tasks: Sequence[TaskSummary], settings: LabelSettings) -> None:
@@ -301,18 +351,15 @@ def _labels(
     """Return labels and a summary of each task; without `values` by the mean return of the task."""
     gamma = settings.gamma
     returns = [return_to_go(one, gamma) for one in rewards]
-    used = list(returns if values is None else values)
-    advantages, positive, summaries = list(returns), list(returns), []
+    used, advantages, positive, summaries = list(returns), list(returns), list(returns), []
     for task, rows in by_task(episodes).items():
         lengths = [len(episodes[i]) for i in rows]
         joined = torch.cat([returns[i] for i in rows])
-        if values is None:
-            mean = joined.mean()
-            used = [mean.expand_as(one) if i in rows else one for i, one in enumerate(used)]
         for i in rows:
-            used[i] = used[i].double()
+            used[i] = joined.mean().expand_as(returns[i]) if values is None else values[i].double()
             advantages[i] = step_advantage(returns[i], used[i], gamma, settings.n_steps)
-        rate = _success_rate([episodes[i].success for i in rows])
+        known = [success for i in rows if (success := episodes[i].success) is not None]
+        rate = sum(known) / len(known) if known else None
         share = settings.share(rate)
         advantage = torch.cat([advantages[i] for i in rows])
         intervened = torch.cat([episodes[i].intervened for i in rows])
@@ -321,26 +368,26 @@ def _labels(
             positive[i] = part
         error = (joined - torch.cat([used[i] for i in rows])).square().mean().sqrt()
         spread = float(joined.std(correction=0))
+        signal = None
+        if values is not None and settings.n_steps is not None:
+            of_task = [[one[i] for i in rows] for one in (returns, used, advantages)]
+            signal = advantage_signal(of_task[0], of_task[1], of_task[2], settings.n_steps)
         summaries.append(
             TaskSummary(
                 task=task,
                 steps=len(joined),
                 success_rate=rate,
                 share=share,
-                positive=float(good.double().mean()),
+                positive=int(good.sum()),
                 threshold=threshold,
                 error=float(error),
                 spread=spread,
+                signal=signal,
                 fitted=values is not None,
             )
         )
     found = (rewards, returns, used, advantages, positive)
     return dict(zip(lerobot.LABELS, map(list, found), strict=True)), summaries
-
-
-def _success_rate(successes: Sequence[bool | None]) -> float | None:
-    known = [one for one in successes if one is not None]
-    return sum(known) / len(known) if known else None
 
 
 def returns_of(
@@ -351,11 +398,7 @@ def returns_of(
     return [return_to_go(one, settings.gamma) for one in rewards]
 
 
-def _rewards(
-    path: Path,
-    episodes: Sequence[Episode],
-    settings: LabelSettings,
-) -> list[Tensor]:
+def _rewards(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -> list[Tensor]:
     rewards = [episode.reward.double() for episode in episodes]
     if settings.reward == "env":
         require(
@@ -378,18 +421,6 @@ def _rewards(
             length, success = len(episodes[i]), bool(episodes[i].success)
             rewards[i] = success_reward(length, success, longest, cost)
     return rewards
-
-
-def _summary(episodes: Sequence[Episode], labels: Labels, tasks: list[TaskSummary]) -> LabelSummary:
-    success = [episode.success for episode in episodes]
-    return LabelSummary(
-        episodes=len(success),
-        successes=success.count(True),
-        failures=success.count(False),
-        steps=sum(map(len, episodes)),
-        positive=int(torch.cat(labels["advantage_positive"]).sum()),
-        tasks=tasks,
-    )
 
 
 def _success_labels(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:

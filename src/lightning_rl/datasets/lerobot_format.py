@@ -8,12 +8,11 @@ videos/{key}/chunk-000/file-000.mp4
 ```
 
 This package adds `meta/lightning_rl.json`, which LeRobot ignores: the place of each column in the
-env's observation, and its shape (LeRobot has no scalars). It adds two columns to the table of
-episodes: `success`, null if unknown, and `final/<key>`, the true final observation. A video holds
-the final observation as the frame after the episode's last, and the column holds its time.
+env's observation, and its shape. It adds two columns to the table of episodes: `success`, null if
+unknown, and `final/<key>`, the true final observation. A video holds the final observation as the
+frame after the episode's last frame, and the column holds its time.
 
-Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), codebase version
-v3.0, as far as LeRobot's own reader uses it.
+Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), version v3.0.
 """
 
 import json
@@ -99,8 +98,7 @@ class Leaf:
         key: key of the column.
         shape: shape of one element; () for a scalar.
         dtype: NumPy's name.
-        picture: whether the dataset stores it as a picture, [H, W, C] or [C, H, W] of uint8, with C
-            in `CHANNELS`.
+        picture: whether the dataset stores it as a picture of uint8, from [H, W, C] or [C, H, W].
     """
 
     path: tuple[str, ...]
@@ -116,21 +114,16 @@ class Leaf:
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """Shape in the dataset."""
         if self.channels_first:
             return (*self.shape[1:], self.shape[0])
         return self.shape or (1,)
 
 
 def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Leaf]:
-    """Return the columns of the elements of a space; a Dict has one column per entry.
+    """Return the columns of the elements of a space, with LeRobot's names; a Dict has several.
 
-    Names follow LeRobot: `observation.state`, `observation.environment_state`,
-    `observation.image`, `observation.images.<camera>`, and `observation.<key>` for others.
-
-    Raises:
-        ConfigurationError: for a space that a dataset cannot hold, and for two parts with the same
-            column.
+    Names: `observation.state`, `observation.environment_state`, `observation.image`,
+    `observation.images.<camera>`, and `observation.<key>` for others.
     """
     leaves = list(_leaves_of(space, ()))
     pictures = sum(leaf.picture for leaf in leaves)
@@ -186,11 +179,7 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
 
 
 def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
-    """Return the observation's columns of a dataset without a description of its env.
-
-    A single column is the observation itself; several columns form a dict, keyed by the name
-    after `observation.`. Text columns are skipped.
-    """
+    """Return the observation's columns, except text, of a dataset without our description."""
     features = {key: one for key, one in features.items() if one["dtype"] not in TEXTS}
     found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
     if not found and "observation" in features:
@@ -215,11 +204,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf:
-    """Return the leaf that `meta/lightning_rl.json` describes.
-
-    Raises:
-        KeyError, TypeError, ValueError: if it is no leaf, or differs from the column of `features`.
-    """
+    """Return the leaf that `meta/lightning_rl.json` describes; raise if `features` differ."""
     tuples = {name: tuple(described[name]) for name in ("path", "shape")}
     leaf = Leaf(**{**described, **tuples})
     column = leaf_of(leaf.key, features[leaf.key], ())
@@ -230,7 +215,7 @@ def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf
 
 
 def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
-    """Return a column's entry in `info.json`; `video`: whether pictures are stored as videos."""
+    """Return a column's entry in `info.json`; `video`: store pictures as videos."""
     shape = list(leaf.kept_shape)
     if not leaf.picture:
         return {"dtype": leaf.dtype, "shape": shape, "names": None}
@@ -256,11 +241,7 @@ def number_feature(dtype: str) -> dict[str, Any]:
 
 
 def filled(template: str, place: Mapping[str, int | str]) -> str:
-    """Fill a `data_path` or `video_path` template with `place`; return the path in the dataset.
-
-    Raises:
-        ValueError: for a field that `place` lacks, or a path outside of the dataset.
-    """
+    """Fill a `data_path` or `video_path` template with `place`; return the path in the dataset."""
     if set("{}") & set(_FIELD.sub("", template)):
         raise ValueError("a field is {chunk_index:03d}, {file_index:03d} or {video_key}")
 
@@ -273,7 +254,7 @@ def filled(template: str, place: Mapping[str, int | str]) -> str:
     name = _FIELD.sub(value, template)
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or set(name) & set(":\\\0"):
-        raise ValueError(f"{name!r} is no path within the dataset")
+        raise ValueError(f"{name!r} is not a path within the dataset")
     return name
 
 
@@ -374,15 +355,15 @@ def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
         for other in leaves:
             require(
                 one is other or one.path != other.path[: len(one.path)],
-                f"The dataset at {path} has the observation '{other.key}' within the observation "
-                f"'{one.key}': name one of them by keys, or rename a column.",
+                f"The dataset at {path} has the observation '{other.key}' inside the observation "
+                f"'{one.key}': rename one of them by keys.",
             )
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that is no regular file; reading a FIFO would never end."""
+    """Refuse a path that is not a regular file: reading a FIFO would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
 
 
 def _is_dtype(name: Any) -> bool:
@@ -395,7 +376,7 @@ def _is_dtype(name: Any) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`."""
     try:
-        return files.read_json(path, None)  # the Hugging Face cache consists of links
+        return files.read_json(path, None)  # the Hugging Face cache has links
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} cannot be read: the file is missing. Restore it, or give another dataset."
@@ -428,10 +409,7 @@ def as_column(values: np.ndarray) -> Any:
 
 
 def as_row(value: Any) -> Any:
-    """Return the arrow array with one value: a number or a text, or nested lists of them.
-
-    With an explicit type: at each list whose type pyarrow infers, it tries to import dateutil.
-    """
+    """Return the arrow array of one value, with an explicit type: pyarrow infers it by dateutil."""
     arrow = import_extra("pyarrow")
     leaf, depth = value, 0
     while isinstance(leaf, list):
@@ -444,11 +422,7 @@ def as_row(value: Any) -> Any:
 
 
 def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the values [L, *shape] of an arrow array or chunked array.
-
-    Raises:
-        ValueError: for values that are no numbers, another shape, or nulls.
-    """
+    """Return the values [L, *shape] of an arrow array or chunked array."""
     arrow = import_extra("pyarrow")
     compute = import_extra("pyarrow.compute")
     count = len(column)
@@ -466,7 +440,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"{array.null_count} values are missing")
     kinds = (arrow.types.is_integer, arrow.types.is_floating, arrow.types.is_boolean)
     if not any(kind(array.type) for kind in kinds):
-        raise ValueError(f"it holds {array.type}, no numbers")
+        raise ValueError(f"it holds {array.type} instead of numbers")
     if count and size != prod(shape):
         raise ValueError(f"it has {size} values per row, but its shape is {list(shape)}")
     values: np.ndarray = array.to_numpy(zero_copy_only=False)

@@ -150,9 +150,9 @@ class LeRobotEpisodes(Episodes):
         require(
             not wrong and row["length"] <= MOST_STEPS,
             f"{self.name_of(number)} has {wrong[0] if wrong else 'length'} "
-            f"{row[wrong[0] if wrong else 'length']!r} in the table of episodes: indices are whole "
-            f"numbers from 0, times are seconds, and an episode has {MOST_STEPS:,} steps at most. "
-            f"{CURE}",
+            f"{row[wrong[0] if wrong else 'length']!r} in the table of episodes: an index must be "
+            "a whole number from 0, a time must be in seconds, and a length must be at most "
+            f"{MOST_STEPS:,}. {CURE}",
         )
         require(
             behind is None or behind - row["dataset_from_index"] == row["length"],
@@ -166,7 +166,6 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _check_films(self, prefix: str) -> None:
-        """Refuse videos in which two episodes would share frames."""
         assert self.fps is not None
         names = [f"{prefix}/{one}" for one in ("chunk_index", "file_index", "from_timestamp")]
         order = sorted(range(len(self)), key=lambda i: [self._rows[i][name] for name in names])
@@ -195,7 +194,7 @@ class LeRobotEpisodes(Episodes):
     def _file_at(self, template: str, **place: Any) -> Path:
         try:
             return part_of(self.path, lerobot.filled(self._info[template], place))
-        except (ValueError, OSError) as error:  # OSError: a name that is too long
+        except (ValueError, OSError) as error:  # OSError: the name is too long
             raise ConfigurationError(
                 f"The {template} of the dataset at {self.path}, {self._info[template]!r}, does "
                 f"not fit a LeRobotDataset v3.0 ({error}): it takes {', '.join(place)}. Restore "
@@ -203,7 +202,6 @@ class LeRobotEpisodes(Episodes):
             ) from error
 
     def file_numbers(self) -> dict[str, int]:
-        """Return the next free file number of each kind."""
         cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
         prefixes = {"data": "data", "meta": "meta/episodes"}
 
@@ -257,7 +255,6 @@ class LeRobotEpisodes(Episodes):
         return self._checked("action", key, None if space is None else lerobot.action_leaf(space))
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
-        """Return the leaf of a column; refuse a column that does not fit the env's leaf."""
         there = sorted(key for key in self._features if key not in lerobot.INDEX_COLUMNS)
         require(
             key in self._features,
@@ -268,7 +265,7 @@ class LeRobotEpisodes(Episodes):
         found = lerobot.leaf_of(key, self._features[key], ())
         if leaf is None:
             return found
-        leaf = replace(leaf, key=key, picture=found.picture)  # as stored in this dataset
+        leaf = replace(leaf, key=key, picture=found.picture)  # the shape in this dataset
         kinds = {
             "text" if one.dtype in lerobot.TEXTS else np.dtype(one.dtype).kind.replace("u", "i")
             for one in (found, leaf)
@@ -310,25 +307,22 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _column(self, table: Any, key: str, shape: tuple[int, ...], name: str) -> np.ndarray:
-        """Return the values [L, *shape] of a column."""
         arrow = lerobot.import_extra("pyarrow")
         try:
             return lerobot.from_column(table.column(key), shape)
         except (KeyError, ValueError, arrow.ArrowException) as error:
             raise ConfigurationError(
-                f"{name} cannot be read: its column '{key}' is not usable, {error}. Restore it, "
-                "or leave the episode out."
+                f"{name} cannot be read: its column '{key}' is invalid: {error}. Restore it, or "
+                "leave the episode out."
             ) from error
 
     def _flags(self, table: Any, column: str, name: str) -> np.ndarray:
-        """Return a column of `NAMES` as bool [L]; false if the dataset has none."""
         if column not in self._columns:
             return np.zeros(len(table), bool)
         key = self._columns[column]
         return as_flags(self._column(table, key, (), name), f"{name}: its column '{key}'")
 
     def _seconds(self, table: Any, name: str) -> np.ndarray:
-        """Return the times [L] of the rows, and check that they are one step apart."""
         assert self.fps is not None
         found = {
             key: self._column(table, key, (), name)
@@ -376,7 +370,6 @@ class LeRobotEpisodes(Episodes):
     def _observations(
         self, row: Mapping[str, Any], table: Any, seconds: np.ndarray, name: str
     ) -> tuple[Any, bool]:
-        """Return the observations [L+1, ...] of an episode, and whether the final one is known."""
         finals = self._file("finals", row["file"], row["finals"]).rows(row["row"], 1)
         known = all(
             f"final/{leaf.key}" in row["finals"]
@@ -407,7 +400,6 @@ class LeRobotEpisodes(Episodes):
     def _filmed(
         self, row: Mapping[str, Any], leaf: Leaf, seconds: np.ndarray, name: str
     ) -> np.ndarray:
-        """Return the frames of a video at seconds [M] from the begin of an episode."""
         assert self.fps is not None
         prefix = f"videos/{leaf.key}"
         begin: float = row[f"{prefix}/from_timestamp"]
@@ -424,14 +416,13 @@ class LeRobotEpisodes(Episodes):
         return read_frames(path, (begin + seconds).tolist(), self.fps, leaf.kept_shape)
 
     def _check_room(self, count: int, leaf: Leaf) -> None:
-        """Refuse an episode whose pictures do not fit in memory."""
         size = count * prod(leaf.kept_shape)
         room = available_bytes("cpu", torch.device("cpu"), self.path)
         require(
             room is None or size <= room,
             f"The dataset at {self.path} has an episode with {count:,} pictures in '{leaf.key}', "
             f"which take {size / 2**30:.1f} GiB, but {(room or 0) / 2**30:.1f} GiB of memory are "
-            "free: leave the camera out (keys), or give shorter episodes.",
+            "free: leave the camera out (keys), or record shorter episodes.",
         )
 
     def _pictures(self, columns: Sequence[Any], leaf: Leaf) -> np.ndarray:
@@ -448,7 +439,6 @@ class LeRobotEpisodes(Episodes):
         return pictures
 
     def _numbers(self, table: Any, leaf: Leaf, name: str) -> np.ndarray:
-        """Return the values [L, ...] of a leaf, in its dtype."""
         values = self._column(table, leaf.key, leaf.shape, name)
         cast = values.astype(leaf.dtype)
         require(
@@ -503,7 +493,6 @@ def _is_time(value: Any) -> bool:
 
 
 def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
-    """Return the column of each name, from `keys` or by the names in `NAMES`."""
     require(
         len(set(keys.values())) == len(keys),
         f"keys gives two columns the same name: {dict(keys)}. Name one column only.",
@@ -537,7 +526,7 @@ def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | No
     first = first_choice(space)
     require(
         recorded is None or np.array_equal(recorded, first),
-        f"The dataset counts its actions from {recorded}, but this env counts from "
-        f"{first.tolist()}: record it with this env.",
+        f"The first action of the dataset has the number {recorded}, but in this env "
+        f"{first.tolist()}: record the dataset with this env.",
     )
     return first

@@ -1,8 +1,7 @@
 """Read and write local Minari datasets, one episode at a time, with Minari itself.
 
-`<dataset>/data/metadata.json` describes the dataset; next to it lies one HDF5 file, or one Arrow
-or Parquet file per episode. Reading downloads nothing and makes no env. Pictures are written
-unchanged, not as Minari's JPEG.
+`<dataset>/data/metadata.json` describes the dataset; next to it is one HDF5 file, or one Arrow or
+Parquet file per episode. Reading downloads nothing and makes no env.
 
 Source: Minari 0.5 (Farama Foundation, minari.farama.org), `minari.dataset.minari_storage`.
 """
@@ -83,12 +82,12 @@ class MinariEpisodes(Episodes):
         self.path, self._folder = path, minari_folder(path) or path
         self._infos = {"success": "success", "is_success": "success", "intervened": "intervened"}
         self._infos |= {"is_intervention": "intervened", **keys}
-        self._left_out: set[str] = set()  # infos in an earlier warning
+        self._left_out: set[str] = set()  # infos that a warning has named
         for name in keys.values():
             require(
                 name in ("success", "intervened"),
-                f"keys cannot name an entry of a Minari dataset's infos {name}, only success or "
-                "intervened.",
+                f"keys names an entry of a Minari dataset's infos {name}, but only success and "
+                "intervened are possible.",
             )
         try:
             lengths = self._open()
@@ -130,7 +129,6 @@ class MinariEpisodes(Episodes):
         )
 
     def _check_files(self, count: int) -> None:
-        """Refuse irregular files, and an HDF5 file that links to other files."""
         if not self._hdf5:
             for number in range(count):
                 for file in (self._folder / str(number)).iterdir():
@@ -233,7 +231,6 @@ class MinariEpisodes(Episodes):
             )
 
     def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-        """Return the infos of each step [L, ...], by name, with one dot per level."""
         found = {}
         left_out = set()
         pending = dict(infos)
@@ -244,7 +241,7 @@ class MinariEpisodes(Episodes):
                 pending |= {f"{name}.{key}": below for key, below in value.items()}
                 continue
             array = np.asarray(value)
-            # With L + 1 entries, the first is the info of the reset.
+            # With L + 1 entries, the first entry is the info of the reset.
             if array.ndim and array.dtype.kind in "biuf" and len(array) in (length, length + 1):
                 found[name] = array[len(array) - length :]
             else:
@@ -264,7 +261,6 @@ def _same_choices(given: Any, there: Any) -> bool:
 
 
 def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
-    """Return one number per step, [L]."""
     array = np.asarray(values)
     require(
         array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
@@ -275,7 +271,6 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
 
 
 def _check_shapes(metadata: Mapping[str, Any]) -> None:
-    """Refuse spaces with arrays that are too large."""
     pending = [json.loads(metadata[name]) for name in ("observation_space", "action_space")]
     while pending:
         one = pending.pop()
@@ -287,10 +282,9 @@ def _check_shapes(metadata: Mapping[str, Any]) -> None:
 
 
 def _linked(group: Any, name: str) -> Any:
-    """Return an entry of an HDF5 group; refuse a link to another file, host or entry."""
     h5py = import_extra("h5py")
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"its entry {group.name}/{name} is missing, or a link to another entry")
+        raise ValueError(f"its entry {group.name}/{name} is missing, or is a link to another entry")
     return group[name]
 
 
@@ -313,7 +307,6 @@ def _size_of(group: Any, name: str, seen: set[int]) -> int:
 
 
 def _size_of_table(path: Path, kind: str) -> int:
-    """Return the bytes in memory of an episode's table; `kind`: `arrow` or `parquet`."""
     if kind == "parquet":
         table = TableFile(path).rows(0, MOST_STEPS + 2)
     else:
@@ -335,8 +328,7 @@ def _size_of_table(path: Path, kind: str) -> int:
 def _refuse_compressed(content: Any) -> None:
     """Refuse an Arrow file with compressed columns, which could expand to any size.
 
-    PyArrow reports the size only after decompression. Source: the format of Arrow's files, version
-    5 (`File.fbs`, `Message.fbs`), and of flatbuffers.
+    Source: the format of Arrow's files, version 5 (`File.fbs`, `Message.fbs`), and of flatbuffers.
     """
 
     def number(kind: str, at: int) -> int:
@@ -351,7 +343,7 @@ def _refuse_compressed(content: Any) -> None:
         offset = number("H", described + at) if at < number("H", described) else 0
         return table + offset if offset else 0
 
-    end = len(content) - 10  # the size of the footer and ARROW1 follow
+    end = len(content) - 10  # before the footer's size and ARROW1
     footer = below(end - number("i", end))
     for kind in (2, 3):  # dictionaries and groups of rows
         blocks = below(field(footer, kind)) if field(footer, kind) else 0
@@ -375,8 +367,7 @@ def write_minari(
     """Write episodes as a Minari dataset, bit for bit; all of them or none.
 
     Args:
-        path: path of a new directory. Minari finds it by its name if it lies in
-            `MINARI_DATASETS_PATH`.
+        path: path of a new directory. Minari finds it by name in `MINARI_DATASETS_PATH`.
         episodes: consumed one at a time.
         observation_space: observation space of the env.
         action_space: action space of the env.
@@ -399,7 +390,7 @@ def write_minari(
         not path.exists() or not any(path.iterdir()),
         f"{path} is not empty: give a new directory.",
     )
-    # Absolute: Minari looks for the files of a relative path in another place.
+    # Absolute, because Minari resolves relative paths against another folder.
     unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
     with writing(path):
@@ -436,7 +427,7 @@ def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarra
         infos=tree_of_leaves(infos),
     )
     storage.update_episodes([buffer])
-    # Minari has no place for these. HDF5 reads a slash in a name as a level, and returns a dot.
+    # Minari has no fields for these numbers. HDF5 reads a slash in a name as a level.
     names = {name.replace("/", "."): name for name in steps if "/" in name}
     lists = {"tasks": episode.tasks, "names": names}
     notes: dict[str, Any] = {"task": episode.task}

@@ -1,4 +1,4 @@
-"""Draw each minibatch in fixed shares from collected and from demonstrated transitions."""
+"""Draw fixed shares of each minibatch from collected and from demonstrated transitions."""
 
 import math
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ ADDED = {"intervened": torch.bool, "penalty": torch.float32}
 class MixedReplay(Replay):
     """Keep collected transitions in one replay, and demonstrations in a second one.
 
-    The first round(B * online_ratio) samples of a minibatch [B], halves rounded up, come from the
-    online replay, the others from the offline replay, both drawn with replacement. If one replay is
-    empty, all samples come from the other; see the metric `replay/online_share`.
+    The first round(B * online_ratio) samples of a minibatch [B] come from the online replay, the
+    others from the offline replay. If one replay is empty, all samples come from the other.
+
     Source: RLPD (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data",
     section 4.1). Interventions as demonstrations: HIL-SERL (Luo et al. 2024, "Precise and Dexterous
     Robotic Manipulation via Human-in-the-Loop Reinforcement Learning").
@@ -44,10 +44,10 @@ class MixedReplay(Replay):
         observation_space, action_space, num_envs, device, seed, directory: see `Replay`.
         online: replay of all collected transitions.
         offline: replay of demonstrations and interventions. A full replay overwrites its oldest
-            transitions, which are the demonstrations: make it large enough for both.
+            transitions, the demonstrations: choose a capacity for both.
         online_ratio: share of online samples in each minibatch, from 0 to 1.
         demonstrations: initial content of `offline`: a dataset (see `read_episodes`), or the run
-            directory or checkpoint of another run, whose replay is read. Default: empty.
+            directory or checkpoint of another run with a replay. Default: empty.
         keys: rename columns of the dataset, see `read_episodes`.
         penalties: weights of the dataset's columns in `penalty`, by name, as in `PenaltyTerms`.
             Default: the column `penalty`, if the dataset has one.
@@ -85,11 +85,12 @@ class MixedReplay(Replay):
         self.keep_interventions = keep_interventions
         where = {"directory": directory}
         self.online = online(*self._spaces, num_envs, device, seed, **where)
-        # One stream: episodes and interventions of all envs follow each other.
+        # The offline replay has one stream: episodes and interventions of all envs follow each
+        # other.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
         self._begun = False  # whether this run, or the run it resumes, has added a rollout
         self._given: OfflineRewards | None = None
-        # Opened here, so that errors come before collection; read with the first rollout.
+        # Open the dataset now to report errors early; read it with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
         if demonstrations is not None:
@@ -167,7 +168,6 @@ class MixedReplay(Replay):
         return given
 
     def _keep_interventions(self, rollout: TensorDict) -> None:
-        """Store the steps of interventions in the offline replay, env by env."""
         taken = rollout["intervened"][:, :-1]
         if "padding" in rollout.keys():
             taken = taken & ~rollout["padding"][:, :-1]
@@ -179,14 +179,14 @@ class MixedReplay(Replay):
             for first, stop in _stretches(taken[env].tolist(), done[env].tolist()):
                 follows = first == 0 and goes_on == env and bool(rollout["continues"][env, 0])
                 self._put(_steps_of(rollout, env, first, stop), continues=follows)
-                # Only the next stored part can continue this one.
+                # Only the next stored part can continue this part.
                 goes_on = None
                 is_last = stop == taken.shape[1] and not done[env, stop - 1]
                 self._goes_on = env if is_last else None
         self._interventions += int(taken.sum())
 
     def _put(self, episode: Episode, *, continues: bool = False) -> None:
-        """Store an episode in the offline replay; `continues`: it continues the episode before."""
+        """Store an episode in the offline replay; `continues`: it continues the last one."""
         penalty = {"penalty": episode.extra.get("penalty", torch.zeros(len(episode)))}
         rollout = replace(episode, extra=penalty).to_rollout(*self._spaces)
         rollout["continues"].fill_(continues)
@@ -261,7 +261,6 @@ def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]
 
 
 def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
-    """Return a range of steps of one env of a rollout [N, T+1] as an episode."""
     part = rollout[env, first:stop]
     observation = map_tree(lambda x: x[env, first : stop + 1].clone(), rollout.get("observation"))
     if rollout["done"][env, stop - 1]:  # the next slot belongs to the next episode
@@ -274,7 +273,6 @@ def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
 
 
 def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
-    """Concatenate parts to one minibatch [B] with fields in a fixed order."""
     completed: list[Any] = []
     for batch in batches:
         fields = {key: batch.get(key) for key in FIELDS}
@@ -286,7 +284,6 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
 
 
 def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Iterator[Episode]:
-    """Yield the episodes of a dataset with their `penalty`, a weighted sum of columns."""
     for episode in rewarded(episodes):
         there = episode.extra
         weights = {"penalty": 1.0} if "penalty" in there else {}
@@ -306,9 +303,8 @@ def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Itera
 def _of_replay(
     checkpoint: Path, spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 ) -> tuple[int, Iterator[Episode]]:
-    """Return the number of transitions and the episodes of the replays in a checkpoint."""
     states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
-    # Of a mixed replay, only `online` is read: it holds the interventions too.
+    # Read only the `online` part of a mixed replay: it holds the interventions too.
     states = [state.get("online", state) for state in states]
     require(
         bool(states) and all("begin" in state for state in states),

@@ -16,9 +16,7 @@ from lightning_rl.system.errors import ConfigurationError, require
 
 CODEC = "libsvtav1"
 SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
-"""LeRobot's settings of the codec: a key frame every two frames, for fast seeking. One thread,
-because the recorder needs the other cores.
-"""
+"""LeRobot's codec settings: a key frame every two frames, for fast seeking; one thread."""
 
 PIXELS = "yuv420p"
 
@@ -26,7 +24,7 @@ FORMATS = {1: ("gray", "L"), 3: ("rgb24", "RGB"), 4: ("rgba", "RGBA")}
 """FFmpeg's and Pillow's names of decoded pictures, by number of channels."""
 
 PICTURES = ("PNG", "JPEG", "WEBP", "BMP")
-"""Formats of pictures to read. Other formats may refer to further files, or run a program."""
+"""Formats of pictures to read; other formats may open other files, or run a program."""
 
 MOST_PIXELS = 2**26
 """Maximum pixels of a video frame."""
@@ -39,7 +37,7 @@ class VideoWriter:
 
     def __init__(self, path: Path, height: int, width: int, fps: float) -> None:
         self._av = import_extra("av")
-        os.environ.setdefault("SVT_LOG", "1")  # the codec prints a page to stderr per video
+        os.environ.setdefault("SVT_LOG", "1")  # the codec prints much to stderr
         self._container = self._av.open(str(path), "w")
         self._stream = self._container.add_stream(CODEC, rate=rate_of(fps), options=SETTINGS)
         self._stream.height, self._stream.width = height, width
@@ -47,7 +45,6 @@ class VideoWriter:
         _open_without_priority(self._stream.codec_context)
 
     def add(self, frame: np.ndarray) -> None:
-        """Add a frame [H, W, 3] uint8."""
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         self._container.mux(self._stream.encode(picture))
 
@@ -58,8 +55,8 @@ class VideoWriter:
 
 def _open_without_priority(codec: Any) -> None:
     """Open a codec, and reset the scheduling of its threads and of this one."""
-    # As root, SVT-AV1 runs them all with the highest real-time priority (SCHED_FIFO, 99).
-    # Later work of this thread would then starve every other process of the machine.
+    # As root, SVT-AV1 gives these threads the highest real-time priority (SCHED_FIFO, 99), which
+    # starves all other processes.
     if not hasattr(os, "sched_setscheduler"):  # Linux has it
         codec.open()
         return
@@ -81,13 +78,7 @@ def rate_of(fps: float) -> Fraction:
 def read_frames(
     path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the frames [M, H, W, C] uint8 of a video at increasing times [M] in seconds.
-
-    `size` is (H, W, C).
-
-    Raises:
-        ConfigurationError: if the file is missing or broken, or lacks a frame.
-    """
+    """Return the frames [M, H, W, C] uint8 at increasing times [M] in seconds; check the file."""
     av = import_extra("av")
     frames = np.empty((len(times), *size), np.uint8)
     found = 0
@@ -95,7 +86,7 @@ def read_frames(
         with closing(_opened(path)) as container:
             stream = container.streams.video[0]
             _check_size(stream.height, stream.width, size)
-            # The frames may be larger than the header says; codecs round sizes up.
+            # Frames may be larger than in the header, because codecs round sizes up.
             most = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}
             stream.codec_context.options = most
             stream.codec_context.thread_count = 1  # each thread would keep its own frames
@@ -121,7 +112,7 @@ def read_frames(
 
 
 def _opened(path: Path) -> Any:
-    """Open an MP4 or Matroska file: these cannot make FFmpeg open other files or hosts."""
+    """Open an MP4 or Matroska file; other formats can make FFmpeg open other files or hosts."""
     check_file(path)
     with path.open("rb") as file:
         head = file.read(8)
@@ -137,7 +128,6 @@ def _opened(path: Path) -> Any:
 
 
 def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
-    """Refuse a picture of another size than in info.json, or with an unknown number of channels."""
     if (height, width) != size[:2] or _channels(size) not in FORMATS:
         raise ValueError(f"a picture of {height} x {width} pixels, but info.json says {list(size)}")
 
@@ -147,7 +137,6 @@ def _channels(size: tuple[int, ...]) -> int:
 
 
 def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
-    """Return a video frame as uint8 [H, W, C], or [H, W] for grey."""
     if frame.format.name.startswith(("gray1", "ya16")):  # depth pictures need more than 8 bits
         raise ValueError(
             f"a picture of format {frame.format.name}, but only 8 bits per channel are supported"
@@ -158,7 +147,7 @@ def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
 
 
 def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
-    """Concatenate videos without compressing them again; return the frame at which each begins."""
+    """Concatenate videos without compressing again; return the first frame of each."""
     av = import_extra("av")
     begins, frames = [], 0
     with closing(av.open(str(target), "w")) as joined:
@@ -184,7 +173,7 @@ def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
 class PngEncoder:
     """Encode frames of H x W pixels as PNG."""
 
-    # One encoder for many frames: the library releases the memory of an encoder late.
+    # Use one encoder for many frames: the library releases the memory of an encoder late.
     def __init__(self, height: int, width: int) -> None:
         self._av = import_extra("av")
         self._context: Any = self._av.CodecContext.create("png", "w")
@@ -193,17 +182,12 @@ class PngEncoder:
         self._context.thread_count = 1  # so that `encode` returns the frame immediately
 
     def encode(self, frame: np.ndarray) -> bytes:
-        """Return a frame [H, W, 3] uint8 as PNG."""
         picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         return b"".join(bytes(packet) for packet in self._context.encode(picture))
 
 
 def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
-    """Decode a file of `PICTURES` to uint8 of shape `size`: [H, W, C], or [H, W] for grey.
-
-    Raises:
-        ValueError: if it is no picture, or has another size or more than 8 bits.
-    """
+    """Decode a file of `PICTURES` to uint8 of shape `size`: [H, W, C], or [H, W] for grey."""
     pillow = import_extra("PIL.Image")
     errors = (OSError, SyntaxError, EOFError, LookupError, struct.error)
     try:
@@ -215,7 +199,9 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
                 )
             return np.array(picture.convert(FORMATS[_channels(size)][1])).reshape(size)
     except (*errors, pillow.DecompressionBombError) as error:
-        raise ValueError(f"no picture of {', '.join(PICTURES)} ({error})") from error
+        raise ValueError(
+            f"not a picture in one of the formats {', '.join(PICTURES)} ({error})"
+        ) from error
 
 
 def jpeg_bytes(content: bytes) -> int:

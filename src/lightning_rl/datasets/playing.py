@@ -1,6 +1,6 @@
-"""Play episodes of single actions, many in parallel: by a trained policy, in chunks or not."""
+"""Play many episodes of single actions in parallel by a trained policy, in chunks or not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -25,7 +25,7 @@ from lightning_rl.system.phases import PhaseTimer, no_phases
 class ChunkActor:
     """Chooses single actions [N, *A] of N parallel episodes that begin together.
 
-    Each row draws with a generator of its own, so that an episode does not depend on the others.
+    Each row draws with its own generator, so that episodes do not depend on each other.
 
     Args:
         policy: acts by single actions, or by chunks.
@@ -33,6 +33,8 @@ class ChunkActor:
         seeds: seed of each row; None acts with the mode.
         chunk_size: K, actions in a chunk; None without chunks.
         execute: number of executed actions per chunk. Default: all.
+        is_outdated: called before each action; true: compute a new chunk, because another action
+            than the policy's was executed.
     """
 
     def __init__(
@@ -42,14 +44,15 @@ class ChunkActor:
         seeds: Sequence[int] | None,
         chunk_size: int | None = None,
         execute: int | None = None,
+        is_outdated: Callable[[], bool] = lambda: False,
     ) -> None:
         check_weights_are_numbers(policy)
         policy.put_in_eval_mode()
         self._policy, self._chunk_size = policy, chunk_size
-        self._execute = execute or chunk_size or 1
+        self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
         self._one_by_one = action_function(policy, num_envs, seeds)
         self._generators = generators_of(policy, seeds or ())
-        # One pass for all rows needs noise that is drawn before the pass, and no state.
+        # One pass for all rows needs noise drawn before the pass, and no state.
         self._together = seeds is not None and not policy.masks_actions
         self._together &= "state" not in policy.extra_fields and policy.draw_noise([1]).numel() > 0
         box = single(policy.action_space, chunk_size)
@@ -60,15 +63,15 @@ class ChunkActor:
     @torch.no_grad()
     def __call__(self, observation: Observation, running: Tensor) -> Tensor:
         """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] matter."""
-        place = self._step % self._execute
-        self._step += 1
+        place = 0 if self._is_outdated() else self._step % self._execute
+        self._step = place + 1
         if place == 0:
             with autocast(self._policy.version.device, self._policy.autocast_dtype):
                 self._planned = self._plan(observation, running)
         action = self._planned if self._chunk_size is None else self._planned[:, place]
         if self._bounds is None:
             return action
-        # As deployed policies do: a recording holds actions within the bounds.
+        # Clip as deployed policies do: a recording holds actions within the bounds.
         return action.clamp(*(torch.as_tensor(bound).to(action) for bound in self._bounds))
 
     def _plan(self, observation: Observation, running: Tensor) -> Tensor:
@@ -78,7 +81,7 @@ class ChunkActor:
             self._policy.version.device
         )
         drawn = [self._policy.draw_noise([1], generator) for generator in self._generators]
-        idle = len(running) - len(drawn)  # rows without an episode act like the last one
+        idle = len(running) - len(drawn)  # rows without an episode act like the last row
         td[NOISE] = torch.cat([*drawn, *drawn[-1:] * idle])
         action: Tensor = self._policy(td)["action"]
         return action
@@ -131,8 +134,12 @@ def play_side_by_side(
     max_steps: int,
     calls: PhaseTimer = no_phases,
 ) -> Iterator[Episode]:
-    """Play one episode per seed in parallel, and yield them in the order of `seeds`."""
+    """Play one episode per seed in parallel, and yield them in the order of `seeds`.
+
+    Their success is None if the env reports no success in any of them.
+    """
     seen: list[Any] = []
+    reports_success = False
 
     def choose_and_keep(observation: Observation, running: Tensor) -> Tensor:
         seen.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
@@ -145,7 +152,10 @@ def play_side_by_side(
         slot = {key: getattr(playing, key) for key in RESULTS}
         executed = interventions(env, playing.action, info)
         slot |= {"action": executed["executed_action"], "intervened": executed["intervened"]}
-        slot |= {"final": info["final_obs"], "success": info.get("success", playing.terminated)}
+        slot |= {"final": info["final_obs"]}
+        reports_success |= "success" in info
+        # An env may report success only in episodes that succeed.
+        slot["success"] = info.get("success", torch.zeros_like(playing.terminated))
         slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
         lengths += playing.counted
     observations = map_tree(lambda *column: torch.stack(column), *seen)
@@ -154,9 +164,10 @@ def play_side_by_side(
         begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
         final = map_tree(lambda leaf, row=row, n=length: leaf[n - 1 : n, row], steps["final"])
         one = {key: values[:length, row] for key, values in steps.items() if key != "final"}
+        succeeded = bool(one.pop("success")[-1])
         yield Episode(
             observation=map_tree(lambda *parts: torch.cat(parts), begun, final),
-            success=bool(one.pop("success")[-1]),
+            success=succeeded if reports_success else None,
             task="",
             **one,
         )

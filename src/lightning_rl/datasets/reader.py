@@ -67,8 +67,8 @@ def read_episodes(
     require(
         fps is None or there is None or abs(fps - there) <= 1e-3 * fps,
         f"The dataset at {directory} has {there or 0:g} frames per second, but the env takes "
-        f"{fps or 0:g} steps per second, so an action would last for another time. Record it with "
-        "this env, or set the env to the dataset's rate.",
+        f"{fps or 0:g} steps per second, so an action would have another duration. Record the "
+        "dataset with this env, or set the env to the dataset's rate.",
     )
     _report_rule(directory, episodes.rule)
     return episodes

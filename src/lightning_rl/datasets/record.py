@@ -20,7 +20,7 @@ from lightning_rl.collectors.loop import ActionFunction, run_steps
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
-from lightning_rl.envs.people.intervention import Intervention, Pace
+from lightning_rl.envs.people.intervention import Event, Intervention, Pace
 from lightning_rl.envs.step_results import one_number
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.rollout.contract import map_tree
@@ -41,7 +41,7 @@ class Recorded:
         total: sum of the rewards.
         success: whether the episode succeeded; None if the env has never reported success.
         intervened: number of steps in which the source had taken over.
-        missed: clock ticks that passed during the episode while a step was still running.
+        missed: clock ticks that passed while a step was still running.
     """
 
     kept: bool
@@ -55,10 +55,8 @@ class Recorded:
 class Recorder:
     """Play episodes in one env and write them to a dataset step by step.
 
-    A frame holds the observation, the executed action, the reward, and whether the step terminated
-    or truncated the episode. `record_episodes` yields one result per episode, after the episode is
-    written. An episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is
-    discarded and does not count.
+    A frame holds the observation, the executed action, the reward, and the end of the episode. An
+    episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is discarded.
 
     Args:
         env: one env; the recorder adds a wrapper, so the env is rebuilt.
@@ -66,6 +64,11 @@ class Recorder:
         in_charge: whether the source acts in every step, without a policy.
         extra: names of numbers in `info` that each frame also holds; 0 if a step does not report
             them.
+        ask: called at the end of an episode if the env reports no success; returns its event, or
+            None if the success is unknown.
+
+    Attributes:
+        intervened: whether the last step of the episode was an intervention.
 
     Raises:
         ConfigurationError: for several envs, chunks of actions, or a batched version of an env.
@@ -77,6 +80,7 @@ class Recorder:
         source: InterventionSource | None = None,
         in_charge: bool = False,
         extra: Sequence[str] = (),
+        ask: Callable[[], Event | None] | None = None,
     ) -> None:
         if not isinstance(env, GymnasiumEnv) or env.num_envs != 1 or env.vectorization != "sync":
             raise ConfigurationError(
@@ -88,7 +92,8 @@ class Recorder:
             )
         if source is not None and in_charge:
             source.take_charge()
-        self.env, self._extra = env, tuple(extra)
+        self.env, self._extra, self._ask = env, tuple(extra), ask
+        self.intervened = False
 
         def watched(env: gymnasium.Env) -> gymnasium.Env:
             self._watched = _Watched(env if source is None else Intervention(env, source))
@@ -109,7 +114,7 @@ class Recorder:
         fps: float | None = None,
         max_steps: int | None = None,
     ) -> Generator[Recorded]:
-        """Play until the dataset holds `episodes` new episodes.
+        """Play until the dataset holds `episodes` new episodes; yield one result per episode.
 
         Args:
             writer: receives the episodes; the caller finalizes it.
@@ -145,10 +150,11 @@ class Recorder:
         most: int,
         before: Callable[[int], None],
     ) -> Recorded:
-        self._choose = choose
+        self._choose, self.intervened = choose, False
         result = Recorded(kept=True)
         for t, _ in run_steps(self, self, most, before=before):
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
+            self.intervened = bool(info[INTERVENED])
             is_cut = t + 1 == most and not (terminated or truncated)
             writer.add(
                 self._acted_on,
@@ -156,17 +162,21 @@ class Recorder:
                 self._reward,
                 terminated,
                 truncated or is_cut,
-                bool(info[INTERVENED]),
+                self.intervened,
                 {name: _number(info, name) for name in self._extra},
             )
             result.steps += 1
             result.total += self._reward
-            result.intervened += bool(info[INTERVENED])
+            result.intervened += self.intervened
             if terminated or truncated or is_cut:
                 break
-        result.kept = not (info.get("rerecord") or info.get("rerecord_episode"))
-        if result.kept:
+        rerecord = bool(info.get("rerecord") or info.get("rerecord_episode"))
+        if not rerecord:
             result.success = self._success(info)
+            if result.success is None and self._ask and (event := self._ask()) is not None:
+                result.success, rerecord = event == "success", event == "rerecord"
+        result.kept = not rerecord
+        if result.kept:
             writer.end_episode(self._watched.observation, result.success)
         else:
             writer.discard_episode()
@@ -176,7 +186,7 @@ class Recorder:
 
     def act(self, t: int) -> None:
         """Choose the action of step `t`; called by `run_steps`."""
-        # A copy: the env writes its next observation into the same arrays.
+        # Copy, because the env reuses its observation arrays.
         self._acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
         self._action = self._choose(self.observation, self._running)
 
@@ -190,8 +200,8 @@ class Recorder:
     def _success(self, info: dict[str, Any]) -> bool | None:
         keys = [key for key in ("success", "is_success", "next.success") if key in info]
         self._says_success |= bool(keys)
-        # The env may report success only in episodes that succeed: after its first report, an
-        # episode without a report has failed.
+        # Some envs report success only in successful episodes: after the first report, an episode
+        # without a report counts as a failure.
         if not self._says_success:
             return None
         return bool(keys and info[keys[0]])
@@ -200,7 +210,7 @@ class Recorder:
 def script_action_function(
     script: Callable[[Any], Any], space: gymnasium.Space[Any]
 ) -> ActionFunction:
-    """Return a chooser of actions [1, *A] that calls `script`.
+    """Return a chooser of actions [1, *A] by `script`.
 
     `script` maps the observation of one env (arrays) to an action [*A]; None: the neutral action.
 
@@ -243,10 +253,10 @@ def _number(info: dict[str, Any], name: str) -> float:
 
 
 class _BackgroundWriter:
-    """Write the frames in order in a thread while the env steps."""
+    """Write the frames in a thread while the env steps."""
 
-    # Compressing pictures between steps would slow down an env that keeps its own pace. The
-    # encoder releases Python's lock.
+    # Compressing pictures between steps would slow down a real-time env. The encoder releases
+    # Python's lock.
     def __init__(self, writer: EpisodeWriter) -> None:
         self._writer = writer
         self._thread = ThreadPoolExecutor(1, "recorder", _yield_to_others)
@@ -259,7 +269,6 @@ class _BackgroundWriter:
         self._thread.shutdown(cancel_futures=True)
 
     def add(self, *frame: Any) -> None:
-        """Queue a frame; raise the error of an earlier frame."""
         self._waiting.append(self._thread.submit(self._writer.add, *frame))
         while self._waiting[0].done() or len(self._waiting) > MOST_FRAMES_AHEAD:
             self._waiting.popleft().result()
@@ -280,7 +289,7 @@ class _BackgroundWriter:
 
 
 def _yield_to_others() -> None:
-    """Lower the priority of this thread, and of the encoder threads that it starts."""
+    """Lower the priority of this thread, and of its encoder threads."""
     if sys.platform == "linux":  # only Linux has a priority per thread
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 10)
@@ -295,7 +304,7 @@ class _Watched(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         ended = terminated or truncated
-        # A copy: the env may reuse the arrays for the next episode's first observation.
+        # Copy, because the env may reuse the arrays in its reset.
         self.observation = copy.deepcopy(observation) if ended else observation
         self.info = report_intervention(info, action, False)
         return observation, reward, terminated, truncated, info

@@ -25,8 +25,7 @@ def write_replay(
 ) -> None:
     """Write the content of a replay as a LeRobotDataset v3.0, bit for bit.
 
-    Consecutive steps of one env become an episode. An episode that the replay cuts off is
-    truncated, with its true final observation.
+    Consecutive steps of one env become an episode, truncated if the replay cuts it off.
 
     Args:
         path: path of a directory.
@@ -61,9 +60,9 @@ def read_replay(
     """
     require(
         np.array_equal(first_choice(action_space), episodes.first_action),
-        f"The dataset at {episodes.path} counts its actions from {episodes.first_action.tolist()}, "
-        f"because it was opened without the action space {action_space}: open it with that space, "
-        "read_episodes(path, action_space=...).",
+        f"The first action of the dataset at {episodes.path} has the number "
+        f"{episodes.first_action.tolist()}, because the dataset was opened without an action "
+        f"space: pass {action_space}, read_episodes(path, action_space=...).",
     )
     settings = {"capacity": max(1, sum(episodes.lengths))} | settings
     replay = ReplayBuffer(observation_space, action_space, 1, **settings)

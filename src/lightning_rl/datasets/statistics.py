@@ -18,11 +18,9 @@ LEVELS = 256
 
 
 class ColumnStatistics:
-    """Statistics of one episode's frames, in constant memory.
+    """Statistics of one episode's frames of shape `shape`, in constant memory.
 
-    Args:
-        shape: shape of a frame; [H, W, C] for a picture.
-        picture: whether frames are pictures: exact statistics per channel, scaled to [0, 1].
+    With `picture`, frames are [H, W, C]: exact statistics per channel, scaled to [0, 1].
     """
 
     def __init__(self, shape: tuple[int, ...], picture: bool) -> None:
@@ -37,7 +35,6 @@ class ColumnStatistics:
         self._squares = np.zeros(shape)  # sum of squared distances from the mean
 
     def add(self, frames: np.ndarray) -> None:
-        """Add frames [M, *shape]."""
         count = len(frames)
         if self._picture:
             for channel in range(len(self._levels)):
@@ -78,7 +75,6 @@ class ColumnStatistics:
 
 
 def _of_levels(levels: Any) -> dict[str, float]:
-    """Return the statistics of a channel from its histogram [256]."""
     values, total = np.arange(LEVELS) / (LEVELS - 1), levels.sum()
     there = values[levels > 0]
     mean = (levels * values).sum() / total
@@ -93,10 +89,7 @@ def _of_levels(levels: Any) -> dict[str, float]:
 
 
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Combine the statistics of episodes to statistics of all frames.
-
-    As in LeRobot, quantiles are averages weighted by frames, not quantiles of all frames.
-    """
+    """Combine the statistics of episodes as LeRobot does: quantiles are weighted averages."""
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]
     counts = np.array([part["count"][0] for part in found])
     weights = (counts / counts.sum()).reshape(-1, *[1] * found[0]["mean"].ndim)

@@ -71,9 +71,6 @@ class TableFile:
     Attributes:
         names: names of all columns of the file.
         counts: rows of each row group.
-
-    Raises:
-        ConfigurationError: if the file is missing or damaged, or lacks a column.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
@@ -108,7 +105,6 @@ class TableFile:
         self._kept: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
-        """Return `count` rows starting at `first`, or fewer at the end of the file."""
         arrow = import_extra("pyarrow")
         parts, begin, size = [], 0, 0
         for group, end in enumerate(self._ends):
@@ -125,7 +121,6 @@ class TableFile:
         return map(self.group, range(len(self.counts)))
 
     def group(self, number: int) -> Any:
-        """Return a row group by its number from 0."""
         if self._kept is None or self._kept[0] != number:
             with readable(self.path):
                 self._kept = (number, self._read(number))
@@ -140,8 +135,7 @@ class TableFile:
         texts = [one for one in columns if one.physical_type == "BYTE_ARRAY"]
         if not texts:
             return self._file.read_row_group(number, columns=self._columns)
-        # The file stores a repeated text once, which hides its size in memory: read a few rows at
-        # a time.
+        # The file stores a repeated text once, but memory does not: read a few rows at a time.
         longest = max(one.total_uncompressed_size for one in texts)
         rows = max(1, MOST_BYTES // max(1, longest))
         batches, size = [], 0
@@ -164,6 +158,5 @@ class TableFile:
 
 
 def _beginnings(path: str) -> Iterator[str]:
-    """Yield the prefixes of a dotted path: `a.b` has `a` and `a.b`."""
     words = path.split(".")
     return (".".join(words[: i + 1]) for i in range(len(words)))

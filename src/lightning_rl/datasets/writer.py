@@ -41,10 +41,10 @@ Pictures = Literal["video", "png"]
 
 
 class EpisodeWriter:
-    """Record episodes into a LeRobotDataset v3.0, step by step.
+    """Record episodes into a LeRobotDataset v3.0, step by step, in constant memory.
 
-    Memory use is constant. A finished episode survives a SIGKILL at any moment: it has its own
-    files until `finalise` joins them. An existing dataset with the same columns is extended.
+    A finished episode survives a SIGKILL: it has its own files until `finalise` joins them. An
+    existing dataset with the same columns is extended.
 
     Args:
         path: path of the directory.
@@ -99,7 +99,7 @@ class EpisodeWriter:
         if not part_of(self.path, lerobot.INFO).is_file() and not has_no_episodes(self.path):
             there = sorted(file.name for file in self.path.iterdir())
             raise ConfigurationError(
-                f"{self.path} holds {', '.join(there)}, but no dataset: give an empty or a new "
+                f"{self.path} holds {', '.join(there)}, but not a dataset: give an empty or a new "
                 "directory."
             )
         self._take_lock()
@@ -137,7 +137,7 @@ class EpisodeWriter:
         self._tasks, self._end_rules = list(there.tasks.values()), set(there.end_rules)
         self._episodes, self._frames = len(there), sum(there.lengths)
         self._next = there.file_numbers()
-        # Files with the next numbers belong to an unfinished episode: no row names them.
+        # Files with the next numbers belong to an unfinished episode.
         places = {kind: lerobot.place_of(number) for kind, number in self._next.items()}
         unfinished = [lerobot.DATA.format(**places["data"])]
         unfinished += [
@@ -202,7 +202,6 @@ class EpisodeWriter:
         self._recording.add(observation, action, numbers, self._number_of(task))
 
     def _all_extras(self, extra: Mapping[str, float]) -> dict[str, float]:
-        """Return a step's extras, the same names as in the first step; missing labels are NaN."""
         if self._extras is None:
             self._extras = tuple(sorted(extra))
             require(
@@ -213,7 +212,7 @@ class EpisodeWriter:
         require(
             extras.keys() == set(self._extras),
             f"The steps of {self.path} have the extras {list(self._extras)}, but this step has "
-            f"{sorted(extras)}: give all of them at each step, 0 for a missing value.",
+            f"{sorted(extras)}: give the same extras at each step, 0 for a missing value.",
         )
         return {name: extras[name] for name in self._extras}
 
@@ -237,7 +236,7 @@ class EpisodeWriter:
             move(recording.folder / f"{key}.mp4", self.path / name)
         name = lerobot.DATA.format(**lerobot.place_of(self._next["data"]))
         move(recording.folder / ROWS, self.path / name)
-        # The row makes the episode part of the dataset.
+        # This row adds the episode to the dataset.
         self._write_row(recording, finals, success, list(videos))
         self._episodes += 1
         self._frames += recording.length
@@ -253,8 +252,6 @@ class EpisodeWriter:
 
     def finalise(self) -> None:
         """Remove an unfinished episode, join the files, and write the statistics.
-
-        More episodes may be added afterwards.
 
         Raises:
             WriteError: if the disk is full: joining needs room for a copy.
@@ -383,7 +380,6 @@ class EpisodeWriter:
 
 
 def _extra_column(name: str) -> str:
-    """Return the column of an extra; LeRobot allows no slash in it."""
     return f"{lerobot.EXTRA}{name}".replace("/", "_")
 
 

@@ -22,8 +22,7 @@ from lightning_rl.system.errors import ConfigurationError, require
 class TrainedPolicy:
     """A policy that acts outside of training; `load_policy` builds it from a checkpoint.
 
-    It acts by the code of evaluations. If the policy has a memory, call `reset` when an episode
-    begins.
+    If the policy has a memory, call `reset` when an episode begins.
 
     Args:
         policy: the policy; it is put in eval mode.
@@ -56,14 +55,13 @@ class TrainedPolicy:
         Args:
             rows: [N], bool, rows of the batch that begin an episode. Default: all; then the next
                 observation may have another N.
-            seed: seed of drawn actions: row i draws with seed + i. Ignored if `rows` is given: the
-                random streams continue.
+            seed: seed of drawn actions: row i draws with seed + i. Ignored if `rows` is given.
 
         Raises:
             ConfigurationError: if the last observation had another N.
         """
         if rows is not None:
-            if self._actor is not None:  # else there is no memory yet
+            if self._actor is not None:  # otherwise there is no memory yet
                 ended = torch.as_tensor(rows, dtype=torch.bool)
                 require(
                     ended.shape == (self._actor.num_envs,),
@@ -128,7 +126,7 @@ class TrainedPolicy:
         if actor is not None and actor.num_envs == rows:
             return actor
         before = 0 if actor is None else actor.num_envs
-        # Correlated noise is a state, too, but only for drawn actions.
+        # Correlated noise is a state too, but only for drawn actions.
         goes_on = policy.is_recurrent or ("state" in policy.extra_fields and self._drawn)
         self._drawn |= not deterministic
         require(
@@ -141,13 +139,7 @@ class TrainedPolicy:
 
 
 class Leaf(NamedTuple):
-    """A part of an observation.
-
-    Attributes:
-        name: keys that lead to the part, joined by dots.
-        rows: N, number of envs; None for a single observation.
-        device: device of a tensor; None for an array.
-    """
+    """A part of an observation: its keys, joined by dots; N of a batch; the device of a tensor."""
 
     name: str
     rows: int | None
@@ -165,7 +157,6 @@ def leaves_of(space: gymnasium.Space[Any], name: str) -> dict[str, gymnasium.Spa
 
 
 def _taken(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Any:
-    """Convert an observation to tensors [N, ...] in the dtypes of training."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return _tensor(space, given, name or "observation", leaves)
     require(
@@ -191,8 +182,8 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
         tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given).copy())
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"The observation's '{name}' is {textwrap.shorten(repr(given), 60)}, which is no array "
-            f"of numbers {list(shape)}."
+            f"The observation's '{name}' is {textwrap.shorten(repr(given), 60)}, which is not an "
+            f"array of numbers {list(shape)}."
         ) from error
     batched = tuple(tensor.shape[1:]) == shape and tensor.dim() > len(shape)
     require(
@@ -226,7 +217,7 @@ def _mapped(executed: Any, function: Any) -> Any:
 
 
 def executed_arrays(space: gymnasium.Space[Any], action: np.ndarray) -> Any:
-    """Convert a policy's actions [N, *A] to the env's bounds, counts, parts and dtype."""
+    """Convert a policy's actions [N, *A] to the env's bounds, first choice, parts and dtype."""
     if isinstance(space, StructuredActions):
         return space.unflatten(action)
     if isinstance(space, gymnasium.spaces.Box):

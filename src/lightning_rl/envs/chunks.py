@@ -1,4 +1,4 @@
-"""Act by action chunks: one decision is K actions, which the env executes one after the other."""
+"""Act by chunks of K actions, which the env executes one after the other."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ class StepsActiveRows(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step the rows in `active` [N] bool by `action` [N, *A], without resetting finished rows.
 
-        Returns reward, terminated and truncated, [N], 0 and false for inactive rows; and info.
+        Return reward, terminated and truncated, [N], 0 and false for inactive rows; and info.
         """
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
@@ -49,16 +49,14 @@ class ActionChunk(VectorEnvWrapper):
     """An env whose action is a chunk of K actions, executed open loop.
 
     An env that finishes within a chunk skips the rest and waits for the other envs. So every action
-    acts on the episode it was chosen for, and the true final observation follows the last executed
-    action. Torch envs render pictures once per chunk.
+    acts on the episode for which it was chosen.
 
-    `reward` is the plain sum of a chunk's rewards. For discounting, `extra_fields` has
-    `step_reward` [N, K] and `executed` [N, K] bool: algorithms discount by their own gamma within a
-    chunk, and by gamma^k over its k executed actions. Episode lengths and budgets count env steps.
+    `reward` is the sum of a chunk's rewards. For discounting, `extra_fields` has `step_reward` [N,
+    K] and `executed` [N, K] bool: algorithms discount by gamma^k over the k executed actions of a
+    chunk. Episode lengths and budgets count env steps.
 
-    In `info`, success and metrics belong to the last executed action, as in the plain env: a
-    success that was lost before the end of the episode does not count. Reward terms are summed.
-    `executed_action` is a chunk, too; `intervened` is true if any of its actions was taken over.
+    In `info`, success and metrics belong to the last executed action. Reward terms are summed.
+    `executed_action` is a chunk too; `intervened` is true if a person took over any of its actions.
 
     Args:
         num_envs: N.
@@ -98,9 +96,9 @@ class ActionChunk(VectorEnvWrapper):
         else:
             raise ConfigurationError(
                 "ActionChunk needs an env whose rows can wait for each other, but "
-                f"{type(self.env).__name__} always steps all rows: give it the methods "
-                "advance(action, active) and reset_finished(done) of "
-                "lightning_rl.envs.StepsActiveRows, or use a GymnasiumEnv or a TorchEnv."
+                f"{type(self.env).__name__} always steps all rows: add the methods advance(action, "
+                "active) and reset_finished(done) of lightning_rl.envs.StepsActiveRows, or use a "
+                "GymnasiumEnv or a TorchEnv."
             )
 
     @property
@@ -120,7 +118,6 @@ class ActionChunk(VectorEnvWrapper):
         return self._inner(observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step by action chunks [N, K, *A]."""
         if isinstance(self.env, WrapsSingleEnvs):
             return self._step_wrapped(action)
         env = cast(StepsActiveRows, self.env)
@@ -149,7 +146,6 @@ class ActionChunk(VectorEnvWrapper):
     def _take_over(
         self, merged: dict[str, Any], action: Tensor, k: int, info: dict[str, Any], active: Tensor
     ) -> None:
-        """Merge the executed action k of the active rows [N]."""
         report = interventions(self.env, action[:, k], info)
         if k == 0:
             merged["executed_action"] = action.clone()
@@ -180,11 +176,7 @@ class ActionChunk(VectorEnvWrapper):
 
 
 def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:
-    """Merge the info of one action of a chunk, for the rows [N] that executed it.
-
-    Values that a row's last action did not report are missing (false, NaN), even if an earlier
-    action reported them.
-    """
+    """Merge the info of an action into the chunk's, for the rows [N] that executed it."""
     if "success" in info or "success" in merged:
         silent = torch.zeros_like(active)
         report, before = info.get("success", silent), merged.get("success", silent)

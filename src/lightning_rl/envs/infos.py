@@ -1,8 +1,7 @@
 """Read the infos of envs: success, reward terms, metrics, interventions and penalties.
 
-`EnvReport` collects success, reward terms and metrics of several NumPy envs as float64 arrays [N],
-NaN for missing values. Gymnasium's arrays have the type of the first number instead: after an
-integer 1, the 0.7 of another env becomes 0.
+`EnvReport` collects them as float64 arrays [N], NaN for missing values. Gymnasium's arrays have the
+type of the first number instead: after an integer 1, the 0.7 of another env becomes 0.
 """
 
 import warnings
@@ -28,13 +27,14 @@ TREES = ("rewards", "metrics")
 """Info entries that are dicts of numbers by name."""
 
 EnvReport = dict[str, Any]
-"""`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; missing keys: no env reported them.
+"""Reports of N envs: `success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}, if reported.
 
 With interventions: `executed_action` {i: [*A]} of envs with a different action, and `intervened`
-[N]. With penalties: `penalty` [N]."""
+[N]. With penalties: `penalty` [N].
+"""
 
 INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
-"""Info keys: whether a person or a script took over, and the executed action."""
+"""Info keys of interventions."""
 
 
 def report_intervention(info: dict[str, Any], policy_action: Any, taken: bool) -> dict[str, Any]:
@@ -61,7 +61,7 @@ READ = ("success", "is_success", *TREES, EXECUTED_ACTION, INTERVENED, "penalty")
 
 
 class InfoReader:
-    """Reads the infos of N envs, by the table of `step_results`.
+    """Reads the infos of N envs by the table of `step_results`.
 
     Args:
         name: name of the envs.
@@ -86,7 +86,7 @@ class InfoReader:
         return cls(name, num_envs, interventions=interventions, penalty=penalty)
 
     def has_reports(self, info: dict[str, Any]) -> bool:
-        # Runs for each env at each step. A loop over the keys takes three times as long.
+        # Runs for each env at each step: a loop over the keys takes three times as long.
         """Return whether the info of an env has any entry to read."""
         return bool(info) and (
             "metrics" in info
@@ -153,7 +153,6 @@ class InfoReader:
         self._column(report, name)[i] = number
 
     def _put_numbers(self, report: EnvReport, kind: str, numbers: Any, i: int) -> None:
-        """Add `rewards` or `metrics` of env i. Wrong entries only cause a warning."""
         if not isinstance(numbers, Mapping):
             self._warn(kind, numbers, "a dict of numbers by name")
             return
@@ -200,7 +199,6 @@ class InfoReader:
         return np.broadcast_to(mask, (self._num_envs,))
 
     def _numbers(self, key: str, values: Any, given: np.ndarray) -> np.ndarray:
-        """Return flags or penalties [N], NaN for envs without one."""
         column = _column_of(values, given)
         if column is None:
             raise EnvFaultError(self._refusal(key, values, f"{self._num_envs} numbers"))
@@ -217,7 +215,7 @@ class InfoReader:
         if key not in self._warned:
             self._warned.add(key)
             warnings.warn(
-                f"{self._refusal(key, value, wanted)} The entry is left out.", stacklevel=2
+                f"{self._refusal(key, value, wanted)} The entry is ignored.", stacklevel=2
             )
 
     def _refusal(self, key: str, value: Any, wanted: str) -> str:
@@ -228,7 +226,6 @@ class InfoReader:
 
 
 def _column_of(values: Any, given: np.ndarray) -> np.ndarray | None:
-    """Return numbers [N] float64, NaN for envs without one; None for other values."""
     array = np.asarray(values)
     if array.shape != given.shape:
         return None
@@ -256,9 +253,7 @@ def to_tensors(report: EnvReport) -> dict[str, Any]:
 
 
 def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `executed_action` [N, *A] and `intervened` [N] bool; see `VectorEnv.step`.
-
-    `actions` [N, *A] are the given actions, `report` the reports of N envs.
+    """Return `executed_action` [N, *A] and `intervened` [N] bool for given `actions` [N, *A].
 
     Raises:
         EnvFaultError: an executed action has another shape.
@@ -277,9 +272,9 @@ def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dic
 
 
 def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[str] = ()) -> None:
-    """Check the step info of a batched torch env by the table of `step_results`.
+    """Check the step info of a batched torch env by the table of `step_results`, but no values.
 
-    Values are not checked: that could wait for a device. `fields` are the announced keys.
+    Checking values could wait for a device. `fields` are the announced keys.
 
     Raises:
         EnvFaultError: names the key, its value and the expected value.
@@ -318,7 +313,6 @@ def read_penalty(report: EnvReport, num_envs: int) -> np.ndarray:
 
 
 def _merged(report: EnvReport, final: EnvReport, done: np.ndarray) -> EnvReport:
-    """Merge reports; the row of a finished env comes from the report on its final step."""
     merged: EnvReport = {}
     for key in report.keys() | final.keys():
         one, other = report.get(key), final.get(key)

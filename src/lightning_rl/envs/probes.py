@@ -1,4 +1,4 @@
-"""Provide envs so simple that the right value or action is known in closed form.
+"""Envs with the right value or action in closed form.
 
 Source: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe environments).
 """
@@ -83,7 +83,7 @@ class ValueProbe(Probe):
 
 
 class ActionProbe(Probe):
-    """End after one step, and pay 1 for the action that the observation asks for.
+    """End after one step, and pay 1 for the right action.
 
     Discrete: action 1 if the observation is +1, else 0. Continuous: 1 - (a - observation / 2)^2.
     """
@@ -111,10 +111,10 @@ class TwoDoors(TorchEnv):
     """Walk through one of two doors by eight numbers; only the first door pays.
 
     The doors are +c and -c, with c_i = 0.7 cos(1.5 o + 0.4 i) for an observed o. An episode is
-    eight actions [1]; its reward, at the end, is 1 if their mean distance from c is below 0.15.
-    The expert walks through either door, half of the time each. Used with `ActionChunk`, chunks of
-    8: a clone that represents both doors earns about 0.4, a Gaussian clone, whose mean lies between
-    the doors, earns nothing, and the best policy earns 1.
+    eight actions [1]; its reward, at the end, is 1 if their mean distance from c is below 0.15. The
+    expert walks through each door half of the time. With chunks of 8 (`ActionChunk`), a clone of
+    both doors earns about 0.4, a Gaussian clone, whose mean lies between the doors, earns nothing,
+    and the best policy earns 1.
 
     Observation: `proprio` [2], o in [-1, 1] and the step, divided by 8.
     """
@@ -171,8 +171,8 @@ class FiveDoors(TorchEnv):
 
     The right door of a try is +c, and -c is locked, with c_i = 0.7 cos(1.5 o + 0.4 i) for an
     observed o, which changes at each try. A try succeeds if its mean distance from c is below 0.15.
-    An episode succeeds at the fifth door; the tenth try truncates it. The expert walks to either
-    door, half of the time each. A clone succeeds in about 0.1 of the episodes.
+    An episode succeeds at the fifth door; the tenth try truncates it. The expert walks to each door
+    half of the time. A clone succeeds in about 0.1 of the episodes.
 
     Observation: `proprio` [3], o in [-1, 1], the number of doors divided by 5, and of tries by 10.
     """

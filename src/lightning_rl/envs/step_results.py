@@ -17,8 +17,7 @@ A different dtype is accepted if its numbers fit: floats of any precision, integ
 number is a Python or NumPy number, or a tensor or array with one entry. None and NaN are missing
 values of success, terms and metrics. Entries that are left out cause one warning.
 
-The last three are read only from envs that announce them (`reports_interventions`,
-`reports_penalty`). Other keys of an info are ignored.
+The last three are read only if the env announces them (`reports_interventions`, `reports_penalty`).
 """
 
 from collections.abc import Mapping
@@ -55,8 +54,8 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
     if space.shape is not None and 0 in space.shape:
         nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
         raise ConfigurationError(
-            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Remove it, "
-            f"or announce a space with numbers ({wrapper})."
+            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Remove the "
+            f"space, or announce a space with numbers ({wrapper})."
         )
     dtype = space.dtype
     if dtype is not None and (dtype.kind not in KINDS or dtype.name in ("uint64", "longdouble")):
@@ -88,8 +87,7 @@ def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
     """Check `reward` or `terminated` of a batched torch env by its flags [N] bool.
 
     Raises:
-        EnvFaultError: for another shape; for rewards that are not numbers; for flags that are not
-            bool.
+        EnvFaultError: for another shape, rewards that are not numbers, or flags that are not bool.
     """
     if getattr(value, "shape", None) != flags.shape:
         raise EnvFaultError(wrong_shape(name, field, np.shape(value), flags.shape))
@@ -99,9 +97,9 @@ def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
 
 
 def refuse_missing_end(name: str, missing: Any) -> None:
-    """Refuse truncated episodes without a final observation.
+    """Refuse truncated episodes without a final observation, where `missing` is true.
 
-    `missing` is bool, [N] of a step or [T, N] of a rollout, and true for these episodes.
+    `missing` is bool, [N] of a step or [T, N] of a rollout.
 
     Raises:
         EnvFaultError: names the env, the key and the cure.
@@ -113,9 +111,9 @@ def refuse_missing_end(name: str, missing: Any) -> None:
     raise EnvFaultError(
         f"{name} truncated the episode of env {row}{at} without info['final_obs']. The return of a "
         "truncated episode needs the value of its final observation, but step returns the first "
-        "observation of the next episode. Return info['final_obs'] [N, ...] from step, the "
-        "observation before the reset of every env that finished (other rows mean nothing); or "
-        "report `terminated` if it was not the time limit that ended the episode."
+        "observation of the next episode. Return info['final_obs'] [N, ...] from step: the "
+        "observation before the reset for every finished env, anything for other envs. If no time "
+        "limit ended the episode, report `terminated`."
     )
 
 
@@ -156,7 +154,7 @@ def read_reset(env: gymnasium.Env, result: Any) -> tuple[Any, dict[str, Any]]:
 def read_step(env: gymnasium.Env, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
     """Return the step results of a single env: the outcome as plain numbers, the info as a dict.
 
-    Does not check the observation.
+    The observation is not checked.
 
     Raises:
         EnvFaultError: for another number of results, and for results that the table above refuses.
@@ -184,7 +182,7 @@ def read_step(env: gymnasium.Env, result: Any) -> tuple[Any, Any, bool, bool, di
 
 
 def one_number(value: Any) -> float | None:
-    """Convert a value to a number, or return None if it is not one number."""
+    """Convert a value to a number; return None if it is not one number."""
     if isinstance(value, Tensor | np.ndarray):
         if int(np.prod(value.shape)) != 1 or kind_of(value.dtype) not in KINDS:
             return None
@@ -214,8 +212,8 @@ def _read_info(env: gymnasium.Env, method: str, info: Any) -> dict[str, Any]:
 def _other_things(env: gymnasium.Env, method: str, result: Any, wanted: str) -> str:
     kind = f"{len(result)} things" if isinstance(result, tuple | list) else shortened(result)
     return (
-        f"{name_of(env)} returned {kind} from {method}, not {wanted}: is it written for an old "
-        "version of Gym? Correct it, or wrap it (shimmy's GymV21CompatibilityV0 does that)."
+        f"{name_of(env)} returned {kind} from {method}, not {wanted}: it may be written for an old "
+        "version of Gym. Correct the env, or wrap it in shimmy's GymV21CompatibilityV0."
     )
 
 
@@ -285,7 +283,7 @@ def refuse_kind(
         else:
             low, high = (0, 1) if place == "b" else _limits(announced)
             fits = bool(((values >= low) & (values <= high)).all())
-        why = None if fits else "which does not hold these numbers"
+        why = None if fits else "which cannot hold these numbers"
     if why is not None:
         raise EnvFaultError(
             f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: "
@@ -314,10 +312,7 @@ def bounds_of(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
 
 
 class ObservedChoices:
-    """Checks the categories of all choices in observations. It is false if the space has none.
-
-    A category out of range would be read as a category of the next choice, or as none.
-    """
+    """Checks the categories of all choices in observations; false for a space without choices."""
 
     def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
         self._name = name

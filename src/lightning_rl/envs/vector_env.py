@@ -1,4 +1,4 @@
-"""Define the API of envs: Gymnasium's `VectorEnv` with tensors, and steppers that fill rollouts."""
+"""The API of envs: Gymnasium's `VectorEnv` with tensors, and steppers that fill rollouts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -44,8 +44,7 @@ class VectorEnv(ABC):
     """N copies of an env that are stepped together, with same-step autoreset.
 
     Success and failure are `terminated`; the time limit is `truncated`. Returned tensors stay valid
-    until the next step. `num_envs` must be the first constructor argument; the command line fills
-    it in.
+    until the next step. `num_envs` must be the first constructor argument.
     """
 
     num_envs: int
@@ -56,8 +55,7 @@ class VectorEnv(ABC):
     """Env steps per second of real time, for videos."""
 
     metadata: Mapping[str, Any] = {}  # of a class or an instance, never written
-    """Metadata as in Gymnasium: `control_period` in seconds or `render_fps`; `joint_names`,
-    `joint_stiffness` and others, which exported policies contain."""
+    """Metadata as in Gymnasium, such as `control_period` (s), `render_fps` or `joint_names`."""
 
     max_episode_steps: int | None = None
     """Time limit in env steps; None: no limit, or unknown."""
@@ -66,8 +64,7 @@ class VectorEnv(ABC):
     """Maximum env steps per action: more than 1 for action chunks."""
 
     keeps: tuple[str, ...] = ()
-    """State entries that stay when an episode ends, such as `curriculum/<name>`; a seeded reset
-    restarts them."""
+    """State entries that stay when an episode ends; a seeded reset restarts them."""
 
     reports_interventions: bool = False
     """Whether a person or a script may take over, and rollouts store it; see `step`."""
@@ -94,12 +91,7 @@ class VectorEnv(ABC):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode in every env; return observation [N, ...] and info.
-
-        Args:
-            seed: see `Seed`.
-            options: passed to the envs.
-        """
+        """Begin an episode in every env; return observation [N, ...] and info."""
 
     @abstractmethod
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -128,14 +120,14 @@ class VectorEnv(ABC):
     def rollout_stepper(self, rollout: TensorDict) -> "RolloutStepper":
         """Return the stepper of this env for the storage of a rollout [N, T+1].
 
-        The collector calls this once. Override it if copying the results of `step` is too slow.
+        Override it if copying the results of `step` is too slow.
         """
         return StepwiseStepper(self, rollout)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state for an exact (bit for bit) `load_state_dict`, or None if not supported.
 
-        The state holds plain numbers, strings and tensors: checkpoints load without unpickling.
+        The state holds plain numbers, strings and tensors.
         """
         return None
 
@@ -176,16 +168,16 @@ class VectorEnv(ABC):
         )
 
     def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions
-        """Leave every step to the policy from now on, for evaluations.
+        """Disable interventions before the first `reset`, for evaluations.
 
-        Call before the first `reset`. Interventions that the env cannot prevent are still reported.
+        Interventions that the env cannot prevent are still reported.
         """
 
     def add_events(self, events: Mapping[str, Any]) -> None:
         """Add events by name (`Event`), such as training events, before the first `reset`.
 
         Raises:
-            ConfigurationError: this env takes no events, or not these.
+            ConfigurationError: this env does not take these events.
         """
         raise ConfigurationError(
             f"{type(self).__name__} takes no events ({', '.join(events)}). Envs that take events: "
@@ -200,7 +192,7 @@ class VectorEnvWrapper(VectorEnv):
     """Base class of wrappers: forwards everything that a subclass does not override.
 
     The constructor of a subclass takes `num_envs` and the env as configured, and passes the built
-    env to this constructor. Rollouts store the results of the wrapper's `step`.
+    env to this constructor.
     """
 
     @abstractmethod
@@ -267,7 +259,7 @@ class StepReports(NamedTuple):
 
 
 class RolloutStepper(ABC):
-    """Steps an env on the storage of a rollout, slot by slot. See `VectorEnv.rollout_stepper`."""
+    """Steps an env on the storage of a rollout, slot by slot; see `VectorEnv.rollout_stepper`."""
 
     @abstractmethod
     def step(self, t: int) -> dict[str, Any]:
@@ -278,18 +270,12 @@ class RolloutStepper(ABC):
         """
 
     def finish(self) -> StepReports | None:
-        """Write pending results after the last step of a rollout.
-
-        Returns the reports of the rollout; None if the infos of `step` contained them.
-        """
+        """Write pending results after the last step; return the reports missing in infos."""
         return None
 
 
 class StepwiseStepper(RolloutStepper):
-    """Calls `VectorEnv.step` and copies the tensors: works for every env and device.
-
-    Writes into `rollout`, batch shape [N, T+1].
-    """
+    """Calls `VectorEnv.step` and copies the tensors into `rollout` [N, T+1], for any env."""
 
     def __init__(self, env: VectorEnv, rollout: TensorDict) -> None:
         self._env = env
@@ -305,7 +291,7 @@ class StepwiseStepper(RolloutStepper):
         self._choices = ObservedChoices(type(env).__name__, env.single_observation_space)
 
     def step(self, t: int) -> dict[str, Any]:
-        # A copy, because an env may write into its action.
+        # Copy, because an env may write into its action.
         observation, *results, info = self._env.step(self._actions[t].clone())
         slots = [views[t] for views in self._results]
         check_results(self._env, observation, self._observations[t + 1], results, slots)
@@ -321,9 +307,9 @@ class StepwiseStepper(RolloutStepper):
             slots[t].copy_(info[key])
         if "final_obs" in info:
             _, terminated, truncated = results
-            # Rows of finished envs alone would be assigned to the first envs.
+            # Copy all rows: rows of finished envs alone would be assigned to the first envs.
             _check_final(self._env, self._observations[t], info["final_obs"])
-            # Reading the flags from storage on an accelerator would synchronize with the device.
+            # Do not read the flags from storage, which would synchronize with an accelerator.
             known = terminated.device.type == "cpu" and self._remote
             ended = terminated.bool() | truncated.bool() if known else None
             self._finals.write(t, info["final_obs"], ended)
@@ -355,13 +341,13 @@ class SupportsNumpySteps(Protocol):
     """An env that steps NumPy arrays."""
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `VectorEnv.step` does, with arrays [N, *A] of actions; `info` holds tensors."""
+        """Step by arrays [N, *A] of actions as in `VectorEnv.step`; `info` holds tensors."""
 
 
 class ArrayStepper(RolloutStepper):
-    """Steps in NumPy: copying a few numbers takes a third of the time that torch needs.
+    """Steps in NumPy, three times as fast as torch for a few numbers.
 
-    Writes into `rollout`, batch shape [N, T+1], on the CPU. The observation must be one tensor.
+    Writes into `rollout` [N, T+1] on the CPU. The observation must be one tensor.
     """
 
     def __init__(self, env: SupportsNumpySteps, rollout: TensorDict) -> None:
@@ -380,8 +366,8 @@ class ArrayStepper(RolloutStepper):
         observation, *results, info = self._env.step_arrays(self._actions[t])
         reward, terminated, truncated = results
         num_envs = self._num_envs
-        # Fast path: compare sizes and the dtype of the last checked observation. Sizes suffice:
-        # NumPy refuses to store another shape of equal size, and `shape` allocates a tuple.
+        # Fast path: compare sizes and the dtype of the last checked observation. NumPy refuses to
+        # store another shape of equal size, and `shape` allocates a tuple.
         if (
             observation.size != self._size
             or observation.dtype is not self._dtype
@@ -412,7 +398,7 @@ class ArrayStepper(RolloutStepper):
 def check_results(
     env: Any, observation: Any, place: Any, results: Sequence[Any], slots: Sequence[Any]
 ) -> None:
-    """Compare the results of an env with their slots [N, ...]; wrong shapes might broadcast."""
+    """Compare the results of an env with their slots [N, ...]: wrong shapes may broadcast."""
     name = type(env).__name__
     check_like(name, observation, place, "observation")
     for field, result, slot in zip(RESULTS, results, slots, strict=True):
@@ -424,7 +410,7 @@ def _check_final(env: Any, slot: Any, final: Any) -> None:
 
 
 def one_picture(drawn: Any) -> np.ndarray:
-    """Return a rendering as one picture [H, W, 3]; several cameras (gym-hil) form a row."""
+    """Return a rendering as one picture [H, W, 3]; several cameras form a row."""
     if isinstance(drawn, np.ndarray) and drawn.ndim == 3:
         return drawn
     cameras = [np.asarray(picture) for picture in drawn]

@@ -1,4 +1,4 @@
-"""Detect envs that hang: report which env, in what call and where; end the call or process."""
+"""Detect envs that hang: report env, call and stack; end the call or the process."""
 
 import sys
 import threading
@@ -18,13 +18,13 @@ TICK_SECONDS = 1.0
 """Period of the checks; after a gap of more than two periods the process was suspended."""
 
 IDLE_TICKS = 3
-"""Number of checks without a call after which the thread ends; the next call starts another."""
+"""Checks without a call after which the thread ends; the next call starts it again."""
 
 GRACE_SECONDS = 3.0
 """Time for a call to return after its processes were killed."""
 
 OF_ENVS = ("lightning_rl.envs", "lightning_rl.rollout", "lightning_rl.system")
-"""Modules of this package that a call into an env runs through; other modules are callers."""
+"""Modules of this package between caller and env."""
 
 DEBUGGERS = ("bdb", "pydevd", "_pydevd")
 """Module prefixes of debuggers, which run while a person inspects a stopped thread."""
@@ -39,10 +39,7 @@ class HangReporter(ABC):
 
     @abstractmethod
     def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stacks of the envs that did not respond, by number; empty if unknown.
-
-        `frames` are the frames of the waiting thread, innermost first.
-        """
+        """Return the stacks of the envs that did not respond, by number; empty if unknown."""
 
     def give_up(self) -> bool:
         """Kill the processes that the thread waits for; return whether there are any."""
@@ -56,11 +53,10 @@ class EnvWatch:
     between checks, at most two seconds each: a suspended process or a debugged env does not count
     as hanging.
 
-    If a call takes too long and the envs have processes, the processes are killed and the call
-    raises `EnvTimeoutError`. Python cannot interrupt an env in the calling thread: then the pending
-    rollout of another thread fails (`on_hang`), or, without one, the process ends with the message.
-    C code that holds Python's lock is detected only in a process of its own: `vectorization:
-    async`.
+    After too long a call, processes of the envs are killed and the call raises `EnvTimeoutError`.
+    Python cannot interrupt an env in the calling thread: then the pending rollout of another thread
+    fails (`on_hang`), or, without one, the process ends with the message. Only `vectorization:
+    async` detects C code that holds Python's lock.
 
     Args:
         whose: owner of the env, for the message, such as `the training`.
@@ -90,16 +86,12 @@ class EnvWatch:
         self._thread: threading.Thread | None = None
 
     def __call__(self, doing: str) -> AbstractContextManager[None]:
-        """Return the context of one kind of call, such as `step`.
-
-        The context raises `EnvTimeoutError` if the watch ended the call.
-        """
+        """Return the context of one kind of call, such as `step`."""
         if doing not in self._calls:
             self._calls[doing] = _Call(doing, self)
         return self._calls[doing]
 
     def make(self, factory: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:
-        """Make N envs, and watch them until `close`."""
         self._num_envs, self.is_lost = num_envs, False
         try:
             with self("construction"):
@@ -137,14 +129,12 @@ class EnvWatch:
         self.is_idle = True
 
     def _stop_if_idle(self) -> bool:
-        """End the idle thread, unless a call has just begun."""
         with self._starting:
-            self.is_idle = True  # before the check: a call that begins now starts the thread
+            self.is_idle = True  # before the check, so that a new call starts the thread
             self.is_idle = all(call.ended == call.began for call in list(self._calls.values()))
             return self.is_idle
 
     def _count_seconds(self, passed: float, timeout_s: float) -> bool:
-        """Count the seconds since the last check; return whether there was a call since then."""
         env = self._env()
         progress, called = 0 if env is None else env.progress, False
         for call in list(self._calls.values()):
@@ -159,7 +149,7 @@ class EnvWatch:
         return called
 
     def _end(self, call: "_Call") -> None:
-        """Kill the processes that a call waits for; otherwise fail the rollout or exit."""
+        """Kill the processes of a call; without any, fail the rollout or exit."""
         frames = _frames_of(call.thread)
         owners = [frame.f_locals.get("self") for frame in frames]
         steppers = [one for one in owners if isinstance(one, HangReporter)]
@@ -187,11 +177,7 @@ class EnvWatch:
 class _Call:
     """Calls of one kind; a call is running while `began` exceeds `ended`.
 
-    Attributes:
-        began, ended: number of calls.
-        thread: thread of the last call.
-        error: error that the watch raises from the last call.
-        seen, spent: state at the last check, and the seconds since it changed.
+    `error` is raised from the last call; `spent` are the seconds since the last change.
     """
 
     def __init__(self, doing: str, watch: EnvWatch) -> None:
@@ -219,7 +205,6 @@ class _Call:
                 raise error from None
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the running call; return whether it ended."""
         deadline = time.monotonic() + seconds
         while self.ended != self.began and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -244,7 +229,6 @@ def _all_frames_of(thread: int) -> list[FrameType]:
 
 
 def _frames_of(thread: int) -> list[FrameType]:
-    """Return the frames below the caller of an env, innermost first."""
     frames = _all_frames_of(thread)
     for depth, frame in enumerate(frames):
         module = _module(frame)

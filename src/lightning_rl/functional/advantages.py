@@ -117,7 +117,7 @@ def discounted_return(
         G_t = r_t + gamma_t * (1 - done_{t-1}) * G_{t-1}
 
     The variance of G scales rewards (Engstrom et al. 2020, "Implementation Matters in Deep RL",
-    3.2); it is not the return-to-go.
+    3.2); G is not the return-to-go.
 
     Args:
         reward: [N, T].
@@ -136,16 +136,12 @@ def discounted_return(
 
 
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return 1 - Var(target - V) / Var(target) []: 1 is perfect, 0 no better than a constant.
+    """Return 1 - Var(target - V) / Var(target) [] of V [...] and target [...].
 
-    It is NaN for constant targets.
+    1 is perfect, 0 no better than a constant; NaN for constant targets.
 
     Source: the coefficient of determination R^2 (Wright 1921, "Correlation and Causation"), as
     OpenAI's baselines (2017) report it for a critic.
-
-    Args:
-        value: [...], any shape.
-        value_target: [...], the same shape.
     """
     variance = value_target.var(correction=0)
     explained = 1.0 - (value_target - value).var(correction=0) / variance
@@ -166,25 +162,19 @@ def _temporal_difference(
 
 
 def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
-    """Return the factor within an episode, and 0 at its end."""
-    # `torch.where` of two numbers would be float32 for any dtype of the data.
+    # `torch.where` of two numbers would be float32 for any dtype.
     if isinstance(factor, Tensor):
         return factor.to(like.dtype).masked_fill(done, 0.0)
     return torch.full_like(like, factor).masked_fill_(done, 0.0)
 
 
 def reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
-    """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, [N, T].
+    """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, for term and decay [N, T].
 
-    Source: Hillis & Steele 1986, "Data Parallel Algorithms".
-
-    Args:
-        term: [N, T].
-        decay: [N, T].
+    Source: Hillis & Steele 1986, "Data Parallel Algorithms", for terms and decays [N, T].
     """
-    # Doubling, in log2(T) rounds: after each round x_t includes twice as many later steps, and
-    # `reach_t` is the product of their decays. A loop over T = 2,048 takes 50 times as long on a
-    # CPU.
+    # Doubling in log2(T) rounds: each round doubles the later steps in x_t, and `reach_t` is the
+    # product of their decays. A loop over T = 2,048 takes 50 times as long on a CPU.
     x, reach, seen = term.clone(memory_format=torch.contiguous_format), decay.contiguous(), 1
     while seen < x.shape[1]:
         ahead = x[:, seen:]

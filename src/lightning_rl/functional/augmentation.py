@@ -8,7 +8,7 @@ def shift_pictures(pictures: Tensor, shift: Tensor, sides: tuple[int, int] = (1,
     """Return pictures shifted by whole pixels; edge pixels are repeated.
 
     With shifts drawn uniformly from -4 to 4 it is the random shift of Kostrikov, Yarats and Fergus
-    2020, "Image Augmentation Is All You Need" (DrQ), which pads by repetition and crops.
+    2020, "Image Augmentation Is All You Need" (DrQ).
 
     Args:
         pictures: [B, ...], of any dtype.

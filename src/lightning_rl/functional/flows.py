@@ -21,15 +21,10 @@ def flow_matching_loss(velocity: Tensor, action: Tensor, noise: Tensor) -> Tenso
 
 
 def interpolate(action: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-    """Return x_t = (1 - t) a + t e, [B, ...].
+    """Return x_t = (1 - t) a + t e, [B, ...], for a [B, ...], e [B, ...] and t [B].
 
-    Source: Lipman et al. 2023, "Flow Matching for Generative Modeling", equation 22.
-    Differs from the paper: time runs from noise to action backwards, and sigma_min is 0.
-
-    Args:
-        action: [B, ...], a.
-        noise: [B, ...], e.
-        t: [B].
+    Source: Lipman et al. 2023, "Flow Matching for Generative Modeling", equation 22. Differs from
+    the paper: time runs from noise to action backwards, and sigma_min is 0.
     """
     t = t.view(-1, *[1] * (action.dim() - 1))
     return torch.lerp(action, noise, t)
@@ -64,8 +59,8 @@ def flow_transition(
 def guide(conditional: Tensor, absent: Tensor, guidance: Tensor) -> Tensor:
     """Return absent + guidance (conditional - absent), [B, ...].
 
-    Source: Ho and Salimans 2022, "Classifier-Free Diffusion Guidance", equation 6.
-    Differs from the paper: guidance is 1 + w, and the outputs may be logits or means.
+    Source: Ho and Salimans 2022, "Classifier-Free Diffusion Guidance", equation 6. Differs from the
+    paper: guidance is 1 + w, and the outputs may be logits or means.
 
     Args:
         conditional: [B, ...], output with the condition.

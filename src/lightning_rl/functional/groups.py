@@ -8,10 +8,7 @@ from torch import Tensor
 from lightning_rl.functional.advantages import reversed_scan
 
 NOISE = 1e-5
-"""Returns with a smaller relative difference than this are equal.
-
-A float32 sum of hundreds of rewards is not more precise.
-"""
+"""Returns with a smaller relative difference count as equal: the rounding of a float32 sum."""
 
 
 def group_relative_advantage(
@@ -81,11 +78,8 @@ def first_episode_mask(done: Tensor) -> Tensor:
 
         mask_t = 1 for t <= min {u : done_u = 1}
 
-    Source: one completion per row, as in Shao et al. 2024, "DeepSeekMath", whose tokens end with
-    their answer.
-
-    Args:
-        done: [N, T] bool, the last steps of episodes.
+    `done` [N, T] bool marks the last steps. Source: one completion per row, as in Shao et al. 2024,
+    "DeepSeekMath".
     """
     ended_before = done[:, :-1].long().cumsum(1) > 0
     return torch.cat([torch.ones_like(done[:, :1]), ~ended_before], dim=1)
@@ -94,7 +88,6 @@ def first_episode_mask(done: Tensor) -> Tensor:
 def _compare(
     returns: Tensor, members: Tensor, std_floor: float | None, leave_one_out: bool
 ) -> Tensor:
-    """Compare the members [N/G, G, T] of each group, along dimension 1."""
     count = members.sum(1, keepdim=True)
     mean = torch.where(members, returns, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
     centered = torch.where(members, returns - mean, 0.0)

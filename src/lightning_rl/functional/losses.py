@@ -52,14 +52,10 @@ def clipped_surrogate_loss(
 
 
 def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
-    """Return pi(a|s) / mu(a|s) [...] from log-probs; the log ratio is bounded to ±20.
+    """Return pi(a|s) / mu(a|s) [...] from log-probs of pi [...] and mu [...].
 
     Source: the likelihood ratio r_t of Schulman et al. 2017, "Proximal Policy Optimization
-    Algorithms", equation 6. Differs from the paper: the bound.
-
-    Args:
-        log_prob: [...], any shape, of the policy pi.
-        sample_log_prob: [...], of the acting policy mu.
+    Algorithms", equation 6. Differs from the paper: the log ratio is bounded to ±20.
     """
     return bounded_exp(log_prob - sample_log_prob)
 
@@ -70,13 +66,9 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 def value_loss(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return mean((V - target)^2), without the usual factor one half.
+    """Return mean((V - target)^2) of V [B] and target [B], without the usual factor one half.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", L^VF of equation 9.
-
-    Args:
-        value: [B], of the current critic.
-        value_target: [B].
 
     Raises:
         ValueError: if the shapes differ.
@@ -137,9 +129,7 @@ def clip_fraction(
     clip_high: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the fraction of samples whose ratio lies outside [1 - clip_low, 1 + clip_high].
-
-    `clipped_surrogate_loss` may give these samples no gradient.
+    """Return the fraction [] of ratios outside [1 - clip_low, 1 + clip_high]; 0 without samples.
 
     Source: no paper; `clipfrac` of OpenAI's baselines `ppo2` (2017).
 
@@ -149,9 +139,6 @@ def clip_fraction(
         clip_low: largest distance of the ratio below 1.
         clip_high: largest distance of the ratio above 1.
         mask: [...], the same shape, bool, true for samples that count; None for all.
-
-    Returns:
-        a scalar [] in [0, 1]; 0 if the mask counts no sample.
     """
     rho = ratio(log_prob, sample_log_prob)
     outside = ((rho < 1.0 - clip_low) | (rho > 1.0 + clip_high)).to(rho.dtype)
@@ -161,16 +148,12 @@ def clip_fraction(
 
 
 def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Return (A - mean A) / (std A + eps) [...], with the unbiased standard deviation.
+    """Return (A - mean A) / (std A + eps) [...] of A [...], with the unbiased standard deviation.
 
     A single sample becomes 0 rather than NaN.
 
     Source: no equation of the PPO paper; item 7 of Huang et al. 2022, "The 37 Implementation
     Details of Proximal Policy Optimization".
-
-    Args:
-        advantage: [...], any shape; mean and std are over all elements.
-        eps: added to the standard deviation, in units of the advantage.
     """
     std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
     return (advantage - mean) / (std + eps)

@@ -95,15 +95,13 @@ def loglinear_proximal(
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
-    """Return (sum w)^2 / (n * sum w^2) [], the effective fraction of n weighted samples.
+    """Return (sum w)^2 / (n * sum w^2) [] of log w [...], the effective fraction of n samples.
 
-    1 for equal weights, 1/n if one sample has all the weight, 0 if all weights are 0.
+    1 for equal weights, 1/n if one sample has all the weight, 0 if all weights are 0. A constant
+    added to log w has no effect.
 
     Source: Kish 1965, "Survey Sampling"; Kong 1992, "A note on importance sampling using
     standardized weights".
-
-    Args:
-        log_weight: [...], any shape, log w; a common constant has no effect.
     """
     largest = log_weight.max().clamp(min=torch.finfo(log_weight.dtype).min)
     weight = (log_weight - largest).exp()
@@ -119,16 +117,16 @@ def kl_penalty(
 ) -> Tensor:
     """Estimate KL(pi || reference) [B] per sample of mu, with unbiased value and gradient.
 
-        value     rho * (exp(d) - 1 - d),              d = log reference - log pi
-        gradient  rho * (-d) * grad log pi,            rho = pi / mu
+        value     rho * (exp(d) - 1 - d),              d = log reference - log pi gradient  rho *
+        (-d) * grad log pi,            rho = pi / mu
 
     For a stale sample, pass prox instead of mu, and w of `behavior_weight`: rho is pi / prox * w,
     and 0 above the cap.
 
-    Source: the value is k3 (Schulman 2020, "Approximating KL Divergence"), whose own gradient is
-    the gradient of another divergence. This gradient is E_pi[log(pi /
-    reference) * grad log pi] (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
-    estimation for RL").
+    Source: the value is k3 (Schulman 2020, "Approximating KL Divergence"); the gradient is
+    E_pi[log(pi / reference) * grad log pi] (Tang and Munos 2025, "On a few pitfalls in KL
+    divergence gradient estimation for RL"), because k3's own gradient belongs to another
+    divergence.
 
     Args:
         log_prob: [B], of the current policy.

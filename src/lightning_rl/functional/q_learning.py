@@ -1,7 +1,4 @@
-"""Targets and losses of off-policy actor-critic training.
-
-Pure functions of tensors; E is the number of critics of an ensemble.
-"""
+"""Targets and losses of off-policy actor-critic training; E is the number of critics."""
 
 import torch
 from torch import Tensor
@@ -50,13 +47,9 @@ def double_q_target(
 
 
 def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
-    """Return the sum over critics of mean((Q_e - target)^2) / 2, [].
+    """Return the sum over critics of mean((Q_e - target)^2) / 2 [], for Q [E, B] and target [B].
 
     Source: Haarnoja et al. 2018, equation 5.
-
-    Args:
-        q: [E, B].
-        target: [B], without gradients.
     """
     refuse_broadcast(q=q[0], target=target)
     return 0.5 * (q - target).square().mean(-1).sum()
@@ -98,11 +91,7 @@ def categorical_target(
 def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Return the sum over critics of the mean cross-entropy -sum_k target_k log p_k.
 
-    Source: Bellemare et al. 2017, algorithm 1.
-
-    Args:
-        logits: [E, B, K].
-        target: [B, K], probabilities, without gradients.
+    Source: Bellemare et al. 2017, algorithm 1. Takes logits [E, B, K] and detached targets [B, K].
     """
     refuse_broadcast(logits=logits[0], target=target)
     return -(target * logits.log_softmax(-1)).sum(-1).mean(-1).sum()
@@ -110,8 +99,6 @@ def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
     """Return sum_a pi(a|s) (Q(s, a) - alpha * log pi(a|s)), [B], over all actions.
-
-    An action of probability 0 contributes nothing, for any finite value.
 
     Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings", equation 10; the
     actor's loss (equation 12) is minus its mean.
@@ -126,14 +113,9 @@ def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> 
 
 
 def soft_policy_loss(log_prob: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return mean(alpha * log pi(a|s) - Q(s, a)).
+    """Return mean(alpha * log pi(a|s) - Q(s, a)) of reparametrized actions.
 
-    Source: Haarnoja et al. 2018, equation 7.
-
-    Args:
-        log_prob: [B], of reparametrized actions.
-        q: [B], of these actions.
-        alpha: the temperature, without gradients.
+    Source: Haarnoja et al. 2018, equation 7. Takes log-probs [B], values [B] and a detached alpha.
     """
     refuse_broadcast(log_prob=log_prob, q=q)
     return (alpha * log_prob - q).mean()
@@ -202,16 +184,12 @@ def random_subsets(
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """Return the asymmetric squared error [], the mean of |e - 1(u < 0)| u^2.
+    """Return the asymmetric squared error [], the mean of |e - 1(u < 0)| u^2 for u [B].
 
-    Its least value is at the e-expectile of the targets; e = .5 gives half the squared error.
+    u is target minus value. The minimum is at the e-expectile of the targets, e in (0, 1).
 
     Source: Newey and Powell 1987, "Asymmetric Least Squares Estimation and Testing"; Kostrikov,
     Nair and Levine 2022, "Offline Reinforcement Learning with Implicit Q-Learning", equation 5.
-
-    Args:
-        difference: [B], u, target minus value.
-        expectile: e, in (0, 1).
     """
     weight = torch.where(difference < 0, 1.0 - expectile, expectile)
     return (weight * difference.square()).mean()
@@ -222,11 +200,6 @@ def advantage_weight(advantage: Tensor, scale: float, most: float) -> Tensor:
 
     Source: Peng et al. 2019, "Advantage-Weighted Regression", algorithm 1; the bound as in
     Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit Q-Learning".
-
-    Args:
-        advantage: [B].
-        scale: per unit of return.
-        most: largest weight.
     """
     # exp(88) is the largest of float32.
     return (scale * advantage).clamp(max=80.0).exp().clamp(max=most)

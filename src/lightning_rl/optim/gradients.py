@@ -2,10 +2,8 @@
 
 It holds L scalars, a gradient [P], a flag for each of n parameters whether the loss reaches it, and
 a one, all times the number of samples. Sums over micro-batches and ranks, divided by the last
-element, are means again.
-
-A parameter that the loss does not reach has no gradient, not a zero gradient: its optimizer must
-neither count a step nor decay the weight.
+element, are means again. A parameter that the loss does not reach has no gradient, not a zero
+gradient: its optimizer must neither count a step nor decay the weight.
 """
 
 from collections.abc import Sequence
@@ -49,23 +47,14 @@ def averages(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return the factor of gradient clipping, as `torch.nn.utils.clip_grad_norm_` does.
-
-    Args:
-        norm: a scalar [].
-        max_norm: bound on the norm.
-
-    Returns:
-        a scalar [], at most 1.
-    """
+    """Return the factor [] of gradient clipping for a norm [], as `clip_grad_norm_` does."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 class FlatGradient:
     """The gradient in one tensor [P]; the `.grad` of each parameter is a view of it.
 
-    Backward passes then need no gathering, and one copy sets all gradients. Parameters with another
-    dtype than [P] have their own `.grad`.
+    One copy sets all gradients. Parameters with another dtype than [P] have their own `.grad`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -74,18 +63,16 @@ class FlatGradient:
 
     @cached_property
     def _whole(self) -> Tensor:
-        """The gradient [P], allocated at first use."""
         dtype = reduce(torch.promote_types, (p.dtype for p in self._parameters))
         size = sum(parameter.numel() for parameter in self._parameters)
         return torch.zeros(size, dtype=dtype, device=self._parameters[0].device)
 
     @cached_property
     def _views(self) -> list[tuple[nn.Parameter, Tensor, bool]]:
-        """Each parameter, its part of the gradient, and whether its `.grad` can be that part."""
         parts = unflatten(self._whole, self._parameters)
         for i, parameter in enumerate(self._parameters):
-            # `.grad` exists before the backward pass, so it cannot show whether the loss reaches
-            # it.
+            # `.grad` exists before the backward pass, so it does not show whether the loss reaches
+            # a parameter.
             note = partial(self._note_reached, i)
             parameter.register_post_accumulate_grad_hook(note)
         pairs = zip(self._parameters, parts, strict=True)
@@ -113,12 +100,7 @@ class FlatGradient:
         self._reached[i] = True
 
     def set_clipped(self, flat: Tensor, max_norm: float) -> Tensor:
-        """Set the clipped gradients; return the scalars [L + 1], with the gradient norm at the end.
-
-        Args:
-            flat: [L + P + n + 1], a result of `flattened`, or a sum of results.
-            max_norm: bound on the norm of the whole gradient.
-        """
+        """Set clipped gradients from `flat` [L + P + n + 1]; return scalars and norm, [L + 1]."""
         row, gradient, reached = averages(flat, self._parameters)
         norm = gradient.norm()
         # `_whole` holds the `.grad`s as views: one product sets them all.

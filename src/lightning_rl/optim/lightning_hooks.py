@@ -1,4 +1,4 @@
-"""Run backward pass and optimizer step through Lightning, so that it calls its hooks."""
+"""Run backward pass and optimizer step through Lightning, which calls its hooks."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,10 +22,9 @@ MINIBATCH_HOOKS = (
 class LightningHooks:
     """Backward pass and optimizer step with Lightning's hooks.
 
-    Used only if a callback or the module overrides a hook (`overrides_minibatch_hooks`): calling
-    all callbacks twice per minibatch takes longer than a small network's step. With several
-    processes `on_after_backward` sees the gradient of one rank, and `on_before_optimizer_step` the
-    gradient of all ranks.
+    Used only if a callback or the module overrides a hook, because calling all callbacks twice per
+    minibatch takes longer than a small network's step. With several processes `on_after_backward`
+    sees the gradient of one rank, and `on_before_optimizer_step` the gradient of all ranks.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -38,12 +37,7 @@ class LightningHooks:
         return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
 
     def backward(self, loss: Tensor, inputs: Sequence[Tensor] | None = None) -> None:
-        """Run `manual_backward` without DDP's reducer, which `Update.step_together` replaces.
-
-        Args:
-            loss: [].
-            inputs: tensors that get gradients; None for all.
-        """
+        """Run `manual_backward` of a loss [] without DDP's reducer; see `step_together`."""
         strategy = self._module.trainer.strategy
         # DDP's reducer would sum the gradients of this micro-batch alone.
         ours = isinstance(strategy, DDPStrategy)
@@ -51,9 +45,8 @@ class LightningHooks:
             self._module.manual_backward(loss, inputs=inputs)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Step the plain optimizer: LightningOptimizer would count each minibatch as a step."""
+        """Step the plain optimizer, because LightningOptimizer counts each minibatch as a step."""
         self._module.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
 
 
-def _no_closure() -> None:
-    """Do nothing in place of Lightning's closure: the gradients exist already."""
+def _no_closure() -> None: ...

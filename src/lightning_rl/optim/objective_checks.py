@@ -1,4 +1,4 @@
-"""Checks of objectives: parameters that would not be trained, and scalars that would be lost."""
+"""Checks of objectives: parameters without training, and scalars without a unique name."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,7 @@ WHOLE = sys.maxsize
 
 
 def with_lists(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return parameter groups whose `params` are lists.
-
-    A generator, such as `module.parameters()`, would be empty when the optimizer reads it.
-    """
+    """Return parameter groups whose `params` are lists: a generator can be read only once."""
     return [{**group, "params": _listed(group["params"])} for group in groups]
 
 
@@ -36,7 +33,7 @@ def check_owned(name: str, owner: nn.Module, groups: Iterable[dict[str, Any]]) -
     require(
         not strangers,
         f"The objective{_called(name)} of {kind} has {len(strangers)} parameters that {kind} does "
-        "not hold: they would be in no checkpoint, and their gradients neither cleared nor "
+        "not hold: no checkpoint would contain them, and their gradients would not be cleared or "
         "clipped. Make them attributes of the module: nn.Parameter, nn.Module or nn.ModuleList.",
     )
 
@@ -77,9 +74,8 @@ def unreached(
     names = [path for path, p in owner.named_parameters() if id(p) in mine]
     return ConfigurationError(
         f"The loss{f' of {name!r}' if name else ''} does not depend on any of the parameters that "
-        f"it should train: {quoted(names)}. They would never be trained. The usual causes: "
-        "detach(), item() or torch.no_grad() between them and the loss, or the wrong modules in "
-        "configure_objectives."
+        f"it should train: {quoted(names)}. The usual causes: detach(), item() or torch.no_grad() "
+        "between them and the loss, or the wrong modules in configure_objectives."
     )
 
 

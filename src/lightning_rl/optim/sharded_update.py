@@ -41,7 +41,7 @@ class ShardedUpdate(Update):
             norm = whole(clip_grad_norm_(self.parameters, self.objective.max_grad_norm))
         self.note(torch.cat([row, norm[None]]))
         self.optimizer_step()
-        self._clear()  # acting may need the memory for the whole policy
+        self._clear()  # acting may need memory for the whole policy
 
     def _clear(self) -> None:
         for parameter in self.parameters:
@@ -53,7 +53,7 @@ class ShardedUpdate(Update):
         counts[ranks.rank()] = torch.tensor([len(minibatch), len(own)])
         samples, parts = ranks.sum_over_ranks(counts).unbind(1)
         spare = minibatch[:1]
-        if not samples.all():  # a rank without samples borrows one
+        if not samples.all():  # a rank without samples repeats one
             lent = ranks.gather_over_ranks(spare.cpu() if len(spare) else None)
             spare = next(one for one in lent if one is not None).to(minibatch.device)
         total, self._left = int(samples.sum()), int(parts.max())

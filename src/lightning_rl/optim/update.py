@@ -19,10 +19,7 @@ from lightning_rl.system.errors import require
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
-"""Makes an optimizer from parameters.
-
-In YAML: `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
-"""
+"""Makes an optimizer from parameters; in YAML `{class_path: AdamW, init_args: {...}}`."""
 
 Loss = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
 """Returns the loss of samples [B], and scalars to log; all of them are means over the samples."""
@@ -31,14 +28,14 @@ ScheduleKind = Literal["constant", "linear", "adaptive"]
 """The setting `lr_schedule`."""
 
 CPU_MICRO_BATCH = 2048
-"""Samples per forward pass on a CPU: the activations of more samples do not fit into the cache."""
+"""Samples per forward pass on a CPU, whose activations fit into the cache."""
 
 
 class Update:
     """Take one optimizer step per minibatch, unless the loss or gradient is not finite.
 
-    `CompiledUpdate` does the same with graphs. A large minibatch on a CPU is split into
-    micro-batches whose gradients add up. With several processes each has a part of the minibatch.
+    A large minibatch on a CPU is split into micro-batches whose gradients add up. With several
+    processes each has a part of the minibatch.
 
     Args:
         objective: the loss.
@@ -71,7 +68,7 @@ class Update:
         self._hooks = hooks
         trained = sum(parameter.requires_grad for parameter in objective.owner.parameters())
         self._others = trained > len(self.parameters)
-        # A fused optimizer on an accelerator checks finiteness itself: Python does not wait for it.
+        # A fused optimizer on an accelerator checks finiteness without synchronizing.
         fused = all(group.get("fused") for group in optimizer.param_groups)
         self._gated = fused and self.parameters[0].device.type != "cpu"
         self._several = ranks.world_size() > 1
@@ -113,8 +110,7 @@ class Update:
         return micro_batches(minibatch, self.objective.micro_batch_size)
 
     def _differentiate(self, loss: Tensor) -> None:
-        # An actor's loss goes through the critics: naming the inputs saves time, and leaves no
-        # gradients on the critics.
+        # Name the inputs: an actor's loss would otherwise add gradients to the critics.
         if not loss.requires_grad:
             raise checks.unreached(*self._what)
         inputs = self.parameters if self._others else None
@@ -149,8 +145,8 @@ class Update:
         Each rank is weighted by its number of samples, which may be zero. A value that is not
         finite on one rank skips the step on all ranks.
         """
-        # One sum of one flat tensor adds up gradients and scalars of all ranks. DDP's reducer needs
-        # one backward pass per step, and hooks that a compiled graph does not call.
+        # Add up gradients and scalars of all ranks as one flat tensor, without DDP's reducer, which
+        # needs one backward pass per step, and hooks that a compiled graph does not call.
         sums = self.local_sums(minibatch) if len(minibatch) else None
         if not self._agreed:  # a rank without samples needs the names
             self.names = next(filter(None, ranks.gather_over_ranks(self.names)))
@@ -177,10 +173,7 @@ class Update:
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B] into parts of `size`; return the parts and their shares of the samples.
-
-    None selects a size that fits the CPU's cache.
-    """
+    """Split a minibatch [B] into parts of `size` (None: by cache); return their shares too."""
     if size is None and _is_large(minibatch):
         size = CPU_MICRO_BATCH
     if size is None or size >= len(minibatch):
@@ -199,9 +192,9 @@ class LearningRateSchedule:
     """Constant, linear to zero at the end of the budget, or adaptive to the KL of an update.
 
     The adaptive rule comes from rsl_rl (Rudin et al. 2022, "Learning to Walk in Minutes", section
-    3), once per epoch instead of once per minibatch; its state is the optimizer's own learning
-    rate. Differs from it: a KL below rounding noise is ignored, and the bounds include the initial
-    rate, so that a high KL never raises the rate and a low KL never lowers it.
+    3), once per epoch instead of once per minibatch. Differs from it: a KL below rounding noise is
+    ignored, and the bounds include the initial rate, so that a high KL never raises the rate and a
+    low KL never lowers it.
 
     Args:
         kind: `constant`, `linear` or `adaptive`.
@@ -212,9 +205,7 @@ class LearningRateSchedule:
     FACTOR = 1.5
     BOUNDS = (1e-5, 1e-2)
     NOISE = 1e-10
-    """A KL below it is rounding noise: float32 log-probs have errors of about 1e-6, which gives a
-    KL of 1e-12.
-    """
+    """Smallest KL above rounding noise: errors of 1e-6 in float32 log-probs give a KL of 1e-12."""
 
     def __init__(self, kind: ScheduleKind, initial: float, desired_kl: float = 0.01) -> None:
         self.kind = kind
@@ -222,10 +213,7 @@ class LearningRateSchedule:
         self.desired_kl = desired_kl
 
     def apply(self, optimizer: Optimizer, env_steps: int, horizon: int) -> None:
-        """Set the rate of the iteration after `env_steps` of `horizon` env steps in the whole run.
-
-        The adaptive rate is set only in the first iteration.
-        """
+        """Set the rate of the iteration after `env_steps` of `horizon` env steps in the run."""
         if self.kind == "linear":
             _set_rate(optimizer, self.initial * max(0.0, 1.0 - env_steps / horizon))
         elif self.kind == "constant" or env_steps == 0:
@@ -237,7 +225,7 @@ class LearningRateSchedule:
             return
         group = optimizer.param_groups[0]
         rate = group["lr"] / group.get("lr_scale", 1.0)
-        # The bounds include the current rate too: a resumed run may have another initial rate.
+        # Include the current rate in the bounds: a resumed run may have another initial rate.
         lowest = min(self.BOUNDS[0], self.initial, rate)
         highest = max(self.BOUNDS[1], self.initial, rate)
         if kl > 2.0 * self.desired_kl:
@@ -253,19 +241,16 @@ def _set_rate(optimizer: Optimizer, rate: float) -> None:
 
 @dataclass
 class Objective:
-    """A loss of an algorithm, with the settings of its optimizer steps.
-
-    `Algorithm.objective` makes it, with the algorithm's settings as defaults.
+    """A loss of an algorithm, with the settings of its optimizer steps; see `Algorithm.objective`.
 
     Attributes:
         name: name of the optimizer, and prefix of `loss`, `grad_norm` and `learning_rate` in the
             logs (`critic_loss`); empty for the only or main objective.
-        owner: the module with the loss and the parameters. Its parameters that are not in
-            `parameters` are not trained.
+        owner: the module with the loss and the parameters.
         loss: the loss to minimize.
         prepare: prepares a whole minibatch [B] without gradients, such as normalizing; not called
-            with several processes, because each has only a part.
-        groups: parameter groups, as an optimizer takes them; a group may have `lr_scale`.
+            with several processes.
+        groups: parameter groups of the optimizer; a group may have `lr_scale`.
         max_grad_norm: bound on the norm of the whole gradient; infinity for none.
         schedule: sets the learning rate.
         make_optimizer: makes the optimizer.
@@ -291,7 +276,7 @@ class Objective:
         self.groups = checks.with_lists(self.groups)
         checks.check_owned(self.name, self.owner, self.groups)
         wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
-        # The owner's order is the same on all ranks, for any order of the groups.
+        # Use the owner's order, which is the same on all ranks.
         self.parameters = [
             parameter
             for parameter in self.owner.parameters()
@@ -306,8 +291,8 @@ class Objective:
 class UpdateStatistics:
     """Store scalars of minibatches on the device, read them once per iteration, count the steps.
 
-    The scalars are already means over all ranks. `exhausted` tells that `limit` consecutive steps
-    were skipped; `passed` and `skipped` count the steps of the whole run, before this iteration.
+    The scalars are already means over all ranks. `exhausted`: `limit` consecutive steps were
+    skipped.
     """
 
     def __init__(self, limit: int) -> None:
@@ -388,7 +373,7 @@ class UpdateStatistics:
 
 
 def is_finite(scalars: Tensor) -> Tensor:
-    """Return whether loss and gradient norm, the first and last of scalars [..., L], are finite."""
+    """Return whether the first (loss) and last (norm) of scalars [..., L] are finite."""
     return (scalars[..., 0] + scalars[..., -1]).isfinite()
 
 

@@ -14,9 +14,8 @@ from lightning_rl.system.errors import ConfigurationError, require
 class UpdateSequence:
     """Take a step on several objectives per minibatch, in order, then run a follow-up.
 
-    A scalar in `Objective.passes` becomes a field [B] of the minibatch for later losses, the same
-    number for each sample: a temperature reads the entropy from the actor's loss. Nothing else
-    passes from one loss to the next.
+    A scalar in `Objective.passes` becomes a field [B] of the minibatch for later losses, with the
+    same number for each sample.
 
     Args:
         updates: the updates of the objectives, in order.
@@ -40,8 +39,7 @@ class UpdateSequence:
         for name in self._passed:
             require(
                 self._passed.count(name) == 1,
-                f"Two objectives pass '{name}' to the losses after them: report one of them under "
-                "another name.",
+                f"Two objectives pass '{name}' to later losses: rename one of these scalars.",
             )
 
     @torch.no_grad()

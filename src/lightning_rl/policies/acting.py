@@ -105,16 +105,12 @@ class NumpyActor(RolloutActor):
     """Acts in NumPy, on views of the weights; torch computes the log-probs of all steps together.
 
     NumPy and torch outputs differ in the last digits: the first ratio differs from 1 by about 1e-6.
-
-    Args:
-        policy: acts; `acts_in_numpy` must hold.
-        rollout: batch shape [N, T+1], written in place.
     """
 
     def __init__(self, policy: Perceptron, rollout: TensorDict) -> None:
         self._policy = policy
         self._rollout = rollout
-        # Views of each step, made once: indexing a tensor is slower than adding two rows.
+        # Make the views of each step once: indexing a tensor is slower than adding two rows.
         storage = time_major(rollout)
         slots, num_envs = storage.batch_size
         observation = storage["observation"].view(slots, num_envs, -1)
@@ -141,7 +137,7 @@ class NumpyActor(RolloutActor):
         distribution: Any = policy.distribution
         layers: Any = list(policy.actor)
         activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
-        # Rebuilt for each rollout: the biases are copies (`_rows`), which updates do not change.
+        # Rebuild for each rollout: the biases are copies (`_rows`), which updates do not change.
         self._layers = [
             (*_weights(linear, x), x, activate)
             for linear, x, activate in zip(layers[:-1:2], self._hidden, activations, strict=True)
@@ -155,10 +151,10 @@ class NumpyActor(RolloutActor):
                 np.array(-normalizer.limit, np.float32),
                 np.array(normalizer.limit, np.float32),
             )
-        # A resumed rollout only draws the noise of its remaining steps.
+        # In a resumed rollout, draw only the noise of the remaining steps.
         slots, num_envs, _ = self._outputs.shape
         noise = policy.draw_noise((slots - start, num_envs), generator)
-        # Scale by the deviation here, if it is the same in all steps.
+        # Scale by the deviation here, if it is equal in all steps.
         if isinstance(distribution, DiagonalGaussian):
             noise *= distribution.clamped_log_std().detach().exp()
         elif isinstance(distribution, NoisyTanh):
@@ -181,7 +177,7 @@ class NumpyActor(RolloutActor):
             shift, factor, low, high = self._normalization
             x = np.subtract(x, shift, out=self._input)
             x *= factor
-            np.maximum(x, low, out=x)  # np.clip takes twice as long to enter
+            np.maximum(x, low, out=x)  # np.clip has twice the overhead
             np.minimum(x, high, out=x)
         for weight, bias, units, activate in self._layers:
             x.dot(weight, units)
@@ -197,9 +193,9 @@ class NumpyActor(RolloutActor):
     @torch.no_grad()
     def finish(self, start: int, stop: int) -> None:
         policy = self._policy
-        # With the function of the update, so that the first ratio is 1.
+        # Use the function of the update, so that the first ratio is 1.
         keys = ["action", *policy.extra_fields]
-        # Only these keys: slicing the whole rollout is slower than computing the log-probs.
+        # Slice only these keys: slicing the whole rollout takes longer than the log-probs.
         transitions = flat_transitions(self._rollout.select(*keys)[:, start : stop + 1], keys)
         fields = {key: transitions.get(key) for key in keys}
         output = self._outputs[start:stop].flatten(0, 1)
@@ -239,7 +235,6 @@ class NumpyActor(RolloutActor):
         self._scale_to_bounds(action)
 
     def _scale_to_bounds(self, action: Array) -> None:
-        """Scale an action in [-1, 1] to its bounds, in place."""
         scale, center, low, high = self._bounds
         action *= scale
         action += center

@@ -1,4 +1,4 @@
-"""Define an actor with a critic, and an actor alone, for simple action spaces."""
+"""Actor with a critic, and actor alone, for simple action spaces."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +24,7 @@ class ActorOnly(PerceptronPolicy):
             `log_std_init` and `log_std_bounds` are then in these units. A Box with unbounded
             entries (beyond ±1e6) is not scaled. No effect with `squash`, which always scales.
         noise_correlation: correlation of the noise of consecutive continuous actions, in [0, 1).
-            .97 pushes in one direction for about 33 steps, which explores further and is gentler on
-            joints.
+            .97 correlates the noise over about 33 steps, which explores further.
     """
 
     acts_as_perceptron = True

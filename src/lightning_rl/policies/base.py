@@ -1,4 +1,4 @@
-"""Define the policy interface, and actors that fill a rollout with a policy's actions."""
+"""The policy interface, and actors that fill a rollout with a policy's actions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -58,7 +58,6 @@ class Policy(nn.Module, ABC, Constructed):
         counts_executed: whether `evaluate_actions` masks the log-prob [B] of a chunk by `executed`
             [B, K]. Losses mask log-probs per part.
         masks_actions: whether `action_mask` of the observation limits the choice of actions.
-            Training data must respect the mask too.
         autocast_dtype: dtype of the network while acting with `trainer.precision: bf16-mixed`; None
             for the dtype of the weights. Log-probs, entropies and values are float32.
         micro_batch_size: samples per pass in training and evaluation, with accumulated gradients;
@@ -114,7 +113,7 @@ class Policy(nn.Module, ABC, Constructed):
     @property
     def is_recurrent(self) -> bool:
         """Whether log-probs and values depend on `state`, as in a recurrent policy."""
-        # The state of correlated noise only affects the next draw.
+        # Exclude the state of correlated noise, which only affects the next draw.
         noise = getattr(getattr(self, "distribution", None), "state_size", 0)
         state, _ = self.extra_fields.get("state", ((noise,), None))
         return state != (noise,)
@@ -146,9 +145,8 @@ class Policy(nn.Module, ABC, Constructed):
         """
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw noise [*batch, Z] that `forward` can act with.
+        """Draw noise [*batch, Z] for `forward`; a compiled env step passes it as `action_noise`.
 
-        A compiled env step passes the noise to `forward` as `action_noise` (see `noise_for`).
         Policies that draw inside `forward` keep Z = 0 and are not compiled.
 
         Args:
@@ -159,17 +157,13 @@ class Policy(nn.Module, ABC, Constructed):
 
     @abstractmethod
     def get_value(self, td: TensorDict) -> TensorDict:
-        """Write `value` [B] of `observation` into `td`, and return it.
-
-        Args:
-            td: [B], with `observation`, and `state` for a recurrent policy.
-        """
+        """Write `value` [B] for the `observation` (and `state`) of td [B] into td; return td."""
 
     @abstractmethod
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         """Re-evaluate stored actions, with gradients.
 
-        Returns a new TensorDict [B] with `sample_log_prob`, `entropy` and `value`.
+        Return a new TensorDict [B] with `sample_log_prob`, `entropy` and `value`.
 
         Args:
             td: [B], with `observation`, `action` and `extra_fields`. If the policy
@@ -179,12 +173,7 @@ class Policy(nn.Module, ABC, Constructed):
     def draw_clone_noise(
         self, batch: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw noise [*batch, Z] for `clone_loss`; Z = 0 by default.
-
-        Args:
-            batch: B, the samples of a minibatch.
-            generator: default: torch's global one.
-        """
+        """Draw noise [*batch, Z] for `clone_loss`; Z = 0 by default."""
         return torch.empty(*batch, 0, device=self.version.device)
 
     def clone_loss(self, td: TensorDict) -> TensorDict:
@@ -208,17 +197,11 @@ class Policy(nn.Module, ABC, Constructed):
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the trainable parameters as optimizer groups.
-
-        The optional entry `lr_scale` of a group multiplies its learning rate.
-        """
+        """Return the trainable parameters as optimizer groups; `lr_scale` multiplies the rate."""
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return the parameters and buffers that acting needs, by name: all but the critics'.
-
-        Collectors with a copy of the policy receive only these tensors.
-        """
+        """Return the parameters and buffers that acting needs, by name: all but the critics'."""
         named = dict(self.named_parameters()) | dict(self.named_buffers())
         return {name: value for name, value in named.items() if not self.belongs_to_critic(name)}
 
@@ -265,7 +248,7 @@ class Policy(nn.Module, ABC, Constructed):
         return self.sharding
 
     def put_in_eval_mode(self) -> None:
-        """Call `eval` if any module is in training mode."""
+        """Call `eval` if any module is in training mode: `eval` alone visits every module."""
         # `eval` alone visits every module each time.
         if any(module.training for module in self.modules()):
             self.eval()
@@ -273,15 +256,14 @@ class Policy(nn.Module, ABC, Constructed):
     def rollout_actor(self, rollout: TensorDict) -> "RolloutActor":
         """Return the actor that fills the storage of a rollout [N, T+1] with this policy's actions.
 
-        The collector calls it once. Override it to act faster than with one `forward` per step.
+        Override it to act faster than with one `forward` per step.
         """
         return StepwiseActor(self, rollout)
 
     def update_normalization(self, rollout: TensorDict) -> None:
         """Update the running statistics of the inputs, if any, from a rollout [N, T+1].
 
-        Called once after each update, so that the statistics do not change between collecting a
-        rollout and training on it, and the first ratio of an update is 1.
+        Called once after each update, so that the first ratio of an update is 1.
         """
 
 
@@ -310,10 +292,7 @@ def _refuse_unread(
 def noise_for(
     policy: Any, td: TensorDict, deterministic: bool, generator: torch.Generator | None
 ) -> Tensor | None:
-    """Return the noise [N, Z] for `policy.forward` on `td` [N]; None for the mode.
-
-    Without a `generator`: `td[NOISE]`, or, if missing, a draw of torch's global generator.
-    """
+    """Return the noise [N, Z] for `policy.forward` on `td` [N]; None for the mode."""
     if deterministic:
         return None
     noise: Tensor | None = td.get(NOISE, None) if generator is None else None
@@ -331,12 +310,10 @@ def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
 def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
     """Refuse a policy with NaN in weights or running statistics, or with infinite weights.
 
-    `origin` names the checkpoint in the message.
-
     Raises:
         ConfigurationError: with the names of the tensors.
     """
-    # Such a policy would still act: a NaN becomes a bound of the action space, or the first choice.
+    # A policy with NaN still acts: a NaN becomes a bound of the action space, or the first choice.
     parameters = policy.named_parameters()
     broken = [name for name, p in parameters if not _all(local(p).isfinite())]
     # A buffer may be infinite on purpose, such as a mask.
@@ -359,10 +336,7 @@ class RolloutActor(ABC):
 
     @abstractmethod
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """Load the current weights for slot `start` and the following slots.
-
-        `generator` draws the noise, here or in `act`.
-        """
+        """Load the current weights for slots from `start` on; here or later, draw noise."""
 
     @abstractmethod
     def act(self, t: int) -> None:
@@ -370,16 +344,11 @@ class RolloutActor(ABC):
 
     @abstractmethod
     def finish(self, start: int, stop: int) -> None:
-        """Write the other fields of slots `start` to `stop` - 1, if `act` did not.
-
-        The weights have not changed since the actions were chosen.
-        """
+        """Write the other fields of slots `start` to `stop` - 1, if `act` did not."""
 
 
 class StepwiseActor(RolloutActor):
     """Calls the policy at each step: works for every policy, on every device.
-
-    Copies the returned TensorDict into the rollout, and `state` from slot to slot.
 
     Args:
         policy: chooses the actions.
@@ -414,7 +383,7 @@ class StepwiseActor(RolloutActor):
         slots = self._slots[t]
         before = [version_of(slot) for slot in slots]
         with self._precision:
-            # A copy of the container: the next call must not find entries that the policy sets.
+            # Copy the container: the next call must not find entries that the policy sets.
             result = self._policy(self._steps[t].copy(), generator=self._generator)
         if not isinstance(result, TensorDictBase):
             raise ConfigurationError(
@@ -440,7 +409,6 @@ class StepwiseActor(RolloutActor):
         self._forget_ended(stop)
 
     def _forget_ended(self, t: int) -> None:
-        """Zero the state of slot t for envs whose episode ended in slot t - 1."""
         if self._states[t]:
             _, terminated, truncated = self._states[t - 1]
             state = self._states[t][0]
@@ -508,7 +476,7 @@ class UniformActor(RolloutActor):
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         self._policy.eval()
         actions = self._storage["action"][start:-1]
-        if self._policy.masks_actions:  # each mask is known only after the step before it
+        if self._policy.masks_actions:  # each mask is known only after the last step
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
             self._noise = torch.empty(shape, device=actions.device)
             gumbel_(self._noise[start:], generator)

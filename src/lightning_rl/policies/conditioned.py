@@ -29,9 +29,9 @@ class ConditionedPolicy(PolicyWrapper):
     """A policy that reads how good its action must be: good, bad, or absent (no information).
 
     The inner policy reads two more numbers, (1, 0) for good, (0, 1) for bad and (0, 0) for absent:
-    the last numbers of a flat Box, or the key `condition` [2] of a Dict. The env does not have
-    them. `BehaviorCloning` trains with the label of each step (`condition` of `Demonstrations`).
-    Acting, exports included, uses the condition of the constructor.
+    the last numbers of a flat Box, or the key `condition` [2] of a Dict. `BehaviorCloning` trains
+    with the label of each step (`condition` of `Demonstrations`). Acting and exports use the
+    condition of the constructor.
 
     With a `guidance` other than 1, acting extrapolates from the output without condition to the
     conditioned output: velocities of a flow, logits of tokens and choices, means of Gaussians. This
@@ -51,7 +51,7 @@ class ConditionedPolicy(PolicyWrapper):
             that ignores the condition or has a memory, and guidance of a policy that cannot use it.
     """
 
-    training_settings = ("condition", "guidance")  # a refit begins with the weights of its base
+    training_settings = ("condition", "guidance")  # a refit starts from the weights of its base
 
     def __init__(
         self,
@@ -143,7 +143,6 @@ class ConditionedPolicy(PolicyWrapper):
 
 
 def _told(td: TensorDict, condition: Tensor) -> TensorDict:
-    """Return a copy of `td` [*B] whose observation has the condition [*B]."""
     observation = td.get("observation")
     numbers = torch.stack((condition == CODES["good"], condition == CODES["bad"]), -1)
     if isinstance(observation, Tensor):

@@ -1,7 +1,4 @@
-"""Describe and compare the settings that a policy's function depends on, apart from its weights.
-
-A state dict contains neither activations nor distributions, temperatures or action bounds.
-"""
+"""Describe and compare the settings of a policy's function that a state dict does not contain."""
 
 import zlib
 from typing import Any, NamedTuple
@@ -13,8 +10,7 @@ from lightning_rl.system.fsdp import plain_class
 from lightning_rl.system.torch_private import non_persistent_buffers_of
 
 Description = dict[str, dict[str, Any]]
-"""By module path: `class`, the name of a class that affects outputs, otherwise None, and
-`settings`, plain attributes and buffers that the state dict lacks."""
+"""By module path: `class`, a name that affects outputs, or None; and `settings`, plain values."""
 
 LISTED_ENTRIES = 64
 """Larger buffers are described by a checksum."""
@@ -37,7 +33,7 @@ class Differences(NamedTuple):
 def describe(policy: Policy) -> Description:
     """Describe a policy without its critic, and without modules of libraries other than torch."""
     described: Description = {}
-    # Attributes of other libraries' modules are no settings, and change between versions.
+    # Skip attributes of other libraries' modules, which change between versions.
     _add(policy, "", {"torch", "lightning_rl"}, policy.critic_modules, described)
     return described
 
@@ -105,7 +101,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _value_of(buffer: Tensor) -> Any:
-    """Return the entries of a buffer, or a checksum."""
     array = buffer.detach().cpu().contiguous()
     if array.numel() <= LISTED_ENTRIES:
         return array.tolist()

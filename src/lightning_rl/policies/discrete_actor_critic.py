@@ -1,4 +1,4 @@
-"""Define an actor for discrete actions, and Q critics with one value per action."""
+"""An actor for discrete actions, and Q critics with one value per action."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,9 +45,9 @@ class DiscreteActorCritic(QActorCritic):
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),
-            "DiscreteActorCritic chooses one of several actions, a Discrete space; the action "
-            f"space is {action_space}. For a Box, use SAC and a SquashedActorCritic; for several "
-            "choices, use PPO.",
+            "DiscreteActorCritic needs a Discrete action space; the action space is "
+            f"{action_space}. For a Box, use SAC and a SquashedActorCritic; for several choices, "
+            "use PPO.",
         )
         refuse_batch(critic_normalization, "critics with one output per action")
         super().__init__(
@@ -64,19 +64,13 @@ class DiscreteActorCritic(QActorCritic):
         return features, self.distribution.num_choices
 
     def log_probs(self, td: TensorDict, features: Tensor) -> Tensor:
-        """Return the log-probs [B, n] of all actions for `td` [B].
-
-        `features` [B, D] are the output of `actor_features`.
-        """
+        """Return the log-probs [B, n] of all actions for `td` [B] and `actor_features` [B, D]."""
         return self.action_output(td, features).log_softmax(-1)
 
     def action_values(
         self, td: TensorDict, critic: QEnsemble | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the values [E, B, n] of all actions for `td` [B].
-
-        Default of `features` [B, D]: `critic_features`.
-        """
+        """Return the values [E, B, n] of all actions for `td` [B]; default features [B, D]: own."""
         features = self.critic_features(td) if features is None else features
         values: Tensor = (self.critic if critic is None else critic).outputs(features)
         return values

@@ -1,4 +1,4 @@
-"""Define a policy with a tanh-Gaussian arm, and a gripper with a discrete critic."""
+"""A policy with a tanh-Gaussian arm, and a gripper with a discrete critic."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,7 @@ from lightning_rl.system.errors import require
 CLOSE, STAY, OPEN = 0, 1, 2
 """Commands of a gripper: minimum, middle and maximum of the last action dimension.
 
-Policies, demonstrations and replays share this convention. An env with another convention converts
-the action in its adapter, as `PickCube` does.
+An env with another convention converts the action in its adapter, as `PickCube` does.
 """
 
 CLONING_TEMPERATURE = 0.1
@@ -32,10 +31,10 @@ CLONING_TEMPERATURE = 0.1
 class GripperActorCritic(SquashedActorCritic):
     """A tanh-Gaussian actor for an arm, and a discrete critic for a gripper command.
 
-    The command, close, stay or open, is the last action dimension: minimum, middle or maximum,
-    rounded to the nearest. The gripper's critic values the three commands, and the policy always
-    takes the best one; only the arm's noise explores. The other critics read the arm's action only,
-    with the gripper as a part of the env. Source: HIL-SERL (Luo et al. 2024, section III).
+    The command, close, stay or open, is the last action dimension: minimum, middle or maximum. The
+    gripper's critic values the three commands, and the policy always takes the best one; only the
+    arm's noise explores. The other critics read the arm's action only. Source: HIL-SERL (Luo et al.
+    2024, section III).
 
     `sample_log_prob` covers the arm only. For cloning, `evaluate_actions` adds the log-prob of the
     command under a softmax of its values with `CLONING_TEMPERATURE`.
@@ -119,7 +118,6 @@ class GripperActorCritic(SquashedActorCritic):
         return super().fields_of(action[..., :-1])
 
     def unit(self, action: Tensor) -> Tensor:
-        """Return the arm's part of actions [B, A] in units of its bounds, [-1, 1], as [B, A-1]."""
         return super().unit(action[..., :-1])
 
     def command_of(self, action: Tensor) -> Tensor:
@@ -129,16 +127,12 @@ class GripperActorCritic(SquashedActorCritic):
     def gripper_values(
         self, td: TensorDict, critic: torch.nn.Module | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the values [B, 3] of the commands for `td` [B].
-
-        Defaults: the policy's gripper critic, and `actor_features` [B, D] for `features`.
-        """
+        """Return the values [B, 3] of the commands for `td` [B] or its `actor_features` [B, D]."""
         features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))
 
 
 def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
-    """Return the arm's space, and the gripper's three commands."""
     fits = (
         isinstance(space, gymnasium.spaces.Box)
         and not isinstance(space, StructuredActions)

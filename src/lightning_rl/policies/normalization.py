@@ -1,4 +1,4 @@
-"""Keep running statistics of observations and rewards, in buffers that only the learner writes."""
+"""Running statistics of observations and rewards, in buffers that only the learner writes."""
 
 from typing import Any
 
@@ -34,10 +34,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Merge a batch [M, D], or the batches of all ranks; a batch may be empty.
-
-        A batch with a value that is not finite is skipped.
-        """
+        """Merge a batch [M, D], or the batches of all ranks; skip it if a value is not finite."""
         number: int | Tensor = batch.shape[0]
         if number == 0 and ranks.world_size() == 1:
             return
@@ -56,7 +53,7 @@ class RunningMoments(nn.Module):
         total = self.count + number
         weight = (number / total).to(mean.dtype)
         shift = mean - self.mean
-        # An incremental update: differences of large sums would lose float32's digits.
+        # Update incrementally: differences of large sums would lose float32's digits.
         merged = self.var + (var - self.var) * weight + shift.square() * weight * (1 - weight)
         self.var.copy_(torch.where(usable, merged, self.var))
         self.mean.copy_(torch.where(usable, self.mean + shift * weight, self.mean))
@@ -72,8 +69,7 @@ class ObservationNormalizer(RunningMoments):
         self.eps = eps
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return the normalized observation [..., D]."""
-        # A product, as in `NumpyActor`: a division would give other last digits.
+        # Multiply as in `NumpyActor`: a division would give other last digits.
         return ((observation - self.mean) * self.factor()).clamp(-self.limit, self.limit)
 
     def factor(self) -> Tensor:
@@ -135,13 +131,12 @@ class RewardNormalizer(RunningMoments):
             carry = torch.where(continues, carry, 0.0)
         returns = discounted_return(reward, done, carry, gamma=discount)
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
-        # A value that is not finite would stay for the rest of the run.
+        # Skip values that are not finite, which would stay in the return for the rest of the run.
         self.carry = torch.where(carry.isfinite(), carry, 0.0)
         self.update((returns if counted is None else returns[counted]).reshape(-1, 1))
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
-        """Return scaled rewards [...]."""
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -155,10 +150,9 @@ class ReturnNormalizer(RewardNormalizer):
     """Scale rewards so that returns are between -limit and limit.
 
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
-    |G| so far, so that returns fit categorical critics. Without clipping, sums of rewards scale
-    like rewards. Source: Lee et al. 2025 (SimbaV2), section 4.3.
-
-    With a `MixedReplay`, the variance covers collected samples and demonstrations by their shares.
+    |G| so far, without clipping, so that returns fit categorical critics. Source: Lee et al. 2025
+    (SimbaV2), section 4.3. With a `MixedReplay`, the variance covers collected samples and
+    demonstrations by their shares.
 
     Args:
         limit: bound on returns; None for no limit.

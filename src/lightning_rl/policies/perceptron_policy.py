@@ -1,4 +1,4 @@
-"""Define the base class of policies with perceptrons on top of encoders."""
+"""Base class of policies with perceptrons on top of encoders."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class PerceptronPolicy(Policy):
             `normalize_observation` with an encoder.
     """
 
-    critic: Any  # a module, if there is one
+    critic: Any  # a module, or None
     has_critic = False
     critic_modules = (*Policy.critic_modules, "critic_encoder", "critic_normalizer")
 
@@ -148,9 +148,9 @@ class PerceptronPolicy(Policy):
         self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         require(
             self.memory is None or not own or self.critic_keys != self.actor_keys,
-            "A critic with an encoder of its own has no memory, but this one reads only the "
-            "actor's observations, which need a memory: set critic_keys, or remove share_encoder: "
-            "false and critic_encoder.",
+            "A critic with its own encoder has no memory, but this critic reads only the actor's "
+            "observations, which need a memory: set critic_keys, or remove share_encoder: false "
+            "and critic_encoder.",
         )
         if not self.critic_reads_apart:
             return self.features_size
@@ -170,7 +170,7 @@ class PerceptronPolicy(Policy):
 
     @property
     def takes_guidance(self) -> bool:  # type: ignore[override]  # derived, so read-only
-        # Other classes have deviations among their outputs, or act by other methods.
+        # Exclude classes with deviations among their outputs, or with other methods to act.
         own = (type(self).action_output, type(self).forward, type(self).evaluate_actions)
         base = PerceptronPolicy
         return own == (base.action_output, base.forward, base.evaluate_actions)
@@ -207,8 +207,8 @@ class PerceptronPolicy(Policy):
         return self.distribution.fill_noise(torch.empty(*batch, size, device=device), generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        # NumPy has no bfloat16. The mark counts only if the class itself sets it: a subclass that
-        # overrides `forward` would inherit it.
+        # NumPy has no bfloat16. The class itself must set the mark: a subclass that overrides
+        # `forward` would inherit it.
         quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
         if quick and settings().numpy_acting and acts_in_numpy(self, rollout):
             return NumpyActor(self, rollout)
@@ -239,10 +239,7 @@ class PerceptronPolicy(Policy):
         return widened(self.critic(features)).squeeze(-1)
 
     def actor_features(self, td: TensorDict) -> Tensor:
-        """Return the actor's features [B, D] of `td` [B].
-
-        A memory reads `sequences` if `td` has them, otherwise the `state` of each sample.
-        """
+        """Return the actor's features [B, D] of `td` [B]; a memory reads `sequences` or `state`."""
         if self.memory is None:
             return self._encoded(td)
         sequences = sequences_of(td)
@@ -264,8 +261,7 @@ class PerceptronPolicy(Policy):
     ) -> Tensor:
         """Return the actor's features [B, D] of the observations `next_td` [B] after `td` [B].
 
-        `td` has `sequences` for a policy with a memory. `encoder` and `memory` are target networks;
-        None for the originals.
+        For a memory, `td` has `sequences`. `encoder` and `memory` are target networks, or None.
         """
         if encoder is None and self.memory is None:
             return self.actor_features(next_td)
@@ -277,10 +273,7 @@ class PerceptronPolicy(Policy):
         return features if memory is None else memory.unroll_next(td["sequences"], encode, features)
 
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
-        """Return the critic's features [B, D] of `td` [B].
-
-        If actor and critic share their inputs, `actor_features` [B, D] are returned.
-        """
+        """Return the critic's features [B, D] of `td` [B], or shared `actor_features` [B, D]."""
         if self.critic_reads_apart:
             return self.read(td, self.critic_encoder, self.critic_normalizer, self.critic_keys)
         return self.actor_features(td) if actor_features is None else actor_features

@@ -1,8 +1,4 @@
-"""Compute networks in bfloat16.
-
-Lightning's autocast covers updates and evaluations, but not acting in a collector. Both need the
-same precision, or the first ratio of an update differs from 1.
-"""
+"""Act in bfloat16, as updates do under autocast; otherwise the first ratios would differ from 1."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Define actors with bounded actions, and ensembles of Q critics."""
+"""Actors with bounded actions, and ensembles of Q critics."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -108,10 +108,7 @@ class QActorCritic(PerceptronPolicy):
         )
 
     def critic_sizes(self, features: int) -> tuple[int, int]:
-        """Return the numbers of inputs and outputs of a critic, for a number of features.
-
-        The action is an input, unless the critic has one output per action.
-        """
+        """Return the numbers of inputs and outputs of a critic, for a number of features."""
         return features + self.distribution.size, 1
 
     def unit(self, action: Tensor) -> Tensor:
@@ -165,8 +162,7 @@ class QActorCritic(PerceptronPolicy):
             next_td: [B], with the next `observation`.
             critic_encoder_memory: target networks of the critics' encoder and memory; None for the
                 originals.
-            actor_encoder_memory: target networks of the actor's encoder and memory; None for the
-                originals.
+            actor_encoder_memory: the same for the actor.
         """
         actor_features = self.next_features(td, next_td, *actor_encoder_memory)
         if self.critic_reads_apart:
@@ -189,10 +185,7 @@ class QActorCritic(PerceptronPolicy):
         critic: nn.Module | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Return the values [E, B] of actions in [-1, 1] [B, A] for `td` [B].
-
-        Default of `features` [B, D]: `critic_features`.
-        """
+        """Return the values [E, B] of actions in [-1, 1] [B, A]; `features` are [B, D]."""
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Define a policy for discrete actions that is a Q network and an exploration rule."""
+"""A policy for discrete actions: a Q network and an exploration rule."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,6 @@ class DuelingNetwork(nn.Module):
         self.value, self.advantage = value, advantage
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the values [..., n] of all actions for features [..., D]."""
         advantage: Tensor = self.advantage(features)
         centered = advantage - advantage.mean(-1, keepdim=True)
         return self.value(features) + centered  # type: ignore[no-any-return]  # nn.Module
@@ -36,8 +35,8 @@ class DuelingNetwork(nn.Module):
 class QPolicy(PerceptronPolicy):
     """A network `actor` that outputs the value of each action, and an exploration rule, for `DQN`.
 
-    Without exploration (`deterministic`) it takes the action of the largest value. Actions that
-    `action_mask` of the observation forbids are never chosen.
+    `deterministic` chooses the action of the largest value. Actions that `action_mask` of the
+    observation forbids are never chosen.
 
     Args:
         observation_space: see `PerceptronPolicy`.
@@ -75,9 +74,8 @@ class QPolicy(PerceptronPolicy):
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),
-            "QPolicy values each of several actions, a Discrete space; the action space is "
-            f"{action_space}. For a Box, use SAC and a SquashedActorCritic; for several choices, "
-            "use PPO.",
+            f"QPolicy needs a Discrete action space; the action space is {action_space}. For a "
+            "Box, use SAC and a SquashedActorCritic; for several choices, use PPO.",
         )
         require(
             exploration in ("epsilon", "boltzmann"),

@@ -1,7 +1,7 @@
 """Shard a policy over processes, block by block (FSDP2), and act with it.
 
-A forward pass gathers one block after the other from all processes, so every process calls a
-sharded policy equally often.
+A forward pass gathers the blocks from all processes, so all processes must call a sharded policy
+equally often.
 """
 
 import copy
@@ -65,7 +65,7 @@ class Sharding:
         _check_parameters(policy)
         chosen = _blocks(policy, blocks)
         self.policy, self.acting = policy, acting
-        # FSDP refuses copies: this one has no memory for its tensors.
+        # FSDP refuses copies: this copy has no memory for its tensors.
         self._empty = copy.deepcopy(policy, {id(t): _empty_like(t) for _, t in _tensors(policy)})
         values = dict(_tensors(policy)) if mesh.get_rank() == 0 else {}
         values = {name: tensor.detach() for name, tensor in values.items()}
@@ -75,7 +75,7 @@ class Sharding:
             _allocate(block, mesh.device_type, memo)
             fully_shard(block, mesh=mesh, mp_policy=precision)
         _allocate(policy, mesh.device_type, memo)
-        # FSDP's default keeps the rest gathered after a pass without gradients.
+        # By default FSDP keeps the other parameters gathered after a pass without gradients.
         fully_shard(policy, mesh=mesh, reshard_after_forward=True)
         for name in methods:
             _register(policy, name)
@@ -83,11 +83,11 @@ class Sharding:
         _fill(policy, values, mesh)
 
     def synchronize_gradients(self, synchronize: bool) -> None:
-        """Set whether the next backward pass sums gradients over ranks, or adds only its own."""
+        """Set whether the next backward pass sums gradients over ranks."""
         cast(FSDPModule, self.policy).set_requires_gradient_sync(synchronize)
 
     def acting_context(self) -> AbstractContextManager[None]:
-        """Return a context in which each rank acts as often as it needs; all ranks enter it."""
+        """Return a context in which ranks may act unequally often; all ranks enter it."""
         return self._whole() if self.acting == "whole" else self._in_step()
 
     @contextmanager
@@ -104,11 +104,10 @@ class Sharding:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Call the policy on all ranks as long as one of them calls it."""
         seen = [self._zeros()]
 
         def announce(policy: nn.Module, args: tuple[Any, ...]) -> None:
-            seen[0] = args[0].select(*READ, strict=False)  # what acting writes is the rollout's
+            seen[0] = args[0].select(*READ, strict=False)  # acting writes into the rollout
             ranks.agree(True)
 
         hook = self.policy.register_forward_pre_hook(announce, prepend=True)
@@ -121,7 +120,6 @@ class Sharding:
                 self.policy(seen[0].copy(), deterministic=True)
 
     def _zeros(self) -> TensorDict:
-        """Return inputs [1] of `forward`, of zeros."""
         policy = cast(Any, self.policy)
         spaces = policy.observation_space, policy.action_space
         fields = {"extra_fields": policy.extra_fields, "device": policy.version.device}
@@ -145,7 +143,6 @@ def members_of_lists(module: nn.Module) -> tuple[str, ...]:
 
 
 def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Return the outermost modules whose names match a pattern."""
     kind = type(policy).__name__
     require(
         bool(patterns),
@@ -167,8 +164,8 @@ def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     for name, module in zip(outer, modules, strict=False):
         require(
             type(module).forward is not nn.Module.forward,
-            f"The block '{name}' of {kind} is a {type(module).__name__}, which is never called: "
-            f"name the modules in it, '{name}.*'.",
+            f"The block '{name}' of {kind} is a {type(module).__name__}, which has no forward: "
+            f"use the pattern '{name}.*' for the modules in it.",
         )
     return modules
 
@@ -196,13 +193,12 @@ def _check_parameters(policy: Any) -> None:
 
 
 def _register(policy: nn.Module, name: str) -> None:
-    """Make FSDP gather the parameters for a method that returns a TensorDict."""
     method, own = getattr(policy, name), f"_{name}_and_tensors"
 
     def with_tensors(self: nn.Module, td: TensorDict) -> tuple[TensorDict, list[Tensor]]:
         result = method(td)
-        # FSDP looks for the tensors that begin a backward pass in lists, not in a TensorDict.
-        # Copies, because it warns of views.
+        # FSDP finds the tensors that begin a backward pass in lists, not in a TensorDict. Copy,
+        # because FSDP warns of views.
         trained = {k: v.clone() for k, v in result.items() if getattr(v, "requires_grad", False)}
         return result.update(trained), list(trained.values())
 
@@ -212,10 +208,7 @@ def _register(policy: nn.Module, name: str) -> None:
 
 
 def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tensor]]) -> None:
-    """Allocate the tensors on `meta`; `memo` keeps shared tensors shared.
-
-    `nn.Module.to_empty` would separate shared tensors.
-    """
+    """Allocate the tensors on `meta`; `memo` keeps shared tensors shared, unlike `to_empty`."""
     for part in module.modules():
         own = (part.named_parameters("", False, False), part.named_buffers("", False, False))
         for name, tensor in list(chain(*own)):
@@ -227,7 +220,6 @@ def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tens
 
 
 def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> None:
-    """Copy rank 0's tensors to all other ranks, which have no values, one by one."""
     on_meta = [name for name, value in values.items() if value.is_meta]
     require(
         not on_meta,

@@ -19,8 +19,7 @@ PolicyFactory = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Policy]
 class SlowPolicy(PolicyWrapper):
     """A policy with a simulated inference delay: each acting call sleeps first.
 
-    Simulates a large model on its own device: the CPU stays free, and the delay does not depend on
-    the number of envs. Updates are not delayed.
+    The delay does not depend on the number of envs, and updates are not delayed.
 
     Args:
         observation_space, action_space: spaces of one env.

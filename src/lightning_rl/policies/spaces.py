@@ -32,7 +32,7 @@ def spaces_of(policy: Policy) -> dict[str, SpaceData | None]:
 
 
 def space_data(space: spaces.Space[Any]) -> SpaceData | None:
-    """Return a space as plain values for a checkpoint; None for a kind that is not in `KINDS`."""
+    """Return a space as plain values for a checkpoint; None for an unsupported kind."""
     own: dict[str, Any]
     if isinstance(space, StructuredActions):
         own = {"spaces": {"structure": space_data(space.structure)}}
@@ -56,13 +56,7 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
 
 
 def space_from(data: SpaceData) -> spaces.Space[Any]:
-    """Return the space for its data.
-
-    Raises:
-        ValueError: for an unknown kind.
-        AssertionError, AttributeError, KeyError, MemoryError, OverflowError, TypeError: for data
-            that `space_data` did not write.
-    """
+    """Return the space for its data; raise for data that `space_data` did not write."""
     kind = data["kind"]
     if kind == "Dict":
         return spaces.Dict({str(key): space_from(child) for key, child in data["spaces"].items()})
@@ -83,14 +77,11 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     if kind == "MultiDiscrete":
         nvec, start = np.array(data["nvec"], dtype), np.array(data["start"], dtype)
         return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
-    raise ValueError(f"'{kind}' is no kind of space")
+    raise ValueError(f"'{kind}' is not a kind of space")
 
 
 def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
-    """Return whether observations of `given` contain everything in `wanted`.
-
-    A Dict may have more keys. Bounds are not compared: datasets do not have them.
-    """
+    """Return whether observations of `given` contain everything in `wanted`, except bounds."""
     if isinstance(wanted, spaces.Dict):
         there = given.spaces if isinstance(given, spaces.Dict) else {}
         return all(key in there and fits(one, there[key]) for key, one in wanted.items())
@@ -120,6 +111,5 @@ def part_for(space: spaces.Space[Any], observation: Any) -> Any:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return the bounds of a Box, as one number if all are equal."""
     same = bound.size > 0 and bool((bound == bound.flat[0]).all())
     return bound.flat[0].item() if same else bound.tolist()

@@ -1,4 +1,4 @@
-"""Label a student's observations with teachers' actions, and act with them at first."""
+"""Label a student's observations with teachers' actions, and at first act with these actions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,10 +23,10 @@ class Teacher:
         policies: one policy, or G policies for G groups of situations; they act by the mode of
             their distributions.
         student: learns from the teacher.
-        env_steps: env steps of all processes; the teacher's share of actions falls linearly to 0 in
-            them.
-        key: with several policies, the key of the observation [B, G] whose largest number names
-            the policy of a row.
+        env_steps: env steps, over all processes, in which the teacher's share of actions falls
+            linearly to 0.
+        key: with several policies, the key of the observation [B, G] whose largest number names the
+            policy of a row.
 
     Attributes:
         memory: states [N, ...] of policies with a memory, by number, before the next rollout.
@@ -56,24 +56,20 @@ class Teacher:
         shape = spaces[key].shape if key in spaces else None
         require(
             (key is None and len(policies) == 1) or shape == (len(policies),),
-            f"There are {len(policies)} teachers, but teacher_key is {key}. With several teachers, "
-            "teacher_key names a key of the observation with one number per teacher, of which the "
-            f"largest chooses; data.env has {known}.",
+            f"There are {len(policies)} teachers, but teacher_key is {key}. With several "
+            "teachers, teacher_key names a key of the observation with one number per teacher; "
+            f"the largest number chooses the teacher. data.env has {known}.",
         )
         sizes = [policy.micro_batch_size for policy in policies if policy.micro_batch_size]
         self.micro_batch_size = min(sizes, default=None)
 
     @property
     def has_memory(self) -> bool:
-        """Whether actions depend on the steps before."""
+        """Whether actions depend on earlier steps."""
         return any(policy.is_recurrent for policy in self.policies)
 
     def actions(self, observation: Any) -> Any:
-        """Return the teacher's actions [B, *A], the mode within their bounds, without a memory.
-
-        Args:
-            observation: [B, ...], on any device; the actions are returned on it.
-        """
+        """Return the teacher's actions [B, *A], the mode, for an `observation` on any device."""
         return self._act(observation, {})[0]
 
     def actions_along(self, rollout: TensorDict) -> Iterator[Any]:
@@ -118,7 +114,6 @@ class Teacher:
 
 
 def _kept(memory: dict[str, Tensor], continues: Tensor) -> dict[str, Tensor]:
-    """Return states [N, ...], zero in rows [N] whose episode does not continue."""
     return {
         name: state.masked_fill(~continues.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0)
         for name, state in memory.items()

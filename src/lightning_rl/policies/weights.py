@@ -37,11 +37,7 @@ def fill_with_weights(
 ) -> None:
     """Load a file or a directory of weights into a model.
 
-    Args:
-        model: its parameters and buffers are written.
-        path: path of the file or the directory.
-        strict: refuse weights with other names or shapes; otherwise warn.
-        setting: name of the setting for the path, for messages.
+    `strict` refuses weights with other names or shapes; otherwise warn. `setting` is for messages.
 
     Raises:
         ConfigurationError: if there are no weights, or they do not fit.
@@ -83,7 +79,6 @@ def compared(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> KeyRep
 
 
 def _files_of_weights(path: str, setting: str) -> list[Path]:
-    """Return a file, or the files of one model in a directory, whole or in shards."""
     place = expanded(path)
     require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
     if place.is_file():
@@ -101,7 +96,7 @@ def _files_of_weights(path: str, setting: str) -> list[Path]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file with a state dict, also under a name such as `state_dict`, without running code.
+    """Read a file with a state dict, also under a key such as `state_dict`; no code runs.
 
     Raises:
         ConfigurationError: for objects that could run code, no state dict, or several.
@@ -115,7 +110,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged or malicious file fails in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(
-            f"{path} is refused: it is damaged, or holds other objects than tensors, which can run "
+            f"{path} is refused: it is damaged, or holds objects besides tensors, which can run "
             f"any code ({reason}). Save the state_dict alone, best as .safetensors."
         ) from error
     found = {"": content} | (content if isinstance(content, dict) else {})
@@ -189,6 +184,6 @@ def extra(name: str) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"{name.split('.')[0]} is needed here, but cannot be used ({error}): pip install "
-            "'lightning-rl[vla]'. If the error names torchvision, uninstall torchvision: it is not "
-            "needed, and a build for another torch breaks the import."
+            "'lightning-rl[vla]'. If the error names torchvision, uninstall torchvision, which is "
+            "not needed: a build for another torch version breaks the import."
         ) from error

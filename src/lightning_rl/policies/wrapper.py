@@ -1,4 +1,4 @@
-"""Define the base class of policies around another policy."""
+"""Base class of policies around another policy."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -31,15 +31,9 @@ class PolicyWrapper(Policy):
 
     The constructor of a subclass takes the spaces first and creates the inner policy. A subclass
     with its own parameters adds their groups to `parameter_groups`.
-
-    Args:
-        inner: the wrapped policy.
-
-    Attributes:
-        version: the inner policy's, saved as `version` and `inner.version` in a state dict.
     """
 
-    # A test compares these with the members of `Policy`: a missing one falls back to a default.
+    # A test compares these members with `Policy`, because a missing member falls back to a default.
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
     has_entropy = _of_inner("has_entropy")
@@ -61,7 +55,7 @@ class PolicyWrapper(Policy):
 
     @abstractmethod
     def __init__(self, inner: Policy) -> None:
-        # Not Policy's constructor, whose attributes here belong to the inner policy.
+        # Skip Policy's constructor: its attributes belong to the inner policy.
         nn.Module.__init__(self)
         self.inner = inner
 
@@ -82,7 +76,7 @@ class PolicyWrapper(Policy):
         return self.inner.draw_noise(batch, generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        # The inner policy's actor would skip a subclass's own `forward`.
+        # Do not use the inner policy's actor, which would skip a subclass's own `forward`.
         if type(self).forward is PolicyWrapper.forward:
             return self.inner.rollout_actor(rollout)
         return StepwiseActor(self, rollout)
@@ -136,7 +130,7 @@ class PolicyWrapper(Policy):
         destination[f"{prefix}version"] = version if keep_vars else version.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # The outer version counts: in old state dicts the inner version may be 0.
+        # Use the outer version: in old state dicts the inner version may be 0.
         if f"{prefix}version" in state_dict:
             state_dict[f"{prefix}inner.version"] = state_dict.pop(f"{prefix}version")
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -24,7 +24,7 @@ METRIC = "eval/avg_reward"
 """Default metric of a comparison."""
 
 SHOWN_TOO = (METRIC, "eval/success_rate", "eval/avg_length")
-"""Metrics with curves in addition to the compared one, if the runs have them."""
+"""Metrics with curves besides the compared metric, if the runs have them."""
 
 OF_A_RUN = ("exp_name", "output_dir", "seed_everything", "data.seed", "trainer.run_dir")
 """Settings that may differ within a group."""
@@ -39,7 +39,7 @@ LONGEST_NAME = 60
 """Maximum characters of a group name made of settings."""
 
 COMPARED = 8
-"""Maximum groups for pairwise comparison; with more, the best is compared with each other group."""
+"""Maximum groups for pairwise comparison; with more, only the best is compared with others."""
 
 ENOUGH_STEPS = 0.99
 """Share of the longest run's env steps from which a run counts as equally long."""
@@ -56,8 +56,7 @@ class Curve:
         env_steps: [T].
         seconds: mean training time of the runs [T].
         centre: interquartile mean of the runs [T].
-        low: lower end of its 95 % interval [T].
-        high: upper end of its 95 % interval [T].
+        low, high: ends of its 95 % interval [T].
         runs: number of runs that reached the env steps [T].
     """
 
@@ -76,7 +75,6 @@ class Group:
     Attributes:
         name: made of the settings that differ from other groups.
         settings: settings that differ between groups.
-        runs: runs of the group.
         scores: scores of each run, in the compared metric.
         score: interquartile mean of the scores.
         interval: its 95 % interval; None for one run.
@@ -97,9 +95,7 @@ class Comparison:
     """Groups of runs in one env.
 
     Attributes:
-        env: env of all runs.
         metric: compared metric.
-        higher_is_better: whether a higher metric is better.
         scored_by: source of the scores, in words.
         groups: best first.
         improvements: (group, other, P(a run of group is better than a run of other), its interval).
@@ -197,13 +193,12 @@ def _notes(groups: Sequence[Group], metric: str) -> list[str]:
             if len(steps):
                 notes.append(
                     f"{run.path} has {metric} that is not finite at {steps[0]:,.0f} env steps: "
-                    "curves leave such evaluations out."
+                    "curves skip such evaluations."
                 )
     return notes
 
 
 def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
-    """Return the readable runs, and path and reason of each unreadable run."""
     runs: list[RunRecord] = []
     left_out: list[tuple[Path, str]] = []
     for path in paths:
@@ -224,7 +219,7 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
             has = ", ".join(run.metrics) or "no evaluation"
             ended = run.manifest.get("outcome", "without an end")
             left_out.append(
-                (path, f"{path} has no {metric}, but {has}; it is {ended}. Name another --metric.")
+                (path, f"{path} has no {metric}, but {has}; it is {ended}. Set another --metric.")
             )
     return runs, left_out
 
@@ -236,8 +231,8 @@ def _env_of(runs: Sequence[RunRecord]) -> str:
     if len(envs) > 1:
         each = "; ".join(f"{env}: {paths[0]} ({len(paths)} runs)" for env, paths in envs.items())
         raise ConfigurationError(
-            f"These runs have {len(envs)} envs, whose returns cannot be compared: {each}. Report "
-            "on one env at a time."
+            f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
+            "env."
         )
     return next(iter(envs))
 
@@ -268,7 +263,6 @@ def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[
 
 
 def _path_of(name: str, known: Sequence[str]) -> str:
-    """Return the path of the only setting that ends with a name."""
     found = [path for path in known if f".{path}".endswith(f".{name}")]
     if len(found) != 1:
         several = f"it may be {', '.join(found)}" if found else "no run has it"
@@ -292,7 +286,6 @@ def value_text(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> list[str]:
-    """Name groups by their settings if that is short, otherwise by their runs."""
     called = [
         {str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members
     ]
@@ -328,7 +321,6 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _evaluated(run: RunRecord, metric: str) -> float | None:
-    """Return the score of `rl-cli validate`, if it evaluated the last weights."""
     evaluation = run.evaluation
     if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
         return None
@@ -374,7 +366,6 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def _at(
     steps: np.ndarray, own: np.ndarray, seconds: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate seconds [T] and values [T] of a run at env steps [T]; NaN outside its range."""
     within = (steps >= own[0]) & (steps <= own[-1])
     return tuple(  # type: ignore[return-value]  # of two
         np.where(within, np.interp(steps, own, of), np.nan) for of in (seconds, values)

@@ -103,7 +103,6 @@ def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str,
 
 
 def _plain(values: np.ndarray) -> list[float | int | None]:
-    """Round numbers to six digits: a page of a hundred runs has a hundred thousand of them."""
     return [
         None if not math.isfinite(x) else int(x) if float(x).is_integer() else float(f"{x:.6g}")
         for x in values.tolist()
@@ -111,11 +110,7 @@ def _plain(values: np.ndarray) -> list[float | int | None]:
 
 
 def costs_of(runs: Sequence[RunRecord]) -> dict[str, float | None]:
-    """Return the costs of runs, each a mean over the runs that report it.
-
-    `sps` (env steps per second of training), `seconds` (wall clock), `evaluation_seconds`,
-    `cpu_seconds`, `memory` and `gpu_memory` (peaks, bytes).
-    """
+    """Return the costs of runs, each a mean over the runs that report it."""
 
     def mean(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None and not math.isnan(value)]
@@ -277,11 +272,7 @@ def _summary(comparison: Comparison) -> str:
 
 
 def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
-    """Return a self-contained HTML page that will be written to `output`.
-
-    The page contains at most `films_mib` MiB of videos, the best groups' first, and links the other
-    videos.
-    """
+    """Return a self-contained HTML page for `output`, with at most `films_mib` MiB of videos."""
     template = (files("lightning_rl.reports") / "page.html").read_text(encoding="utf-8")
     data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)
     title = html.escape(_title(comparison))
@@ -356,7 +347,6 @@ def _bars(
 
 
 def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
-    """Show the newest video of each run."""
     left = films_mib * MIB
     shown = []
     for group in comparison.groups:
@@ -368,7 +358,7 @@ def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
             if size <= left:
                 left -= size
                 source = f"data:video/mp4;base64,{base64.b64encode(film.read_bytes()).decode()}"
-                preload = "metadata"  # shows the first frame
+                preload = "metadata"  # show the first frame
             else:
                 preload = "none"
                 source = quote(os.path.relpath(film, output.absolute().parent))

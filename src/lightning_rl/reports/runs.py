@@ -29,7 +29,7 @@ SPEED = "charts/SPS"
 
 
 MOST_BYTES, MOST_ROWS = 2**28, 10**6
-"""Limits of a table of metrics; one with a hundred thousand iterations has about 70 MB."""
+"""Limits of a table of metrics; a hundred thousand iterations take about 70 MB."""
 
 
 @dataclass
@@ -71,10 +71,7 @@ class RunRecord:
         return "unknown" if found is None else str(found).rpartition(".")[2]
 
     def of_all_parts(self, name: str) -> float | None:
-        """Return the seconds of the run and its earlier, resumed parts; killed parts count as zero.
-
-        `name` is total, evaluation or cpu.
-        """
+        """Return seconds (total, evaluation or cpu) of the run and its earlier, resumed parts."""
         parts = [*(self.manifest.get("earlier") or []), self.manifest]
         seconds = [(part.get("seconds") or {}).get(name) for part in parts]
         known = [float(one) for one in seconds if one]
@@ -115,7 +112,7 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
 
 
 def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
-    """Read the files of a run; `metrics` that the run lacks are left out.
+    """Read the files of a run; skip `metrics` that the run lacks.
 
     Raises:
         ConfigurationError: for a file that cannot be read, naming the file and the line.
@@ -149,8 +146,8 @@ def _films(path: Path) -> list[Path]:
 def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read env steps [P] and columns [P] of a run's table of metrics.
 
-    An empty cell is NaN, a number that is not finite is inf, a missing column is all NaN. A last
-    line cut short by a kill is skipped.
+    An empty cell is NaN, a number that is not finite is inf, a missing column is all NaN. An
+    incomplete last line is skipped.
 
     Raises:
         ConfigurationError: for a missing or damaged table, naming the line.
@@ -179,8 +176,8 @@ def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str,
     except (OSError, ValueError, IndexError, csv.Error, UnicodeDecodeError) as error:
         where = f", line {lines.line_num}" if lines is not None else ""
         raise ConfigurationError(
-            f"{path} cannot be read{where}: {error}. It is a table that the run writes; leave the "
-            "run out, or correct the line."
+            f"{path} cannot be read{where}: {error}. Leave the run out, or correct the line of the "
+            "table."
         ) from error
     table = np.array(rows, float).reshape(len(rows), 1 + len(names))
     return table[:, 0], {name: table[:, i] for i, name in enumerate(names, 1)}
@@ -193,10 +190,7 @@ def _cell(text: str) -> float:
 
 
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Return the training seconds [P]: the cumulative sum of env steps divided by speed.
-
-    Rows of evaluations have no speed: their seconds are interpolated between the other rows.
-    """
+    """Return the training seconds [P]; those of evaluations, without a speed, are interpolated."""
     known = (speed > 0) & np.isfinite(speed)
     if not known.any():
         return np.full(len(env_steps), np.nan)
@@ -206,7 +200,7 @@ def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    # A run of the command line has config.yaml; the logger of a run in Python writes hparams.yaml.
+    # The command line writes config.yaml; the logger of a run in Python writes hparams.yaml.
     for file in (path / "config.yaml", path / "logs" / "hparams.yaml"):
         try:
             content = read_yaml(read_text(file, path), str(file))
@@ -228,7 +222,6 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:
-    """Return the content of `evaluation.json`; None without the file."""
     try:
         content = read_json(path, path.parent)
     except FileNotFoundError:
@@ -247,13 +240,13 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
         ) from error
     if wrong:
         raise ConfigurationError(
-            f"{path} holds no finite {', '.join(wrong)}: the run diverged, and cannot be scored."
+            f"{path} has {', '.join(wrong)} that are not finite: the run diverged, and has no "
+            "score."
         )
     return content
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the content of `run.json`; empty without the file."""
     try:
         content = read_json(path, path.parent)
     except FileNotFoundError:

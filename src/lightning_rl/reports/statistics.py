@@ -1,7 +1,7 @@
 """Aggregate scores over seeds, with intervals: Agarwal et al. 2021, as in rliable.
 
-"Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv:2108.13264. Scores
-are grouped by task; scores of several tasks must have the same scale.
+"Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv:2108.13264. Scores are
+grouped by task; scores of several tasks must have the same scale.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ Scores = Sequence[Sequence[float]]
 def iqm(scores: Scores) -> float:
     """Return the interquartile mean: the mean without the lowest and the highest quarter.
 
-    Of n scores, floor(n / 4) are dropped at each end; fewer than four give the plain mean.
+    Of n scores, floor(n / 4) are dropped at each end.
 
     Raises:
-        ConfigurationError: for a score that is not finite: NaN would sort as the best one.
+        ConfigurationError: for a score that is not finite: NaN would sort as the best score.
     """
     return float(_trimmed_mean(np.concatenate([_finite(task) for task in scores])))
 
@@ -35,8 +35,7 @@ def iqm(scores: Scores) -> float:
 def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Return (low, high), the 95 % percentile-bootstrap interval of the interquartile mean.
 
-    The bootstrap is stratified: it draws as many runs of each task as the task has, with
-    replacement. The seed is fixed.
+    The bootstrap is stratified: it draws runs with replacement within each task, with a fixed seed.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -75,8 +74,8 @@ def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
 def probability_of_improvement(scores: Scores, others: Scores) -> float:
     """Return the probability that a run has a higher score than a run of `others`.
 
-    Mann-Whitney U statistic divided by the number of pairs, averaged over tasks: the share of pairs
-    with the higher score, where ties count one half. Both arguments need the same tasks.
+    Mann-Whitney U statistic divided by the number of pairs, averaged over tasks; ties count one
+    half. Both arguments need the same tasks.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -89,8 +88,6 @@ def interval_of_improvement(
     scores: Scores, others: Scores, *, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """Return (low, high), the 95 % percentile-bootstrap interval of the probability of improvement.
-
-    The bootstrap draws runs of both arguments within each task. The seed is fixed.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -115,7 +112,6 @@ def _finite(scores: Any) -> np.ndarray:
 
 
 def _trimmed_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis, without a quarter at each end."""
     count = values.shape[-1]
     cut = count // 4
     mean: np.ndarray = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
@@ -132,7 +128,7 @@ def _resampled(
 def _share_above(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the share [B] of pairs of x [B, X] and y [B, Y] with higher x."""
     higher = np.zeros(len(x))
-    for column in y.T[:, :, None]:  # [Y, B, 1]: avoids an array of all pairs
+    for column in y.T[:, :, None]:  # [Y, B, 1], which avoids an array of all pairs
         higher += (x > column).mean(axis=1) + 0.5 * (x == column).mean(axis=1)
     share: np.ndarray = higher / y.shape[1]
     return share

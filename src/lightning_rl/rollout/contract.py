@@ -73,7 +73,7 @@ STEP_FIELDS: dict[str, torch.dtype] = {
 """Fields with one number per env and step."""
 
 LOOK_EVERY = 16
-"""Steps between two reads of values on a device: each read waits for the device."""
+"""Steps between two reads of values on a device, because each read synchronizes."""
 
 
 def allocate_rollout(
@@ -87,8 +87,8 @@ def allocate_rollout(
 ) -> TensorDict:
     """Allocate a zeroed rollout [N, T+1] for the spaces of one env.
 
-    `extra_fields` are fields that a policy stores with `action` to recompute its log-prob in the
-    update.
+    `extra_fields` are fields of a policy besides `action`, from which the update recomputes
+    log-probs.
     """
     size = (num_steps + 1, num_envs)
 
@@ -151,19 +151,12 @@ def time_major(data: TensorDict) -> TensorDict:
 
 
 def step_views(rollout: TensorDict) -> list[TensorDict]:
-    """Return for each of the T+1 slots a TensorDict [N] of views, without final observations.
-
-    Create them once per allocation: slicing a TensorDict takes several times as long as the write.
-    """
+    """Return for each of the T+1 slots a TensorDict [N] of views, without final observations."""
     return list(time_major(rollout.exclude("final_observation")).unbind(0))
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to the tensors or arrays of trees of the same structure.
-
-    Returns:
-        the results in the same structure, with dicts in place of TensorDicts.
-    """
+    """Apply a function to the tensors or arrays of trees of the same structure; return dicts."""
     if isinstance(tree, Tensor | np.ndarray):
         return function(tree, *others)
     return {
@@ -195,24 +188,21 @@ def copy_tree(target: Any, source: Any) -> None:
 
 
 BOOTSTRAP_FIELDS = ("observation", "value", "state")
-"""Fields that are valid in the last slot of a rollout; the others are zero there."""
+"""Fields that are valid in the last slot of a rollout; other fields are zero."""
 
 
 def clear_bootstrap_slot(slot: TensorDict) -> None:
-    """Zero the invalid fields of a bootstrap slot [N]: an earlier rollout may have left values."""
+    """Zero the invalid fields of a bootstrap slot [N], which an earlier rollout may have set."""
     for key, value in slot.items():
         if key not in BOOTSTRAP_FIELDS:
             value.zero_()
 
 
 def first_steps(rollout: TensorDict, num_steps: int) -> TensorDict:
-    """Return T' steps of [N, T+1] and the slot after them as a view [N, T'+1] in a new container.
-
-    Fields that are added to or replaced in the result leave the source unchanged.
-    """
+    """Return T' steps of [N, T+1] and the next slot as a view [N, T'+1] in a new TensorDict."""
     slots = num_steps + 1
     if slots == rollout.batch_size[1]:
-        return rollout.copy()  # the same as a slice, in a seventh of the time
+        return rollout.copy()  # like a slice, but seven times as fast
     return rollout[:, :slots]
 
 
@@ -248,7 +238,7 @@ class FinalObservations:
         return sum(leaf.nbytes for _, leaf in leaves_of_tree("", self.rows))
 
     def clear(self) -> None:
-        """Drop all rows, also after an interrupted rollout; keep the memory."""
+        """Drop all rows, also after an interrupted rollout, but keep the memory."""
         self.count = 0
         self.aside.clear()
 
@@ -318,14 +308,14 @@ def final_storage(rollout: TensorDict) -> FinalObservations:
     if isinstance(storage, FinalObservations):
         return storage
     raise ValueError(
-        "The rollout has no final observations of its own: it was concatenated from several "
+        "The rollout does not have its own final observations: it was concatenated from several "
         "rollouts, or not made by allocate_rollout. Call successors(rollout) for each part, and "
         "concatenate the results."
     )
 
 
 def clear_final_observations(rollout: TensorDict) -> None:
-    """Drop the final observations of a rollout [N, T+1] whose storage is about to be reused."""
+    """Drop the final observations of a rollout [N, T+1], to reuse its storage."""
     final_storage(rollout).clear()
     rollout["final_index"].zero_()
 
@@ -333,9 +323,9 @@ def clear_final_observations(rollout: TensorDict) -> None:
 class FinalObservationWriter:
     """Writes the true final observations of ended episodes into a rollout.
 
-    On a CPU it writes immediately. On another device, knowing the ended episodes requires a wait:
-    the writer buffers the observations of all envs for up to `LOOK_EVERY` steps. So call `finish`
-    after the last step.
+    On a device other than the CPU, the writer buffers the observations of all envs for up to
+    `LOOK_EVERY` steps, because finding the ended episodes synchronizes. So call `finish` after the
+    last step.
 
     Args:
         rollout: [N, T+1]; create one writer per allocation.
@@ -354,8 +344,8 @@ class FinalObservationWriter:
     def write(self, step: int, observation: Any, ended: Tensor | None = None) -> None:
         """Write the rows of `observation` [N, ...] whose episode ended with this step.
 
-        `terminated` and `truncated` of the step must be written before. `ended` [N] bool gives the
-        ended envs if they are known on the CPU and the rollout is on another device.
+        Write `terminated` and `truncated` of the step first. `ended` [N] bool are the ended envs,
+        if known on the CPU while the rollout is on another device.
         """
         if self._on_cpu:
             self._write_now(step, observation)
@@ -434,7 +424,7 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
     """Return the final observations [M, ...] at the ends of episodes, a tensor or a dict.
 
     The episodes ended in the envs `rows` [M] at `steps` [M] of a rollout [N, T+1]. Zeros for a
-    terminated step without one, which does not bootstrap.
+    terminated step without a final observation.
 
     Raises:
         ValueError: if the final observation of a truncated episode is missing.
@@ -450,7 +440,7 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         )
 
     def chosen(leaf: Tensor) -> Tensor:
-        # Final observations stay on their device if the rollout is copied to another one.
+        # Final observations stay on their device if the rollout is copied to another device.
         return leaf[index.to(leaf.device)].to(index.device)
 
     return map_tree(chosen, final_storage(rollout).rows)
@@ -459,8 +449,7 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
 def successors(rollout: TensorDict) -> Any:
     """Return the next observation of each step of [N, T+1], [N, T, ...], a tensor or a tree.
 
-    That is the next slot's observation or, at the end of an episode, the true final one: never the
-    first observation of the next episode.
+    At the end of an episode it is the true final observation, not the next episode's first.
 
     Raises:
         ValueError: if the final observation of a truncated episode is missing.
@@ -515,7 +504,7 @@ def check_time(rollout: TensorDict) -> None:
         raise ValueError(
             "Expected a rollout of batch shape [num_envs, steps + 1], got "
             f"{list(rollout.batch_size)}. Returns and advantages need the time structure: pass the "
-            "rollout of the buffer, before it is flattened into minibatches."
+            "rollout of the buffer, not flattened minibatches."
         )
 
 
@@ -544,9 +533,7 @@ def validate(rollout: TensorDict) -> None:
 
 
 def check_finite(rollout: TensorDict) -> None:
-    """Raise if the env returned non-finite values, before they spoil any statistics.
-
-    Takes one sum per field of a rollout [N, T+1]. All ranks call this, and raise, together.
+    """Raise if the env returned non-finite values in a rollout [N, T+1]; all ranks raise together.
 
     Raises:
         FloatingPointError: naming the field, and the first env and step.
@@ -561,7 +548,7 @@ def _first_fault(rollout: TensorDict) -> str | None:
         if field.sum().isfinite():
             continue
         faulty, found = ~field.isfinite(), field
-        if name.startswith("final_observation"):  # only the steps in this rollout
+        if name.startswith("final_observation"):  # only the steps of this rollout
             index = rollout["final_index"].to(field.device)
             faulty, found = faulty[index], field[index]
         if not faulty.any():
@@ -571,13 +558,13 @@ def _first_fault(rollout: TensorDict) -> str | None:
         return (
             f"The env returned a {name} that is not finite: {found[tuple(place)].item()} in env "
             f"{row}, at step {step} of the rollout{where}. Training stops. Correct the env, or "
-            "clip its values in a wrapper. last.ckpt holds the end of the last epoch."
+            "clip its values in a wrapper. Resume from last.ckpt, which holds the end of the last "
+            "epoch."
         )
     return None
 
 
 def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, values) of the env's float fields: [N, T+1, ...], final observations as rows."""
     trees = {
         "observation": rollout.get("observation"),
         "final_observation": final_storage(rollout).in_use(),
@@ -603,7 +590,7 @@ def flat_transitions(
     slots = rollout.batch_size[1] - (0 if bootstrap else 1)
 
     def flat(value: Any) -> Any:
-        """Swap, cut and flatten in one step: four steps with TensorDict."""
+        """Swap, cut and flatten in one step instead of TensorDict's four."""
         if isinstance(value, TensorDict):
             fields = {key: flat(child) for key, child in value.items()}
             return TensorDict(fields, [slots * rollout.batch_size[0]], device=value.device)
@@ -648,11 +635,7 @@ def env_steps_in(rollout: TensorDict) -> int:
 
 
 def without_padding(rollout: TensorDict) -> TensorDict:
-    """Return a rollout [N, T+1] without padding, for statistics over steps.
-
-    If there is padding, the result is one row [1, M + 1] of all M real steps, without time
-    structure.
-    """
+    """Return a rollout [N, T+1] without padding; with padding, one row [1, M + 1] of M steps."""
     if "padding" not in rollout.keys():
         return rollout
     steps = rollout[:, :-1]
@@ -678,4 +661,4 @@ def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
         return reward
     step_reward: Tensor = rollout["step_reward"][:, :-1]
     weights = gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)
-    return (step_reward * weights).sum(-1)  # not a matrix product, which autocast would round
+    return (step_reward * weights).sum(-1)  # no matrix product, because autocast would round it

@@ -1,4 +1,4 @@
-"""Read action masks: the part of an observation that marks the allowed categories of the action."""
+"""Read action masks: the key of an observation that marks the allowed categories of the action."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
     if MASK not in observation_space.spaces:
         return False
     space, sizes = observation_space[MASK], choices_of(action_space)
-    drop = "Remove it from the observation, or give it another name."
+    drop = "Remove the mask from the observation, or rename it."
     if not sizes:
         raise ConfigurationError(
             f"The observation has '{MASK}', which marks the allowed choices, but the action space "
@@ -47,7 +47,7 @@ def has_mask(observation_space: gymnasium.Space[Any], action_space: gymnasium.Sp
 def refuse_empty_masks(
     name: str, mask: Tensor, action_space: gymnasium.Space[Any], step: int = 0
 ) -> None:
-    """Raise if a mask [T, N, C] allows nothing in a choice; on a device, this waits for it.
+    """Raise if a mask [T, N, C] allows no category in a choice; this synchronizes with a device.
 
     `name` is the env's class, `step` the number of the first step.
 
@@ -61,17 +61,14 @@ def refuse_empty_masks(
     at, row, choice = (~left).nonzero()[0].tolist()
     which = f" in choice {choice} of {len(sizes)}" if len(sizes) > 1 else ""
     raise ConfigurationError(
-        f"{name} allows nothing{which}: the '{MASK}' of env {row} at step {step + at} is 0 for all "
-        f"of {sizes[choice]} categories. Allow at least one category, such as doing nothing, or "
-        "end the episode before."
+        f"{name} allows no action{which}: the '{MASK}' of env {row} at step {step + at} is 0 for "
+        f"all of {sizes[choice]} categories. Allow at least one category, such as a neutral "
+        "action, or end the episode before."
     )
 
 
 def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> None:
-    """Raise if an action of a rollout [N, T+1] is forbidden by its mask, before it is trained on.
-
-    A policy never samples such an action; a demonstration may contain one. All ranks raise
-    together.
+    """Raise if an action of a rollout [N, T+1] is forbidden by its mask; all ranks raise together.
 
     Raises:
         ConfigurationError: naming the first env and step.

@@ -1,9 +1,8 @@
 """The steps that a recurrent policy runs through to reach the samples of a minibatch.
 
-A minibatch stays a TensorDict [M] of the samples that count. Its consecutive steps are stored with
-it as one object, `sequences`, which only `Policy.evaluate_actions` reads. Steps that count in no
-loss (burn-in, interventions, padding) are in the sequences, because the state passes through them,
-but not among the samples.
+A minibatch stays a TensorDict [M] of the samples that count. Its object `sequences`, which only
+`Policy.evaluate_actions` reads, stores their consecutive steps. Steps that count in no loss
+(burn-in, interventions, padding) are in the sequences, because the state passes through them.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,8 @@ class Sequences(NamedTuple):
         burn_in: C.
         counted: [M] int64, indices of the samples among the S*L steps; None for all, in order.
         ahead: F, for replay samples one less than the number of rewards in a target.
-        last: [M] int64, index among the S*(L+F) steps of the last summed reward of a sample, which
-            `next_observation` follows; None if there is no such sum.
+        last: [M] int64, index among the S*(L+F) steps of the last summed reward of a sample, before
+            `next_observation`; None without summed rewards.
     """
 
     steps: TensorDict
@@ -38,7 +37,7 @@ class Sequences(NamedTuple):
 
     @property
     def length(self) -> int:
-        """L, the steps that gradients flow through."""
+        """L, the steps with gradients."""
         return int(self.steps.batch_size[1]) - self.burn_in - self.ahead
 
     def samples(self, outputs: Tensor) -> Tensor:
@@ -88,10 +87,7 @@ def with_tensors(minibatch: TensorDict, tensors: Sequence[Tensor]) -> TensorDict
 
 
 def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
-    """Split a minibatch [M] between sequences into parts of at most `size` samples.
-
-    A part has more samples only if one sequence does.
-    """
+    """Split a minibatch [M] between sequences into parts of about `size` samples."""
     sequences = minibatch["sequences"]
     steps, state, _, counted, _, last = sequences
     together = max(1, size // sequences.length)

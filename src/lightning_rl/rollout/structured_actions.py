@@ -12,14 +12,13 @@ from torch import Tensor
 from lightning_rl.system.errors import ConfigurationError, require
 
 LARGEST_COUNT = 2**24
-"""float32 represents all integers up to this one."""
+"""Largest integer below which float32 represents all integers."""
 
 
 class ActionPart(NamedTuple):
     """A part of an action, and its range `start` to `stop` in the flat action.
 
-    `name` is the dotted path of keys (`action` for the whole action), `space` a Box of floats,
-    Discrete, MultiDiscrete or MultiBinary.
+    `name` is the dotted path of keys, `space` a Box of floats or a space of choices.
     """
 
     name: str
@@ -37,8 +36,8 @@ class StructuredActions(spaces.Box):
     """Flat form of actions of several parts: a Box [A] of float32 that knows their structure.
 
     Policies, rollouts, replays and datasets use flat actions; the env receives actions of
-    `structure`. A Box is stored unchanged; a choice is stored as its category, counted from 0, and
-    a value between two categories counts as the nearest.
+    `structure`. A Box is stored unchanged; a choice is stored as its category from 0, and other
+    values are rounded to a category.
 
     Args:
         structure: Box of floats, Discrete, MultiDiscrete, MultiBinary, or a nested Dict or Tuple of
@@ -56,7 +55,7 @@ class StructuredActions(spaces.Box):
         self.structure = structure
         self.parts: list[ActionPart] = []
         _lay_out(structure, "", self.parts)
-        require(len(self.parts) > 0, f"The action space {structure} has no parts: nothing to do.")
+        require(len(self.parts) > 0, f"The action space {structure} has no parts.")
         bounds = [_flat_bounds(part.space) for part in self.parts]
         low, high = (np.concatenate(side).astype(np.float32) for side in zip(*bounds, strict=True))
         super().__init__(low, high, dtype=np.float32)
@@ -76,13 +75,10 @@ class StructuredActions(spaces.Box):
         return self._build(lambda part: _array(part.space, flat[..., part.start : part.stop]))
 
     def tensors(self, flat: Tensor) -> Any:
-        """Return flat actions [N, A] in the structure, as tensors [N, ...].
-
-        Categories are int64, counted as in the space.
-        """
+        """Return flat actions [N, A] in the structure, as tensors [N, ...]; categories as int64."""
 
         def of_part(part: ActionPart) -> Tensor:
-            # `shape` instead of `len`, which would fix the number of rows in a traced graph.
+            # Use `shape`: `len` would fix the number of rows in a traced graph.
             value = flat[:, part.start : part.stop]
             value = value.reshape(flat.shape[0], *(part.space.shape or ()))
             if not part.counts:
@@ -138,9 +134,9 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
 
 
 def first_choice(space: spaces.Space[Any]) -> np.ndarray:
-    """Return the env's number for the first category of its choices, [] or [*A]; 0 if it has none.
+    """Return the env's number for the first category of its choices, [] or [*A]; 0 for a Box.
 
-    Policies, rollouts and replays always count from 0. Only `as_policy_counts` and `as_env_counts`
+    Policies, rollouts and replays count from 0. Only `as_policy_counts` and `as_env_counts`
     convert.
     """
     return np.asarray(getattr(space, "start", 0))
@@ -167,8 +163,8 @@ def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:
 class FlatAction(gymnasium.Wrapper):
     """Wrap an env with structured actions, so that it takes flat actions.
 
-    `GymnasiumEnv` adds this wrapper after all of its `wrappers`. List it among them if a later
-    wrapper needs flat actions, such as an `Intervention`.
+    `GymnasiumEnv` adds this wrapper after its `wrappers`; list it there if a later wrapper, such as
+    an `Intervention`, needs flat actions.
 
     Args:
         env: env with a Dict, Tuple or MultiBinary action space; other spaces are not changed.
@@ -182,7 +178,6 @@ class FlatAction(gymnasium.Wrapper):
         self.action_space = flat_actions(env.action_space)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step with a flat action [A]; `executed_action` in the info is flat too."""
         space = self.action_space
         if not isinstance(space, StructuredActions) or space == self.env.action_space:
             return self.env.step(action)
@@ -202,16 +197,14 @@ def _lay_out(space: spaces.Space[Any], name: str, parts: list[ActionPart]) -> No
     continuous = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
     if not (counts or continuous) or isinstance(space, StructuredActions):
         raise ConfigurationError(
-            f"The action's part '{name or 'action'}' is {space}, which no policy can choose: its "
-            "parts may be Box of floats, Discrete, MultiDiscrete and MultiBinary, or Dict and "
-            "Tuple of them. Wrap the env so that it takes one of these "
-            "(gymnasium.wrappers.TransformAction)."
+            f"The action's part '{name or 'action'}' is {space}, which is not supported: use Box "
+            "of floats, Discrete, MultiDiscrete and MultiBinary, or Dict and Tuple of them. "
+            "Convert the actions in a wrapper (gymnasium.wrappers.TransformAction)."
         )
     require(
         max(counts, default=0) <= LARGEST_COUNT,
-        f"The action's part '{name or 'action'}' has {max(counts, default=0):,} categories, more "
-        f"than the {LARGEST_COUNT:,} that float32 can count: choose in two steps, by a "
-        "MultiDiscrete.",
+        f"The action's part '{name or 'action'}' has {max(counts, default=0):,} categories, but "
+        f"float32 represents only {LARGEST_COUNT:,}: split the choice into a MultiDiscrete.",
     )
     start = parts[-1].stop if parts else 0
     size = int(np.prod(space.shape or ()))
@@ -243,4 +236,4 @@ def _array(space: spaces.Space[Any], flat: np.ndarray) -> Any:
         return shaped.astype(space.dtype).clip(space.low, space.high)
     most = np.array(choices_of(space)).reshape(shape) - 1
     category = as_env_counts(np.rint(shaped).clip(0, most), first_choice(space))
-    return category.astype(space.dtype)[()]  # a number instead of a 0-d array
+    return category.astype(space.dtype)[()]  # a number, not a 0-d array

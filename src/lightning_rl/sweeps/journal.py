@@ -1,4 +1,4 @@
-"""Store the trials of a sweep in Optuna's journal, which processes of several machines share."""
+"""Store the trials of a sweep in Optuna's journal, shared by processes of several machines."""
 
 import os
 import re
@@ -47,9 +47,8 @@ MOST_BYTES = 2**28
 class Trial:
     """A run of a sweep: a point of its space, and a seed.
 
-    Attributes:
-        number: in the sweep; the seeds of a point have consecutive numbers.
-        asked: Optuna's trial; a repeated trial has a new one.
+    `number`: the seeds of a point have consecutive numbers. `asked`: Optuna's trial; a repeated
+    trial has a new one.
     """
 
     number: int
@@ -59,12 +58,11 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Prefix of the name of the run directory."""
         return f"trial_{self.number:03d}_seed{self.seed}"
 
 
 class _NoLock(JournalFileOpenLock):
-    """No lock: Optuna's lock file would survive a kill. `SweepJournal` uses a system lock."""
+    """No lock, because Optuna's lock file would survive a kill; see `SweepJournal`."""
 
     def acquire(self) -> bool:
         return True
@@ -76,14 +74,9 @@ class _NoLock(JournalFileOpenLock):
 class SweepJournal:
     """Trials of a sweep.
 
-    Each process that runs trials locks its own file (`RUNNER`) while it lives, and each running
-    trial names that file: if the file is not locked, the trial was interrupted. The journal may
-    come from other users, so each trial is checked against the space and the seeds.
-
-    With `mode` `max`, high scores are better, with `min` low ones.
-
-    Raises:
-        ConfigurationError: for a journal that cannot be read.
+    Each process that runs trials locks its own file (`RUNNER`), and each running trial names that
+    file: if the file is not locked, the trial was interrupted. Each trial is checked against the
+    space and the seeds, because other users may have written the journal.
     """
 
     def __init__(self, directory: Path, settings: SweepSettings, space: Space, mode: str) -> None:
@@ -123,7 +116,6 @@ class SweepJournal:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the journal, and remove an incomplete last line."""
         descriptor = lock_file(self._directory / LOCK, "", wait=True)
         try:
             with writing(self.path):
@@ -134,12 +126,12 @@ class SweepJournal:
                 os.close(descriptor)
 
     def trials(self) -> dict[int, FrozenTrial]:
-        """Return the latest attempt of each started trial, by its number in the sweep."""
+        """Return the latest attempt of each started trial, by its number."""
         found: dict[int, FrozenTrial] = {}
         for one in self._study.get_trials(deepcopy=False):
             require(
                 self._is_ours(one, len(found)),
-                f"{self.path} was changed: it has a trial that this sweep did not ask for: "
+                f"{self.path} was changed: it has a trial that does not belong to this sweep: "
                 f"{one.user_attrs} {one.params}. Begin a new sweep.",
             )
             found[self._number(one)] = one
@@ -169,12 +161,7 @@ class SweepJournal:
         )
 
     def enter(self, *, others_allowed: bool) -> None:
-        """Register this process, and queue failed trials again.
-
-        Raises:
-            ConfigurationError: if other processes run the sweep although `others_allowed` is false,
-                or the file system has no locks.
-        """
+        """Register this process, and queue failed trials again."""
         with self._alone():
             self._descriptor = lock_file(self._directory / self._runner, "")
             try:
@@ -192,8 +179,8 @@ class SweepJournal:
         living = ", ".join(owner for owner in owners if owner is not None)
         require(
             allowed or not living,
-            f"Sweep {self._directory} is being run by {living}: wait for it, stop it, or run "
-            f"trials in parallel: rl-cli sweep --join {self._directory}",
+            f"Sweep {self._directory} is being run by {living}: wait until it ends, stop it, or "
+            f"run trials in parallel: rl-cli sweep --join {self._directory}",
         )
         require(
             not allowed or self._descriptor is not None,
@@ -207,7 +194,6 @@ class SweepJournal:
             os.close(self._descriptor)
 
     def _owner(self, runner: str) -> str | None:
-        """Return the process that holds a runner's lock, in words; None if it has ended."""
         path = self._directory / runner
         if runner == self._runner:
             return "this process"  # opening the file would release the lock
@@ -271,7 +257,6 @@ class SweepJournal:
         self._study.enqueue_trial(params, attrs)
 
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
-        """Report evaluations [(env steps, score)] to the pruner; return whether to prune."""
         if self._settings.pruner is None:
             return False
         with self._alone():
@@ -284,7 +269,6 @@ class SweepJournal:
             return bool(trial.asked.should_prune())
 
     def finish(self, trial: Trial, score: float | None, *, pruned: bool) -> None:
-        """Record the score of a trial; None if it failed."""
         state = TrialState.FAIL
         if score is not None:
             # Optuna scores a pruned trial by its last report.
@@ -294,14 +278,13 @@ class SweepJournal:
                 self._study.tell(trial.asked, None if pruned else score, state=state)
 
     def give_back(self, trial: Trial) -> None:
-        """Queue an interrupted trial again; the next process that claims it resumes it."""
+        """Queue an interrupted trial again, to be resumed."""
         with self._alone():
             one = self.trials()[trial.number]
             if self._is_run_here(trial, one):
                 self._queue_again(one)
 
     def _is_run_here(self, trial: Trial, one: FrozenTrial) -> bool:
-        """Return whether the trial still belongs to this process."""
         return one.number == trial.asked.number and one.state == TrialState.RUNNING
 
     def count(self, *states: TrialState) -> int:

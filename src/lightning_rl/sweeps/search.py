@@ -25,7 +25,7 @@ SAMPLERS = ("TPESampler", "GPSampler", "NSGAIISampler", "NSGAIIISampler", "QMCSa
 """Samplers that read only numbers and text from a journal."""
 
 UNPICKLING = ("CmaEsSampler",)
-"""Samplers that store pickles in the journal: reading them runs code."""
+"""Samplers that store pickles in the journal, and run code when reading them."""
 
 RANGE = ("low", "high", "log", "step")
 
@@ -37,19 +37,13 @@ Point = dict[str, Any]
 
 
 def space_of(given: Mapping[str, Any]) -> Space:
-    """Read a search space.
-
-    `given` is `{setting: [value, ...]}`, or `{setting: {low: a, high: b, log: true, step: c}}`.
-
-    Raises:
-        ConfigurationError: for any other value, naming the setting.
-    """
+    """Read a search space: `{setting: [value, ...]}`, `{setting: {low: a, high: b, ...}}`."""
     return {name: _distribution(f"sweep.space: {name}", value) for name, value in given.items()}
 
 
 def _distribution(where: str, value: Any) -> BaseDistribution:
     if isinstance(value, list):
-        require(len(value) > 0, f"{where} is an empty list: give the values to choose from.")
+        require(len(value) > 0, f"{where} is an empty list: add values.")
         texts = [json.dumps(one, default=str) for one in value]  # YAML has dates
         twice = next((one for one in texts if texts.count(one) > 1), None)
         require(twice is None, f"{where} has {twice} twice: each value is tried once per seed.")
@@ -161,14 +155,7 @@ def grid_point(space: Space, number: int) -> Point:
 
 
 def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampler:
-    """Make the sampler of a point, by the point's number.
-
-    The random numbers depend on `settings.seed` and that number only, so a resumed or shared search
-    draws the same points as one process.
-
-    Raises:
-        ConfigurationError: for a class or arguments that Optuna does not have.
-    """
+    """Make the sampler of a point from `settings.seed` and the number of the point alone."""
     how = settings.search
     require(
         how not in (GRID, RANDOM) or not settings.search_args,
@@ -186,7 +173,7 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
 
 
 def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
-    """Build the pruner that ends trials early; without a setting, a pruner that does nothing."""
+    """Build the pruner that ends trials early; without a setting, it does nothing."""
     if settings.pruner is None:
         require(not settings.pruner_args, "sweep.pruner_args needs sweep.pruner: name a pruner.")
         return optuna.pruners.NopPruner()  # with None, Optuna would use its own default

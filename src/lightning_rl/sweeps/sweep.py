@@ -76,19 +76,11 @@ OUTCOMES = {
 }
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
-"""Checks options of `fit`, alone and with each list of further options; returns the
-configuration."""
+"""Checks options of `fit`, alone and with each list of options; returns the configuration."""
 
 
 def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
-    """Begin, resume or join a sweep.
-
-    Args:
-        options: options of the command line: `--sweep...`, `--resume`, `--join`, and options of
-            `fit`.
-        parse: checks options of `fit`.
-        begin: runs `rl-cli fit` in its own process.
-    """
+    """Begin, resume or join a sweep; `parse` checks options of `fit`, `begin` runs them."""
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
         sweep_parser().parse_args(["--help"])  # exits
@@ -147,7 +139,7 @@ def _space_of(settings: SweepSettings) -> Space:
 
 def _probes(space: Space) -> Iterator[list[str]]:
     """Yield options that together cover each value of each list, and both ends of each range."""
-    # A parse takes 0.2 s: the longest list gives the number of parses, not the product.
+    # A parse takes 0.2 s: parse as often as the longest list is long.
     values = {name: ends_of(allowed) for name, allowed in space.items()}
     for i in range(max(map(len, values.values()), default=0)):
         yield [f"--{name}={_typed(of[i % len(of)])}" for name, of in values.items()]
@@ -162,7 +154,6 @@ def _flags(options: Sequence[str]) -> set[str]:
 
 
 def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
-    """Read a sweep to resume or join, and apply the settings that may change."""
     resumed, joined = value_of("--resume", own), value_of("--join", own)
     require(
         resumed is None or joined is None,
@@ -215,12 +206,7 @@ def _found(given: str, output_dir: str) -> Path:
 
 @dataclass
 class _Running:
-    """A trial that this process runs.
-
-    Attributes:
-        slot: index of its cores.
-        reported: number of evaluations that were reported to the pruner.
-    """
+    """A trial that this process runs, with the index of its cores, and its reported evaluations."""
 
     trial: Trial
     process: TrialProcess
@@ -294,10 +280,11 @@ class _Sweep:
         check_range("sweep.jobs", given.jobs, least=1)
         require(
             cores == 0 or threads <= cores,
-            f"sweep.cores_per_trial is {cores}, but trainer.num_threads is {trainer['num_threads']}"
+            f"sweep.cores_per_trial is {cores}, but trainer.num_threads is "
+            f"{trainer['num_threads']}"
             f"{f' in each of {ranks} processes (trainer.devices)' * (ranks > 1)}: "
-            f"threads would wait for each other. Set cores_per_trial to {threads}, or to 0 for no "
-            "pinning.",
+            "threads would wait for each other. Set cores_per_trial to "
+            f"{threads}, or to 0 for no pinning.",
         )
         usable = usable_cores()
         wanted = (given.jobs or 1) * cores
@@ -318,13 +305,9 @@ class _Sweep:
         self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
     def run(self, begin: Begin, joined: bool) -> None:
-        """Run trials until all have ended, and print the table; exit with 1 if a trial has failed.
-
-        `joined`: whether other processes may also run trials of this sweep.
-        """
         self.open()
         self.journal.enter(others_allowed=joined)
-        # Otherwise the garbage collector of each fork would touch, and so copy, all pages.
+        # Freeze objects: the garbage collector of each fork would otherwise copy all pages.
         gc.freeze()
         try:
             self._run(begin, joined)
@@ -380,7 +363,7 @@ class _Sweep:
                 self._end_all()
 
     def _run_of(self, trial: Trial) -> str | None:
-        """Return the run directory to resume a trial in; remove those without a checkpoint."""
+        """Return the run directory of a trial to resume; remove one without a checkpoint."""
         kept = None
         runs = sorted(self.directory.glob(f"{trial.name}_2*"))
         for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
@@ -405,7 +388,7 @@ class _Sweep:
             arguments += [f"--{name}={_typed(value)}" for name, value in trial.point.items()]
         else:
             last = self.directory / run / CHECKPOINTS / "last.ckpt"
-            # Trusted: the sweep wrote its configuration, which may name the user's code.
+            # Trust the configuration, which the sweep wrote, and which may name the user's code.
             arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
             arguments += ["--output_dir", str(self.directory)]
         taken = {running.slot for running in self._running.values()}
@@ -463,7 +446,6 @@ class _Sweep:
         print(f"{self._title(trial)} {outcome}", flush=True)
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
-        """Return (env steps, score) of the evaluations up to now."""
         found = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
         if not found:
             return []
@@ -474,8 +456,6 @@ class _Sweep:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let the first signal end the sweep after saving, and the second one immediately."""
-
         def handle(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
                 self._hurried = True
@@ -494,7 +474,6 @@ class _Sweep:
                 signal.signal(number, handler)
 
     def _end_all(self) -> None:
-        """Ask all trials to save and end; kill those that take too long."""
         for running in self._running.values():
             running.process.terminate()
         deadline = time.monotonic() + SAVING_SECONDS
@@ -503,9 +482,9 @@ class _Sweep:
                 if time.monotonic() > deadline:
                     break
             running.process.kill()
-            running.process.wait(SAVING_SECONDS)  # until the system has killed it
+            running.process.wait(SAVING_SECONDS)  # wait until the system has killed it
         for running in self._running.values():
-            # If the disk is full: `claim` later finds trials without an owner.
+            # The disk may be full: `claim` later finds trials without an owner.
             with suppress(ConfigurationError):
                 if running.process.exit_code == 0:
                     self._finish(running)
@@ -529,7 +508,7 @@ class _Sweep:
         rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
         for _, cells in rows:
             table.add_row(*cells)
-        if not console.is_terminal:  # a file has no width; tools expect one line per row
+        if not console.is_terminal:  # a file has no width: write one line per row
             whole = console.measure(table, options=console.options.update(max_width=10_000))
             console.width = max(console.width, whole.maximum)
         console.print(table)
@@ -549,7 +528,6 @@ class _Sweep:
 
 
 def _count(devices: int | str | list[int]) -> int:
-    """Return the number of processes of `trainer.devices`; 1 if it is left open, as with `auto`."""
     listed = devices.split(",") if isinstance(devices, str) else devices
     if isinstance(listed, list) and len(listed) > 1:
         return len(listed)

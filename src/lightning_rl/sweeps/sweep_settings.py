@@ -38,16 +38,16 @@ class SweepSettings:
     Args:
         seeds: seeds of each point of the space: a number n for 1 to n, or a list of seeds. Default:
             the configuration's seed.
-        space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
-            {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
-        search: grid (all combinations of the values), random, or a class of optuna.samplers such
-            as TPESampler. Default: grid, or random if there is a range.
+        space: by the path of a setting: a list of values, [0.1, 0.2], or a range, {low: 1.0e-5,
+            high: 1.0e-2, log: true}, which may have a step.
+        search: grid (all combinations of the values), random, or a class of optuna.samplers such as
+            TPESampler. Default: grid, or random if there is a range.
         search_args: arguments of the search's class.
         trials: number of points, except for a grid. Default: 20.
-        first: points to try first, such as settings that are known to be good; each needs a value
-            for every setting of the space.
-        pruner: class of optuna.pruners, such as MedianPruner, that ends trials with bad
-            evaluations early; its steps are env steps.
+        first: points to try first, such as known good settings; each needs a value for every
+            setting of the space.
+        pruner: class of optuna.pruners, such as MedianPruner, that ends trials with bad evaluations
+            early; its steps are env steps.
         pruner_args: arguments of the pruner's class.
         score: score of a trial: its last or its best evaluation, by trainer.best_metric.
         jobs: number of parallel trials. Default: as many as the cores allow.
@@ -132,7 +132,6 @@ def _settings(parsed: Namespace, given: dict[str, Any]) -> SweepSettings:
 
 
 def _check_name(path: str, message: str) -> str:
-    """Return the setting at the begin of a path."""
     name = path.split(".")[0].rstrip("+")
     known = [one.name for one in fields(SweepSettings)]
     if name in known:
@@ -145,7 +144,6 @@ def _check_name(path: str, message: str) -> str:
 
 
 def _text_of(given: str) -> tuple[str, str]:
-    """Return YAML text or the content of the YAML file, and its name for messages."""
     path = expanded(given)
     if given.endswith((".yaml", ".yml")) and not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.y*ml")]

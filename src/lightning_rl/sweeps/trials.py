@@ -14,7 +14,7 @@ from typing import NoReturn
 from lightning_rl.system.errors import require
 
 PR_SET_PDEATHSIG = 1
-"""Option of Linux's `prctl`: the signal that a process gets when its parent ends."""
+"""Option of Linux's `prctl`: the signal at the end of the parent process."""
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Environment variables with the number of threads of libraries and of a trial's processes."""
@@ -42,9 +42,9 @@ class TrialProcess:
     def __init__(
         self, begin: Begin, arguments: Sequence[str], cores: Sequence[int] | None, log: Path
     ) -> None:
-        # A fork has all imports, which saves 5 s. Forking is safe here: the sweep starts no thread
-        # and uses no GPU. With `multiprocessing`, the env of a trial would take its process for a
-        # worker.
+        # A fork has all imports, which saves 5 s, and is safe, because the sweep starts no thread
+        # and uses no GPU. Do not use `multiprocessing`: the env of a trial would take its process
+        # for a worker.
         require(hasattr(os, "fork"), "A sweep needs a system that forks, as Linux and macOS do.")
         self._log = log
         self.exit_code: int | None = None
@@ -59,18 +59,16 @@ class TrialProcess:
         if self.exit_code is None:
             ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self._pid, ended) is not None:
-                # Kill the children it left. Before waitpid, its number cannot be reused.
+                # Kill remaining children before waitpid: its number cannot be reused yet.
                 self._kill_group()
                 self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         return self.exit_code is not None
 
     def terminate(self) -> None:
-        """Ask the process to save and end."""
         if not self.ended():
             os.kill(self._pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process and its children."""
         if not self.ended():
             self._kill_group()
             os.kill(self._pid, signal.SIGKILL)
@@ -80,7 +78,6 @@ class TrialProcess:
             os.killpg(self._pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether the process has ended."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -118,7 +115,7 @@ def _be_trial(
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # the fork must never continue as the sweep
+    except BaseException:  # the fork must not continue as the sweep
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
@@ -128,7 +125,6 @@ def _be_trial(
 
 
 def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends, even by SIGKILL."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

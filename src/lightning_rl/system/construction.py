@@ -19,7 +19,7 @@ NOT_WRITTEN = "not written: "
 """Prefix of the text in a config for a setting that cannot be written."""
 
 IMPORT_PATH = "import_path"
-"""Metadata of a dataclass field for functions and classes that a config names by a plain text."""
+"""Metadata of a dataclass field for functions and classes that are plain text in a config."""
 
 GIVEN_BY_THE_ENV = ("observation_space", "action_space")
 """Arguments of policies that come from the env; no config holds them."""
@@ -29,14 +29,14 @@ class Constructed:
     """An object that remembers the arguments of its constructor, as plain values.
 
     `__new__` gets the arguments of the outermost class before any constructor can change them. List
-    this base class last: Python takes the signature of a class from `__new__` if it finds that
-    before an `__init__`.
+    this base class last: Python takes the signature of a class from the first `__new__` or
+    `__init__`.
     """
 
     _construction: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember the arguments. A copy has none: its state holds the original's arguments."""
+        """Remember the arguments; a copy gets the original's arguments with its state."""
         self = super().__new__(cls)
         self.__dict__["_construction"] = _construction_of(cls, args, kwargs)
         return self
@@ -48,11 +48,7 @@ def construction(constructed: Constructed) -> dict[str, Any]:
 
 
 def described(value: Any) -> Any:
-    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
-
-    Supported are plain values, dataclasses, `Constructed` objects, classes and functions of a
-    module, a `partial` of a class with named arguments, and lists and dicts of these.
-    """
+    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Path | torch.device):
@@ -79,7 +75,7 @@ def described(value: Any) -> Any:
 def _of_field(value: Any, one: Field[Any]) -> Any:
     given = getattr(value, one.name)
     if one.metadata.get(IMPORT_PATH) and isinstance(given, type) and (name := _path_of(given)):
-        return name  # a class that is named as functions are, and not as a setting of a class
+        return name  # a class as a plain text, like functions
     return described(given)
 
 
@@ -94,7 +90,7 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     try:
         bound = signature.bind_partial(None, *args, **kwargs)
     except TypeError:
-        return {"class_path": path, "init_args": {}}  # the constructor reports it
+        return {"class_path": path, "init_args": {}}  # the constructor reports the error
     given: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind
@@ -115,7 +111,6 @@ def _is_plain(value: partial[Any]) -> bool:
 
 
 def _path_of(named: Any) -> str | None:
-    """Return the shortest import path of a class or a function, or None."""
     parts, name = named.__module__.split("."), named.__qualname__
     for end in range(1, len(parts) + 1):
         module = ".".join(parts[:end])
@@ -125,7 +120,6 @@ def _path_of(named: Any) -> str | None:
 
 
 def _words_for(value: Any) -> str:
-    """Describe a value that no config can hold."""
     if isinstance(value, partial):
         inner = value.func if isinstance(value.func, type) else type(value.func)
         return f"a partial of {inner.__name__}"

@@ -14,7 +14,7 @@ LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
 OF_VALUES = ("builtins", "pathlib", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
-"""Modules of types with plain values, or with values that texts are converted to."""
+"""Modules of types with values that are plain or converted from texts."""
 
 WORDS = {
     **dict.fromkeys(("int", "integer"), "a whole number"),
@@ -31,11 +31,7 @@ WORDS = {
 class Family(NamedTuple):
     """The class that a declared type asks for: an instance of it, or a factory of instances.
 
-    Attributes:
-        cls: required base class.
-        leading: number of positional arguments that the caller of the factory passes.
-        named: keyword arguments that the caller of the factory passes.
-        is_factory: whether a function is accepted, too.
+    `leading` and `named` are the arguments that the caller of the factory passes.
     """
 
     cls: type

@@ -79,10 +79,6 @@ def check_range(
 def import_extra(module: str, missing: str) -> Any:
     """Import a module that an extra of this package installs.
 
-    Args:
-        module: name.
-        missing: what needs the module, and how to install it.
-
     Raises:
         ConfigurationError: `missing` and the reason, if the import fails.
     """

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, and read files that others may have made."""
+"""Write files completely or not at all, and read files of other people safely."""
 
 import errno
 import json
@@ -56,15 +56,9 @@ def shown(path: Path) -> Path:
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Fill a temporary file next to the target by `write`, flush it, and rename it.
-
-    A kill leaves the previous file unchanged; an error leaves no temporary file.
-
-    Raises:
-        WriteError: if the disk is full, or the directory is not writable.
-    """
+    """Fill a temporary file by `write`, flush it, and rename it; a kill leaves the old file."""
     target = Path(path)
-    # Not mkstemp: only the owner could read its files, but a group shares its runs.
+    # Do not use mkstemp: its files are private to the owner.
     temporary = target.parent / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,21 +78,7 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
 
 
 def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
-    """Open a file for reading; it may come from other people.
-
-    A link could expose a private file, and a pipe or a device never ends.
-
-    Args:
-        path: path of the file.
-        inside: directory of the file, after links are followed. None: any directory, as for the
-            cache of Hugging Face, which consists of links.
-        most_bytes: largest size in bytes.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ConfigurationError: for a link out of the directory, for a pipe or a device, and for a file
-            that is too large or cannot be opened.
-    """
+    """Open a regular file of other people; refuse links out of `inside`, pipes and devices."""
     real = os.path.realpath(path)
     if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
         raise ConfigurationError(
@@ -117,7 +97,7 @@ def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
     if regular and status.st_size <= most_bytes:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    why = f"it has more than {most_bytes:,} bytes" if regular else "it is no regular file"
+    why = f"it has more than {most_bytes:,} bytes" if regular else "it is not a regular file"
     raise ConfigurationError(f"{path} cannot be read: {why}.")
 
 
@@ -125,12 +105,7 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # Windows has none
 
 
 def read_text(path: str | Path, inside: Path | None = None) -> str:
-    """Return the text of a small file in UTF-8, for any locale; see `open_file`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ConfigurationError: if it cannot be read, or has another encoding.
-    """
+    """Return the text of a small file in UTF-8, for any locale; see `open_file`."""
     with open_file(Path(path), inside, MOST_BYTES) as file:
         try:
             return file.read().decode()
@@ -167,7 +142,7 @@ def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Raise an `OSError` of a library again as a readable `WriteError`."""
+    """Raise an `OSError` of a library as a readable `WriteError`."""
     try:
         yield
     except WriteError:
@@ -191,7 +166,7 @@ def check_writable(directory: Path) -> None:
 
 
 def check_still_there(directory: Path) -> None:
-    """Raise a `WriteError` if a directory was deleted: a write would create it again."""
+    """Raise a `WriteError` if a directory was deleted, because a write would create it again."""
     if not directory.is_dir():
         raise WriteError(gone(directory))
 
@@ -210,14 +185,7 @@ def remove_leftovers(directory: str | Path) -> None:
 
 
 def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
-    """Lock a file, and write the owner into it; return None if locks are not available.
-
-    The system's lock ends with the process, or when the returned descriptor is closed. `refusal` is
-    the message if another process has the lock, with `{owner}` for its name.
-
-    Raises:
-        ConfigurationError: if another process has the lock (unless `wait`), or for a link.
-    """
+    """Lock a file, and write the owner into it; return None if locks are not available."""
     if path.is_symlink():  # its target would be overwritten
         raise ConfigurationError(f"{path} is a link, but a lock must be a file: remove the link.")
     if fcntl is None:
@@ -236,10 +204,10 @@ def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
     except OSError:
         os.close(descriptor)
         return None
-    if not _is_file(descriptor, path):  # the previous owner removed it in between
+    if not _is_file(descriptor, path):  # the previous owner removed the file
         os.close(descriptor)
         return lock_file(path, refusal, wait=wait)
-    with suppress(OSError):  # the disk may be full; the lock holds anyway
+    with suppress(OSError):  # the disk may be full; the lock still holds
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
     return descriptor
@@ -257,7 +225,6 @@ def move(source: Path, target: Path) -> None:
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
@@ -265,7 +232,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 def _flush_directory(directory: Path) -> None:
-    """Make a rename survive a power cut, on file systems that can."""
+    """Make a rename survive a power cut, if the file system can."""
     with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -275,7 +242,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _refusal(error: BaseException) -> OSError | None:
-    """Return the system's error; `torch.save` hides it behind its own."""
+    """Return the system's error, which `torch.save` hides."""
     chain: BaseException | None = error
     while chain is not None and not isinstance(chain, OSError):
         chain = chain.__cause__ or chain.__context__
@@ -295,7 +262,6 @@ def _explained(target: Path, error: OSError) -> WriteError:
 
 
 def _writes(process: int) -> bool:
-    """Return whether another process has this id; this process leaves no unfinished files."""
     if process == os.getpid():
         return False
     try:

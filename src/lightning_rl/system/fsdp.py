@@ -1,4 +1,4 @@
-"""Shard a module's parameters over processes (FSDP2): the strategy, and whole tensors of shards."""
+"""Shard a module's parameters over processes (FSDP2), and gather them."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -20,13 +20,13 @@ Acting = Literal["whole", "sharded"]
 class FSDP2Strategy(ModelParallelStrategy):
     """Shard parameters, gradients and optimizer states over the processes: `strategy: fsdp`.
 
-    Each process has its envs, as with `ddp`. A checkpoint is one file with whole tensors, as
-    from one process; any number of processes can resume from it.
+    Each process has its envs, as with `ddp`. A checkpoint is one file with whole tensors, as from
+    one process; any number of processes can resume from it.
 
     Args:
-        acting: `whole` gathers the policy once per rollout and per batch of evaluation episodes, so
-            each process acts alone, and needs the memory of a whole policy. `sharded` gathers each
-            block at each step, which all processes take together.
+        acting: `whole` gathers the policy once per rollout and per batch of evaluation episodes,
+            and needs memory for a whole policy. `sharded` gathers each block at each step, which
+            all processes take together.
         process_group_backend: `nccl` or `gloo`. Default: by the device.
         timeout: timeout of an exchange between processes.
     """
@@ -54,7 +54,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         use_all_processes_for_data(self)
         super().setup_environment()
 
-    # Lightning's strategy restores checkpoints in its own format, after `on_fit_start`.
+    # Lightning's strategy would restore checkpoints in its own format, after `on_fit_start`.
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -73,7 +73,6 @@ class FSDP2Strategy(ModelParallelStrategy):
         return saved | {"state": {i: self._on_first(one) for i, one in saved["state"].items()}}
 
     def _on_first(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Gather tensors one by one; rank 0 keeps them, on the CPU."""
         kept = {}
         for name, value in state.items():
             gathered = whole(value).cpu() if isinstance(value, DTensor) else value
@@ -84,7 +83,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        # Past ModelParallelStrategy, which does not use `checkpoint_io`.
+        # Skip ModelParallelStrategy, which does not use `checkpoint_io`.
         ParallelStrategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
     def load_checkpoint(
@@ -126,23 +125,23 @@ def whole_state(module: nn.Module) -> dict[str, Any]:
 
 
 def load_whole(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-    """Load a state dict of whole tensors, of which a sharded module takes this rank's shards."""
+    """Load a state dict of whole tensors; a sharded module takes this rank's shards."""
     own = module.state_dict()
     taken = {name: shard_like(own.get(name), value) for name, value in state.items()}
     module.load_state_dict(taken, strict)
 
 
 def shard_like(own: Any, value: Any) -> Any:
-    """Return this rank's shard of a whole tensor, if `own` is a shard of a tensor of its shape."""
+    """Return this rank's shard of a whole tensor, if `own` is a shard of its shape."""
     if not isinstance(own, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
         return value
     if value.shape != own.shape:
-        return value  # the caller's checks name the two shapes
-    # Without communication: each rank has the whole.
+        return value  # the caller reports the two shapes
+    # No communication, because each rank has the whole tensor.
     return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module without FSDP, which makes a subclass of it."""
+    """Return the class of a module without FSDP's subclass."""
     classes = (cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
     return cast(type[nn.Module], next(classes))

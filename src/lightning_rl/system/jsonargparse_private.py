@@ -1,7 +1,4 @@
-"""The internals of jsonargparse that the package uses; no other file imports them.
-
-Tried with jsonargparse 4.53.
-"""
+"""The only file with internals of jsonargparse (tried with 4.53)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +40,7 @@ def converted(kind: Any, value: Any, given: str | None = None) -> Any:
 
 @contextmanager
 def parsing_settings_kept() -> Iterator[None]:
-    """Restore what `set_parsing_settings` changes for the whole process."""
+    """Restore the process-wide settings of `set_parsing_settings`."""
     before = dict(parsing_settings)
     try:
         yield

@@ -1,8 +1,4 @@
-"""The internals of Lightning that the package uses; no other file touches them.
-
-Tried with lightning 2.6.6. A test checks `OF_LIGHTNING`, and names the missing parts of another
-version.
-"""
+"""The only file with internals of Lightning (tried with 2.6.6); a test checks `OF_LIGHTNING`."""
 
 import subprocess
 from typing import Any, Protocol
@@ -42,10 +38,7 @@ def counter_of_steps(trainer: Trainer) -> Counter:
 
 
 def skip_signal_exchange(trainer: Trainer) -> None:
-    """Skip the exchange about signals before each batch, which takes 2 ms with gloo.
-
-    The caller handles the signals instead of Lightning.
-    """
+    """Skip the exchange about signals before each batch, which takes 2 ms with gloo."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]  # there is no hook
 
 
@@ -60,7 +53,7 @@ def start_method_of(strategy: Strategy) -> str:
 
 
 def use_all_processes_for_data(strategy: ModelParallelStrategy) -> None:
-    """Shard over all processes; Lightning's default is one process of data per node."""
+    """Shard over all processes; Lightning's default is one data process per node."""
     strategy._data_parallel_size = strategy.num_nodes * strategy.num_processes
 
 
@@ -86,7 +79,7 @@ def purge_from(logger: TensorBoardLogger, step: int) -> None:
 
 
 def omit_anonymous(logger: Logger) -> None:
-    """Do not pass `anonymous=None` to `wandb.init`, which warns of this former setting (0.31)."""
+    """Do not pass `anonymous=None` to `wandb.init`, which warns of it (0.31)."""
     if isinstance(logger, WandbLogger) and logger._wandb_init.get("anonymous") is None:
         logger._wandb_init.pop("anonymous", None)
 
@@ -94,9 +87,7 @@ def omit_anonymous(logger: Logger) -> None:
 class CommandLineAlone:
     """Mixin for a `LightningCLI`: a checkpoint's hyperparameters must not replace options."""
 
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing."""
+    def _parse_ckpt_path(self) -> None: ...
 
 
-def _nothing(*args: Any) -> None:
-    """Do nothing."""
+def _nothing(*args: Any) -> None: ...

@@ -12,17 +12,15 @@ class MachineSettings:
     `computing`. The switches hold for the whole process, from the construction of a trainer.
 
     Args:
-        cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Results are the same.
-        keep_freed_memory: make glibc keep freed memory, see `keep_freed_memory` of `process`. The
-            setting of an earlier trainer stays. Results are the same.
+        cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Equal results.
+        keep_freed_memory: make glibc keep freed memory, for faster allocations. Equal results.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. Last digits of
             actions differ.
         compiled_steps: if `compile` compiles graphs, act and step a batched torch env by a compiled
             graph. Last digits differ, as in the update.
         skip_signal_exchange: with several processes, skip Lightning's question to rank 0 about
             signals before each batch (2 ms with gloo). The trainer handles signals itself.
-        mujoco_profiler: keep MuJoCo's profiler on, for readers of `MjData.timer`. It takes a tenth
-            of a step. Physics is the same.
+        mujoco_profiler: keep MuJoCo's profiler on, for `MjData.timer`; it takes a tenth of a step.
     """
 
     cuda_graphs: bool = True
@@ -58,11 +56,7 @@ def put_in_force(wanted: MachineSettings) -> None:
 
 
 def offscreen_renderer() -> str:
-    """Return how MuJoCo draws without a screen: a value of `MUJOCO_GL`.
-
-    `egl` or `osmesa`, whichever library is installed, else `disable`: MuJoCo cannot be imported
-    with the name of a missing library.
-    """
+    """Return `MUJOCO_GL` without a screen: `egl`, `osmesa` or `disable`, by installed libraries."""
     for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
         try:
             ctypes.CDLL(library)

@@ -13,10 +13,10 @@ PhaseTimer = Callable[[str], AbstractContextManager[Any]]
 _contexts: defaultdict[str, nullcontext[None]] = defaultdict(nullcontext)
 
 no_phases: PhaseTimer = _contexts.__getitem__
-"""Times nothing. A dict lookup: calling a Python function would take as long as some phases."""
+"""Times nothing; a dict lookup, because a function call takes as long as some phases."""
 
 
 def phases_of(profiler: Profiler) -> PhaseTimer:
     """Return the timer of a Lightning profiler; `no_phases` for `PassThroughProfiler`."""
-    # Acting is timed at every env step, and entering even a `PassThroughProfiler` takes 1 µs.
+    # Each env step is timed, and entering a `PassThroughProfiler` takes 1 µs.
     return no_phases if isinstance(profiler, PassThroughProfiler) else profiler.profile

@@ -20,9 +20,9 @@ LARGEST_KEPT = 2**30
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory; return whether it does.
 
-    Otherwise glibc returns the large blocks of an update's activations to the system, and requests
-    them again in the next minibatch, with a page fault for each 4 KiB: 40 % of the update of an
-    image network on a CPU. Nothing changes without glibc, or if the environment sets `MALLOC_*`.
+    Otherwise glibc returns the activations of an update to the system, and requests them again,
+    with a page fault for each 4 KiB: 40 % of the update of an image network on a CPU. Nothing
+    changes without glibc, or if the environment sets `MALLOC_*`.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False
@@ -34,11 +34,7 @@ def keep_freed_memory() -> bool:
 
 
 def flush_denormals(wanted: bool) -> bool:
-    """Switch whether this thread, and those that it starts, treat denormals as zero.
-
-    Intel's CPUs take a hundred cycles or more for each operation on a float32 below 1.2e-38; the
-    backward pass of a sharp softmax has many. Return whether denormals are zero now.
-    """
+    """Treat denormals as zero in this thread and its new threads; return whether the CPU can."""
     return torch.set_flush_denormal(wanted) and wanted
 
 
@@ -67,7 +63,7 @@ def before_forced_exit(act: Callable[[Exception], object]) -> Iterator[None]:
 def end_process(error: Exception) -> None:
     """Print the error, and end the process and its children from any thread, with status 1."""
     sys.stderr.write(
-        f"\nrl-cli: error: {error}\nNothing could interrupt it, and the process was ended.\n"
+        f"\nrl-cli: error: {error}\nThe call could not be interrupted, so the process ends.\n"
     )
     sys.stderr.flush()
     for process in multiprocessing.active_children():

@@ -1,7 +1,7 @@
 """Sum, gather and agree over the processes of a run; a single process communicates nothing.
 
-The functions use the default group of `torch.distributed`, which Lightning's strategy opens. They
-are collectives: every rank calls the same ones in the same order, from the main thread.
+The functions are collectives of the default group of `torch.distributed`: every rank calls the same
+ones in the same order, from the main thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor
     with _peers_needed():
-        # A contiguous copy: all_reduce writes into it.
+        # Copy to contiguous memory, into which all_reduce writes.
         total = tensor.to(_device(), copy=True, memory_format=torch.contiguous_format)
         dist.all_reduce(total)
     return total.to(tensor.device)
@@ -87,19 +87,14 @@ def moments_over_ranks(
     """Merge the moments of samples on several ranks; in float64 if there are several.
 
     Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation
-    2.1.
-
-    Args:
-        count: [D] or [], number of samples.
-        mean: [D], mean; any value without samples.
-        square: [D], sum of squared deviations from the mean.
+    2.1. Takes counts, means and sums of squared deviations, [D] or [] each.
     """
     if world_size() == 1:
         return count, mean, square
     counts = count.expand_as(mean)
-    # Without samples, mean and square may be NaN, which would spoil the sum.
+    # Without samples, mean and square may be NaN: do not add them.
     own = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
-    # A row per rank, summed: a gather of tensors, without pickling them.
+    # Sum a row per rank, which gathers tensors without pickling them.
     table = own.new_zeros(world_size(), *own.shape)
     table[rank()] = own
     counts, means, squares = sum_over_ranks(table).unbind(1)
@@ -111,12 +106,9 @@ def moments_over_ranks(
 def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1e-8) -> Tensor:
     """Apply `normalize_advantage` to minibatches with parts on several ranks.
 
-    Args:
-        values: [M], this rank's parts, concatenated.
-        sizes: lengths of the parts; their sum is M.
-        eps: added to the standard deviation.
+    `values` [M] are this rank's parts, concatenated; `sizes` are their lengths.
     """
-    # float64: a variance as a difference of sums of squares loses half of the digits.
+    # Use float64: a variance as a difference of sums of squares loses half of the digits.
     exact, lengths = values.double(), torch.tensor(sizes, device=values.device)
     sums = [torch.segment_reduce(x, "sum", lengths=lengths) for x in (exact, exact.square())]
     count, total, squares = sum_over_ranks(torch.stack([lengths, *sums]))
@@ -135,23 +127,19 @@ def reduction_backend() -> str | None:
 
 
 def disconnect() -> None:
-    """Close the connections right before the process ends, which Lightning does on GPUs only.
-
-    Without it, gloo's threads may abort the ending process.
-    """
+    """Close the connections before the process ends, which gloo's threads may abort."""
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Return whether an error only means that another rank is lost, which reports the reason."""
+    """Return whether an error only means that another rank is lost."""
     return isinstance(error, LostRankError | dist.DistBackendError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)
     )
 
 
 def _device() -> torch.device:
-    """Return the device that the group's backend needs for tensors."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -159,7 +147,6 @@ def _device() -> torch.device:
 
 @contextmanager
 def _peers_needed() -> Iterator[None]:
-    """Explain the error of a failing collective."""
     try:
         yield
     except RuntimeError as error:

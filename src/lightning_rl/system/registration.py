@@ -1,7 +1,4 @@
-"""Register the tasks in Gymnasium: `gymnasium.make_vec("lightning_rl/PushCube-v0", num_envs=64)`.
-
-`import lightning_rl` imports this file. The code of a task is imported when an env is made.
-"""
+"""Register the tasks in Gymnasium; the code of a task is imported when an env is made."""
 
 import gymnasium
 

@@ -25,18 +25,14 @@ AT_ITS_BEGINNING = ("config.yaml", "run.json", "logs", LOCK)
 """Files that a run writes before its first iteration; they hold no results."""
 
 _made: set[Path] = set()
-"""Directories that this process made for runs, and their new parents."""
+"""Directories that this process made for runs, with new parents."""
 
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
     """Make a new directory `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]`.
 
-    The directory reserves the name against runs that start in the same second. It is removed at
-    exit if it is empty. If it cannot be made, the first write there raises a readable error. Of
-    several processes the first makes it, and `Peers` sends the path to the others.
-
-    Raises:
-        ConfigurationError: if `exp_name` is not a plain name.
+    It is removed at exit if it is empty. If it cannot be made, the first write raises a readable
+    error. Of several processes the first makes it, and `Peers` sends the path to the others.
     """
     require(
         Path(exp_name).name == exp_name,
@@ -68,7 +64,7 @@ def remove_if_empty(directory: Path) -> None:
 
 
 def remove_refused(directory: Path) -> None:
-    """Remove the directory of a refused run if this process made it and it holds no results."""
+    """Remove the directory of a refused run, if this process made it and it has no results."""
     with suppress(OSError):
         names = {path.name for path in directory.iterdir()}
         if directory.absolute() in _made and names <= set(AT_ITS_BEGINNING):
@@ -85,20 +81,15 @@ def _remove_parents(directory: Path) -> None:
 
 @contextmanager
 def locked_run(run_dir: Path) -> Iterator[None]:
-    """Lock a run directory, so that no other process trains in it.
-
-    The lock ends with the process. File systems without locks are used without a lock.
-
-    Raises:
-        ConfigurationError: if another process trains there, naming the process and the cure.
-    """
+    """Lock a run directory, so that no other process trains in it, if the file system has locks."""
     path = run_dir / LOCK
-    # A record lock (`lockf`): forked env workers inherit `flock`, and a hanging one would keep it.
+    # Use a record lock (`lockf`): forked env workers inherit `flock`, and a hanging worker would
+    # keep it.
     descriptor = lock_file(
         path,
         f"Run {run_dir} is being trained by {{owner}}: two runs would overwrite each other's "
-        "files. Wait for it, stop it (after a SIGTERM it saves first), or start a new run from "
-        "that checkpoint with another --exp_name.",
+        "files. Wait until it ends, stop it (SIGTERM saves first), or start a new run from that "
+        "checkpoint with another --exp_name.",
     )
     try:
         with before_forced_exit(lambda error: path.unlink(missing_ok=True)):
@@ -107,11 +98,11 @@ def locked_run(run_dir: Path) -> Iterator[None]:
         if descriptor is not None:
             path.unlink(missing_ok=True)  # before the close, so that others see that it is gone
             os.close(descriptor)
-        remove_if_empty(run_dir)  # a refused run has written nothing
+        remove_if_empty(run_dir)  # a refused run has no files
 
 
 def run_dir_of(checkpoint: str | Path) -> Path | None:
-    """Return the run directory of a checkpoint, or None if it is in no run directory."""
+    """Return the run directory of a checkpoint, or None."""
     parent = Path(checkpoint).absolute().parent
     return (
         parent.parent
@@ -123,14 +114,8 @@ def run_dir_of(checkpoint: str | Path) -> Path | None:
 def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = None) -> Path:
     """Resolve the value of `--ckpt_path` to the path of a file.
 
-    Args:
-        spec: a checkpoint, a run directory (its last checkpoint), or `last` or `best` of the newest
-            run.
-        output_dir: directory of runs.
-        exp_name: name of the runs to search. Default: all runs.
-
-    Raises:
-        ConfigurationError: if there is no such file, naming the files that exist.
+    `spec` is a checkpoint, a run directory (its last checkpoint), or `last` or `best` of the newest
+    run named `exp_name` (default: any run) in `output_dir`.
     """
     if spec not in ALIASES:
         path = expanded(spec)
@@ -166,7 +151,6 @@ def refuse_live_run(run_dir: Path | None) -> None:
 
 
 def _claim(path: Path) -> bool:
-    """Make a directory if that is possible; return false if the name is taken."""
     if not ranks.is_first_process():
         return not path.exists()
     new = [parent for parent in path.absolute().parents if not parent.exists()]

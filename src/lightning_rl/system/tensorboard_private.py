@@ -1,7 +1,4 @@
-"""The internals of TensorBoard that the package uses; no other file imports them.
-
-Tried with tensorboard 2.21.
-"""
+"""The internals of TensorBoard (2.21) that the package uses; no other file imports them."""
 
 import threading
 from typing import Any
@@ -10,10 +7,7 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread as W
 
 
 def leave_errors_to_the_caller() -> None:
-    """Stop tracebacks of system errors from TensorBoard's thread, in the whole process.
-
-    The next write raises the same error in the caller's thread.
-    """
+    """Stop tracebacks of system errors from TensorBoard's thread; the next write raises them."""
     before = threading.excepthook
     if getattr(before, "__name__", "") == leave_errors_to_the_caller.__name__:
         return

@@ -1,8 +1,4 @@
-"""The internals of torch that the package uses; no other file imports them.
-
-Tried with torch 2.13.0. A test checks the imports below, and names the missing parts of another
-version. Nothing is compiled without `torch._inductor`; the rest is required.
-"""
+"""The only file with internals of torch (tried with 2.13.0); a test checks the imports."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +38,7 @@ EXPORTERS = (
     "torch.onnx._internal.exporter._registration",
     "onnxscript.optimizer._constant_folding",
 )
-"""Loggers with useless lines on missing operations of torchvision and on constants."""
+"""Loggers of unimportant lines."""
 
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 """Attributes that `nn.Module` reads at each call."""
@@ -50,7 +46,8 @@ MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
 
 def trace(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
     """Return the operations of a function of tensors as a graph."""
-    # Without this context each operation makes a fake mode, which records the stack: half the time.
+    # This context halves the time: otherwise each operation makes a fake mode, which records the
+    # stack.
     with tracing(TracingContext(FakeTensorMode())):
         return make_fx(function)(*inputs)
 

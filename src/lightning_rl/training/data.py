@@ -37,7 +37,7 @@ from lightning_rl.system.phases import phases_of
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str
 else:
-    # The command line resolves this annotation: it takes a string for the name of a class.
+    # The command line resolves this annotation: it would take a string as the name of a class.
     EnvLike = EnvFactory
 
 
@@ -59,14 +59,14 @@ class ActingAlgorithm(Protocol):
 
 
 MOST_ENVS = 2**20
-"""Maximum of `num_envs`: 1e9, typed by mistake, would fill the memory before the first message."""
+"""Maximum of `num_envs`, because a larger number would fill the memory."""
 
 
 class RolloutDataset(IterableDataset[TensorDict]):
     """One rollout per training step, collected on demand.
 
-    The dataset has a length, because Lightning prefetches one batch from a loader without one: each
-    rollout would then come from the policy before the last update.
+    The dataset has a length, because Lightning prefetches one batch from a loader without a length:
+    each rollout would then be one update too old.
 
     Attributes:
         collect_seconds: seconds that the last rollout took.
@@ -108,8 +108,8 @@ def _check_ranges(
 class EpisodeSeeds(IterableDataset[list[int]]):
     """Seeds of the evaluation episodes, in batches of at most `num_envs`.
 
-    Each rank has its own seeds, and all ranks have the same number of batches; some may be empty,
-    because Lightning runs no evaluation hooks without batches.
+    All ranks have the same number of batches; some may be empty, because Lightning runs no
+    evaluation hooks without batches.
     """
 
     def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
@@ -126,7 +126,7 @@ class EpisodeSeeds(IterableDataset[list[int]]):
 
 
 class RLDataModule(LightningDataModule):
-    """Own the envs, the collector and the replay, and hand rollouts to the trainer.
+    """Own the envs, the collector and the replay, and pass rollouts to the trainer.
 
     Args:
         env: the training env: an env class, a `partial` or a function that makes it from
@@ -140,22 +140,20 @@ class RLDataModule(LightningDataModule):
         iterations_per_epoch: iterations (a rollout and its update) per epoch; each epoch ends with
             an evaluation and a checkpoint. Default: a twentieth of the budget.
         num_eval_episodes: episodes per evaluation, one per seed, divided among the processes.
-        num_eval_envs: parallel evaluation envs per process. Default: one per episode. With fewer
-            envs, the episodes are played in groups. The number does not change the result: an
-            episode depends on its seed alone.
-        eval_seed: seed of the first evaluation episode; `test` uses the seeds after the
-            validation seeds. Default: the run's seed + 10,000.
+        num_eval_envs: parallel evaluation envs per process, without effect on the result. Default:
+            one per episode.
+        eval_seed: seed of the first evaluation episode; `test` uses the seeds after the validation
+            seeds. Default: the run's seed + 10,000.
         eval_deterministic: evaluate with the mode of the policy's distribution. If false, each
             episode samples its actions from a generator seeded with its own seed, with one policy
             call per episode and step.
         eval_env: the evaluation env, in the forms of `env`. Default: the training env.
         max_eval_episode_steps: env steps after which an evaluation episode is truncated. Default:
             the env's time limit; without one, the env steps of one env in an epoch, at least 1,000.
-        env_timeout_s: seconds that creation, a reset or a step of the N envs may take before the
-            env counts as hung and the run ends with its stack trace (see `EnvWatch`); null for no
-            limit, if a person takes part. Also applies to the evaluation envs.
+        env_timeout_s: maximum seconds for creation, a reset or a step of the N envs, also in
+            evaluations (see `EnvWatch`); null for no limit, if a person takes part.
         events: changes of the training envs' state by name, such as pushes or other physical
-            parameters; see `Event`. Envs of terms take them, such as a `Task`.
+            parameters, for envs of terms, such as a `Task`; see `Event`.
         eval_events: the same for the evaluation envs. Default: none.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
 
@@ -262,11 +260,6 @@ class RLDataModule(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: Lightning's implementation unpickles the file, which can run any code.
-
-        Raises:
-            ConfigurationError: always; the message explains how to resume.
-        """
         raise ConfigurationError(
             f"{cls.__name__} cannot be loaded from a checkpoint: create it, and pass the "
             "checkpoint to the trainer, trainer.fit(model, data, ckpt_path=...) or "
@@ -300,12 +293,12 @@ class RLDataModule(LightningDataModule):
 
     @property
     def max_staleness(self) -> int:
-        """Maximum number of updates by which a rollout lags the learner when it is trained on."""
+        """Largest lag of a rollout behind the learner at its update, in updates."""
         return self.collector.max_staleness if self.collector is not None else 0
 
     @property
     def may_drop_rollouts(self) -> bool:
-        """Whether the collector may drop a rollout before it is trained on."""
+        """Whether the collector may drop a rollout before its update."""
         return self.collector is not None and self.collector.may_drop_rollouts
 
     @property
@@ -320,7 +313,7 @@ class RLDataModule(LightningDataModule):
 
     @property
     def eval_env_reports_success(self) -> bool:
-        """Whether the evaluation env reports success, as far as training on the same env shows."""
+        """Whether the evaluation env is known to report success, from training on the same env."""
         return self.reports_success and self.evaluates_on_the_training_env
 
     @property
@@ -347,7 +340,7 @@ class RLDataModule(LightningDataModule):
                 lambda n: make_env(self._make_eval_env, n, "data.eval_env", self._eval_events),
                 count,
             )
-            self._eval_env.stop_interventions()  # evaluate the policy, not the person
+            self._eval_env.stop_interventions()  # evaluate the policy without interventions
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
                 theirs = getattr(self._eval_env, f"single_{kind}_space")
@@ -382,7 +375,7 @@ class RLDataModule(LightningDataModule):
                 episode_settings=learner.episode_settings,
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
-                # No lambda: a remote collector pickles it.
+                # No lambda, because a remote collector pickles the function.
                 make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
@@ -413,7 +406,7 @@ class RLDataModule(LightningDataModule):
         own = ranks.rank()
         states = saved.get("collectors", [])
         if self.collector is not None and len(states) == ranks.world_size():
-            # For another number of ranks, the algorithm warns.
+            # With another number of ranks, the algorithm warns.
             with restoring("state of collector and envs"):
                 self.collector.load_state_dict(states[own])
         if self.replay is None or not saved:
@@ -448,7 +441,7 @@ class RLDataModule(LightningDataModule):
         return batch
 
     def seed_for(self, purpose: str) -> int:
-        """Derive a seed for one purpose and this rank, so that no two share a random stream."""
+        """Derive a seed for one purpose and this rank."""
         entropy = [self.seed, *purpose.encode()]
         if ranks.rank() > 0:  # rank 0 uses the streams of a single-process run
             entropy += [256 + ranks.rank()]
@@ -475,7 +468,6 @@ class RLDataModule(LightningDataModule):
             self._replays_saved = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Hold the state until the collector and the replay exist."""
         assert self.trainer is not None
         self._restored = dict(state_dict)
         self._replays_restored = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
@@ -496,5 +488,4 @@ class RLDataModule(LightningDataModule):
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close everything: Lightning calls no `teardown` after an exception."""
         self.close()

@@ -90,7 +90,7 @@ NOISE = (
 REFUSED: dict[str, tuple[Any, str]] = {
     "accumulate_grad_batches": (
         1,
-        "for Lightning one rollout is a batch; the update makes its own minibatches. For larger "
+        "a batch of Lightning is a rollout, which the update splits into minibatches. For larger "
         "minibatches raise model.batch_size; if memory runs out, set the policy's "
         "micro_batch_size, which accumulates gradients",
     ),
@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "gradient_clip_algorithm": (
         None,
-        "gradients are clipped by the norm of the whole gradient: set model.max_grad_norm",
+        "the update clips by the norm of the whole gradient: set model.max_grad_norm",
     ),
     "barebones": (
         False,
@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
 }
-"""Settings of Lightning's trainer without meaning here: the only allowed value, and the reason."""
+"""Settings of Lightning's trainer without an effect: the only allowed value, and the reason."""
 
 
 SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
@@ -125,15 +125,13 @@ class RLTrainer(Trainer, Constructed):
     `max_epochs` and `max_steps` allow more.
 
     Args:
-        num_threads: CPU threads of torch, for the whole process. One is fastest for small networks:
-            on a busy machine, two threads that wait for each other can be a hundred times slower.
-            With one, results do not depend on the number of cores. Raise it for large networks
-            on a CPU.
-        flush_denormal: flush numbers below 1.2e-38 to zero in the learner's, collector's and
-            evaluation's threads. Intel CPUs are many times slower on such numbers, which do not
-            affect learning. It applies to the calling thread and the threads that it starts; some
-            CPUs lack the feature. The attribute `flush_denormal` is true if it is active.
-        machine: optimisations that change speed only, each with a switch; see `MachineSettings`.
+        num_threads: CPU threads of torch, for the whole process. One is fastest for small networks,
+            and makes results independent of the number of cores. Raise it for large networks on a
+            CPU.
+        flush_denormal: treat numbers below 1.2e-38 as zero in the calling thread and its new
+            threads, because Intel CPUs are many times slower on such numbers. The attribute
+            `flush_denormal` is true if the CPU supports it.
+        machine: switches of optimisations; see `MachineSettings`.
         exp_name: prefix of the run directory's name.
         output_dir: parent of the run directories.
         run_dir: directory of this run. Default: a new `output_dir/exp_name_<timestamp>`. It stays
@@ -142,7 +140,7 @@ class RLTrainer(Trainer, Constructed):
             ones and how.
         logger: Lightning loggers. Default: TensorBoard in `run_dir/logs`. `logs/metrics.csv` is
             always written too; false disables all loggers.
-        callbacks: the user's callbacks, in addition to the package's own.
+        callbacks: additional callbacks.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
         best_metric: evaluation metric that selects `best.ckpt`.
         best_mode: whether the largest (max) or the smallest (min) value is the best.
@@ -155,13 +153,12 @@ class RLTrainer(Trainer, Constructed):
             in `checkpoints/replay`; only new transitions are written. If false, a resumed run
             begins with an empty replay.
         restore_replay: restore the replay of the resumed checkpoint; false begins with an empty
-            one, for instance if its files are lost.
+            replay.
         init_from: checkpoint (or run directory, `last` or `best`) whose policy initialises a new
             run; ignored by a resumed run.
         enable_progress_bar: show progress.
         max_epochs: maximum number of epochs; -1 for no limit but the budget.
-        num_sanity_val_steps: evaluation batches before training; by default, one batch has all
-            episodes.
+        num_sanity_val_steps: evaluation batches before training.
         log_every_n_steps: iterations between two logged rows of metrics.
         enable_model_summary: print the modules and their parameters when a run begins.
         kwargs: see Lightning's `Trainer`.
@@ -235,7 +232,7 @@ class RLTrainer(Trainer, Constructed):
         self, num_threads: int, flush_denormal: bool, machine: MachineSettings
     ) -> None:
         require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
-        # First: threads that torch starts later inherit the setting.
+        # Do this first: threads that torch starts later inherit the setting.
         self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
         put_in_force(machine)
@@ -262,7 +259,7 @@ class RLTrainer(Trainer, Constructed):
     def _later_checkpoints(
         self, every: int | None, keep: int | None, small: bool
     ) -> list[Callback]:
-        """Return the callbacks after the evaluation; `GracefulStop` has to be the last."""
+        """Return the callbacks after the evaluation; `GracefulStop` must be the last one."""
         periodic = [] if every is None else [PeriodicCheckpoint(self.run_dir, every, keep, small)]
         return [*periodic, LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
 
@@ -272,17 +269,16 @@ class RLTrainer(Trainer, Constructed):
         weights_only: bool | None = None,
         storage_options: Any | None = None,
     ) -> None:
-        """Save a full checkpoint, or a weights-only one for evaluation and warm starts."""
         if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
             check_still_there(self.run_dir)
         for logger in self.loggers:
             logger.save()  # a run resumed from this checkpoint does not log these rows again
-        # Lightning's weights-only checkpoints lack the configuration that rebuilds the policy.
+        # Lightning's weights-only checkpoints lack the configuration of the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         directory = Path(filepath).absolute().parent
         with nullcontext() if weights_only else self._with_replay(directory):
             super().save_checkpoint(filepath, weights_only=False, storage_options=options)
-        # After the checkpoint is written: it may have replaced another one, whose files can go.
+        # Remove the files of a replaced checkpoint after writing the new one.
         folder = self._replay_folders.setdefault(directory, ReplayFolder(directory))
         folder.remove_unnamed()
 
@@ -301,15 +297,7 @@ class RLTrainer(Trainer, Constructed):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Train, with exclusive use of the run directory.
-
-        Args:
-            model: the algorithm.
-            train_dataloaders: not used.
-            val_dataloaders: not used.
-            datamodule: an `RLDataModule`.
-            ckpt_path: checkpoint to resume from.
-            weights_only: see Lightning's `Trainer.fit`.
+        """Train, with exclusive use of the run directory; resume from `ckpt_path`.
 
         Raises:
             ConfigurationError: if another process uses the run directory, or if settings contradict
@@ -318,7 +306,7 @@ class RLTrainer(Trainer, Constructed):
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
-        # Lock the directory first: Lightning opens the loggers before it calls any callback.
+        # Lock the directory first, because Lightning opens the loggers before any callback.
         alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, before_forced_exit(self._report_error):
             try:
@@ -342,8 +330,8 @@ class RLTrainer(Trainer, Constructed):
     ) -> list[Finding]:
         """Check a run without starting it: the env, the collector, and the settings of the update.
 
-        The check builds everything as `fit` does, in this process, and plays the env with random
-        actions and with the current policy. It trains nothing and leaves no run directory.
+        The check builds everything as `fit` does, and plays the env with random actions and with
+        the current policy. It trains nothing and leaves no run directory.
 
         Args:
             model: the algorithm.
@@ -351,9 +339,6 @@ class RLTrainer(Trainer, Constructed):
             ckpt_path: checkpoint from which training would resume.
             seconds: approximate seconds of play, without the creation of the envs.
             json_file: file for the findings as JSON: a list of `topic`, `level`, `text` and `cure`.
-
-        Returns:
-            the findings, by topic.
 
         Raises:
             ConfigurationError: for all that `fit` rejects before its first rollout.
@@ -384,7 +369,6 @@ class RLTrainer(Trainer, Constructed):
         return f"{error} The last checkpoint is complete. Resume: {resume}"
 
     def _report_error(self, error: Exception) -> None:
-        """Report a fatal error to callbacks and loggers, because `fit` cannot return to do it."""
         for callback in cast(list[Callback], cast(Any, self).callbacks):
             with suppress(Exception):
                 callback.on_exception(self, self.lightning_module, error)
@@ -400,14 +384,7 @@ class RLTrainer(Trainer, Constructed):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Evaluate on the validation seeds, and report.
-
-        `verbose` adds Lightning's own table.
-
-        Returns:
-            one dict, equal on all ranks: the report's numbers as `eval/...` (also in
-            `callback_metrics`), and the values that the algorithm logged.
-        """
+        """Evaluate on the validation seeds; return the report's numbers, equal on all ranks."""
         check_not_on_meta(self, model)
         with self._evaluating("limit_val_batches"):
             logged = super().validate(
@@ -438,15 +415,13 @@ class RLTrainer(Trainer, Constructed):
     ) -> list[Mapping[str, float]]:
         """Play the evaluation's episodes in a window, one by one; with `video`, record them.
 
-        Prints the outcome of each episode, and writes no `evaluation.json`.
+        Prints the outcome of each episode, and writes no `evaluation.json`; returns like
+        `validate`.
 
         Args:
             model: the algorithm.
             datamodule: an `RLDataModule`; its `num_eval_episodes` are played.
             ckpt_path: checkpoint whose policy plays.
-
-        Returns:
-            the result of `validate`.
 
         Raises:
             ConfigurationError: if the env has no window, or if a rendering package is missing.
@@ -465,7 +440,6 @@ class RLTrainer(Trainer, Constructed):
 
     @contextmanager
     def _evaluating(self, limit: str) -> Iterator[None]:
-        """Evaluate even if the run's settings disable evaluations during training."""
         before = getattr(self, limit)
         if before == 0:
             rank_zero_info(
@@ -496,8 +470,8 @@ def _refuse(settings: dict[str, Any]) -> None:
     strategy = settings.get("strategy")
     require(
         not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
-        f"trainer.strategy {strategy} is not supported: every process needs the whole policy for "
-        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
+        f"trainer.strategy {strategy} is not supported: every process needs the whole policy to "
+        "act. Use --trainer.strategy ddp or fsdp, or one device.",
     )
     if strategy == "fsdp":
         settings["strategy"] = FSDP2Strategy()
@@ -520,7 +494,7 @@ def _check_devices(accelerator: Any, devices: Any) -> None:
     require(
         not on_cpu or processes <= most,
         f"trainer.devices must be at most {most} on this machine without GPU, got {devices}: on a "
-        "CPU each is a process of its own.",
+        "CPU each device is a process.",
     )
 
 
@@ -541,7 +515,6 @@ def _readable() -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether settings caused the error; a collector's thread wraps its exceptions."""
     refusals = (ConfigurationError, MisconfigurationException)
     return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
 

@@ -27,8 +27,7 @@ SUFFIXES: dict[Format, str] = {
     **{"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"},
     "lerobot": ".lerobot",  # a directory
 }
-"""File suffixes. The ONNX file is made from the `torch.export` program, so tracing works in one
-way; TorchScript is deprecated."""
+"""File suffixes; the ONNX file is made from the `torch.export` program."""
 
 
 class Exported(NamedTuple):
@@ -156,10 +155,9 @@ def _onnx_runner(runtime: Any, path: Path, ports: Ports) -> Callable[[Arrays], A
 
 
 def _write_adapters(policy: Policy, path: Path) -> list[Path]:
-    """Save each peft adapter of a policy by peft, in its own directory."""
     found: dict[str, Any] = {}
     for name, module in policy.named_modules():
-        # The outermost module only: modules inside may delegate these attributes.
+        # Use the outermost module only: inner modules may delegate these attributes.
         inside = any(name.startswith(f"{outer}.") for outer in found)
         if not inside and hasattr(module, "peft_config") and hasattr(module, "save_pretrained"):
             found[name] = module

@@ -62,10 +62,7 @@ class Ports(NamedTuple):
 
 
 def ports_of(policy: Policy) -> Ports:
-    """Return the inputs and outputs of a policy that acts by the mode.
-
-    The entries that only critics read, and the state of exploration noise, are left out.
-    """
+    """Return the inputs and outputs of a policy that acts by the mode, without a critic."""
     leaves = leaves_of(policy.acting_space, OBSERVATION)
     inputs = [Port(name, *space_spec(space), space) for name, space in leaves.items()]
     outputs = list(_action_ports(policy.action_space))
@@ -80,8 +77,6 @@ def ports_of(policy: Policy) -> Ports:
 class ActingGraph(nn.Module):
     """The mode of a policy as a function of tensors, from the env's observation to its action.
 
-    Includes normalisation, unscaling and clipping.
-
     Args:
         policy: the policy; it is copied without its critics.
         ports: inputs and outputs of the policy.
@@ -94,7 +89,6 @@ class ActingGraph(nn.Module):
         self._observed_space = policy.acting_space
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Map inputs [B, ...] by name to outputs [B, ...] by name."""
         rows = inputs[self.ports.inputs[0].name].shape[0]
         observation = _observed(self._observed_space, inputs, OBSERVATION, rows)
         td = TensorDict({OBSERVATION: observation}, [rows])
@@ -130,15 +124,15 @@ def unwrapped(policy: Policy) -> Policy:
 
 
 def why_not_traced(policy: Policy) -> str | None:
-    """Return why a policy cannot be traced, or None."""
+    """Return the reason why a policy cannot be traced, or None."""
     inner = unwrapped(policy)
     body = inner.backbone if isinstance(inner, ChunkPolicy) else inner
     smolvla = isinstance(inner, LeRobotPolicy) and inner.directory.kind == "smolvla"
     if smolvla or isinstance(body, TransformersBackbone | CustomVLA):
         return (
-            f"A {type(body).__name__} is not traced into one graph: its model has code of its own, "
-            "and is too large for an ONNX file. Export it with --format safetensors, for "
-            "load_policy; adapters are then written by peft."
+            f"A {type(body).__name__} cannot be traced into one graph, because its model is too "
+            "large for an ONNX file. Export it with --format safetensors, for load_policy; "
+            "adapters are then written by peft."
         )
     return None
 
@@ -207,7 +201,6 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence the warnings and log lines of exporters."""
     loggers = [logging.getLogger(name) for name in EXPORTERS]
     for logger in loggers:
         logger.addFilter(_nothing)
@@ -246,7 +239,6 @@ def _parts(executed: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def _observed(
     space: gymnasium.Space[Any], inputs: Mapping[str, Tensor], name: str, rows: int
 ) -> Tensor | TensorDict:
-    """Assemble the observation [B, ...] from the inputs."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return inputs[name]
     children = {key: _observed(one, inputs, f"{name}.{key}", rows) for key, one in space.items()}
@@ -254,9 +246,8 @@ def _observed(
 
 
 def _acting_alone(policy: Policy) -> Policy:
-    """Return a copy without critics that computes in the dtype of its weights."""
     alone = copy.deepcopy(policy)
-    # Few runtimes compute in bfloat16 on a CPU, and none with the same bits as torch.
+    # Convert to float32: few runtimes compute in bfloat16 on a CPU.
     alone.compute_in("32-true")
     for name in alone.critic_modules:
         owner, _, child = name.rpartition(".")

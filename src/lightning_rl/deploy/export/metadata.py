@@ -29,7 +29,7 @@ MOST_METRICS = 2**30
 """Most bytes of a run's metrics.csv."""
 
 FORMAT = 1
-"""Increases when a key changes its meaning."""
+"""Version of the metadata; a new meaning of a key increases it."""
 
 ENV_METADATA = (
     *("joint_names", "joint_stiffness", "joint_damping", "default_joint_pos"),
@@ -55,10 +55,7 @@ def metadata_of(
     settings: Mapping[str, Any],
     env: VectorEnv | None,
 ) -> dict[str, Any]:
-    """Return the metadata of an exported policy as plain values.
-
-    `path`, `content` and `settings` belong to its checkpoint; `env` is None if it cannot be built.
-    """
+    """Return the metadata of an exported policy as plain values; `env` may be None."""
     directory, steps = directory_of(path), content[STATE_KEY].get("env_steps")
     env_metadata, manifest = {} if env is None else env.metadata, _json(directory / "run.json")
     state = next((port for port in ports.inputs if port.name == STATE), None)
@@ -90,7 +87,7 @@ def metadata_of(
 
 
 def directory_of(path: Path) -> Path:
-    """Return the run directory of a checkpoint, or else the directory of the file."""
+    """Return the run directory of a checkpoint, or the directory of the file."""
     parent = path.absolute().parent
     return parent.parent if parent.name == CHECKPOINTS else parent
 
@@ -123,13 +120,11 @@ def _described(port: Port) -> dict[str, Any]:
 
 
 def _numbers(bound: np.ndarray) -> Any:
-    """Return a bound as a list, or as one number if all are equal; null for an infinite one."""
     same = bound.size and (bound == bound.flat[0]).all()
     return plain_json(bound.flat[0] if same else bound)
 
 
 def _env_name(settings: Mapping[str, Any]) -> str | None:
-    """Return the id of the innermost env, or its class."""
     env = (settings.get("data") or {}).get("env")
     while isinstance(env, Mapping):
         inside = env.get("init_args") or {}
@@ -143,7 +138,6 @@ def _class_name(part: Mapping[str, Any]) -> str | None:
 
 
 def _control_period(metadata: Mapping[str, Any]) -> float | None:
-    """Return the seconds between two env steps; None if the env does not report them."""
     period = metadata.get("control_period")
     if period is None and metadata.get("render_fps"):
         period = 1.0 / float(metadata["render_fps"])
@@ -151,9 +145,8 @@ def _control_period(metadata: Mapping[str, Any]) -> float | None:
 
 
 def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
-    """Return the scores of this policy: from `validate`, or else from training."""
     directory = directory_of(path)
-    for place in (directory, path.parent):  # the second for a run in Python
+    for place in (directory, path.parent):  # for a run in Python
         evaluation = _json(place / "evaluation.json")
         if steps is not None and evaluation.get("env_steps") == steps:
             return {name: plain_json(evaluation[name]) for name in EVALUATED if name in evaluation}
@@ -172,7 +165,6 @@ def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run; return {} if it is missing or (with a warning) unreadable."""
     try:
         return read_json(path, directory_of(path))
     except FileNotFoundError:

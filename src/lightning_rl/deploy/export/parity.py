@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 """Arrays [N, ...] by the names of inputs or outputs."""
 
 Acts = Callable[[Any], Arrays]
-"""Maps an observation of N envs to the parts of the action; it keeps its state itself."""
+"""Maps an observation of N envs to the parts of the action, and keeps its own state."""
 
 STEPS = 20
 """Number of consecutive observations, over which a memory carries its state."""
@@ -36,24 +36,24 @@ TOLERANCE = 1e-5
 """Allowed difference of an action, in units of half the distance of its bounds, or of 1."""
 
 TOLERANCE_WITH_MEMORY = 5e-5
-"""The same for a policy with a memory, which accumulates rounding errors: a correct GRU differs by
-2e-6 after the first step, and by up to 1.3e-5 later (AVX-512 kernels)."""
+"""The tolerance for a policy with a memory, which accumulates rounding errors.
+
+A correct GRU differs by 2e-6 after the first step, and by up to 1.3e-5 later (AVX-512 kernels).
+"""
 
 DIFFERING_CHOICES = 1e-3
-"""Allowed share of different choices: two choices may have equal values to the last digit."""
+"""Allowed share of different choices, because two choices may have almost equal values."""
 
 
 def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
     """Compare an exported policy with the policy of `load_policy`; both act by the mode.
 
-    Args:
-        policy: the policy in torch. A policy that cannot be traced is slow: it is compared on 1
-            observation.
-        make: returns the exported policy at the start of episodes.
+    Return `observations` (their number), `tolerance`, `passed`, and in `actions` for each part of
+    the action `largest_difference`, `equal` (share of bit-equal entries) and `passed`.
 
-    Returns:
-        `observations` (their number), `tolerance`, `passed`, and in `actions` for each part of the
-        action `largest_difference`, `equal` (share of bit-equal entries) and `passed`.
+    Args:
+        policy: the policy in torch. If it cannot be traced, it is compared on 1 observation.
+        make: returns the exported policy at the start of episodes.
     """
     steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
     generator = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
     observation = space.sample()
     arrays = flat(observation, OBSERVATION)
     normalizer, start = getattr(policy, "normalizer", None), 0
-    # In the normaliser's order: by key, level by level.
+    # Use the normaliser's order: by key, level by level.
     leaves = leaves_of(policy.acting_space, OBSERVATION)
     for name in sorted(leaves, key=lambda name: name.split(".")):
         leaf = leaves[name]
@@ -127,7 +127,7 @@ def _compared(
 
 
 def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Acts]:
-    """Return a function that makes an `Acts` from an exported graph, which `run` computes."""
+    """Return a function that makes an `Acts` from an exported graph, computed by `run`."""
 
     def make() -> Acts:
         state: Arrays = {}

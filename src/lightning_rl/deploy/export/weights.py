@@ -1,7 +1,4 @@
-"""Write the weights of a policy and a description to rebuild it; read both as a checkpoint.
-
-`NAME.safetensors` holds the weights, `NAME.safetensors.json` the description. Both are data.
-"""
+"""Write a policy's weights, and a JSON description to rebuild it; read both as a checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -50,7 +47,7 @@ def safetensors() -> Any:
 
 def write_weights(policy: Policy, path: Path) -> None:
     """Write the parameters and buffers of a policy."""
-    # Copies, because safetensors refuses tensors that share memory.
+    # Copy, because safetensors refuses tensors that share memory.
     state = {name: one.detach().cpu().clone() for name, one in policy.state_dict().items()}
     content: bytes = safetensors().save({name: one.contiguous() for name, one in state.items()})
     write_atomically(path, lambda file: file.write(content))
@@ -90,7 +87,7 @@ def read_exported(path: Path) -> dict[str, Any]:
         weights = safetensors().load_file(path)
     except ConfigurationError:
         raise
-    except Exception as error:  # a damaged file fails in many ways
+    except Exception as error:  # a damaged file raises many types of errors
         raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
     content["state_dict"] = {f"policy.{name}": one for name, one in weights.items()}
     check_schema(content, f"The export {path}")
@@ -111,7 +108,6 @@ def plain_json(value: Any) -> Any:
 
 
 def _without_infinities(value: Any) -> Any:
-    """Write infinite numbers as texts, because JSON has none."""
     if isinstance(value, dict):
         return {str(key): _without_infinities(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -120,7 +116,6 @@ def _without_infinities(value: Any) -> Any:
 
 
 def _with_infinities(value: Any) -> Any:
-    """Undo `_without_infinities`."""
     if isinstance(value, dict):
         return {key: _with_infinities(child) for key, child in value.items()}
     if isinstance(value, list):

@@ -51,17 +51,16 @@ MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, that a resumed run can replay."""
 
 REPLAY_SECONDS = 5.0
-"""Duration of one turn of a replay; all `sync` envs share it."""
+"""Duration of one turn of a replay, in seconds, for all `sync` envs together."""
 
 
 class GymnasiumEnv(VectorEnv):
     """Any registered Gymnasium env, N times.
 
-    An env or wrapper in which a person or a script may take over sets
+    An env or wrapper with interventions of a person or a script sets
     `metadata["reports_interventions"] = True` and reports `executed_action` and `intervened` in the
-    info of a step: see `VectorEnv.step`. Steps without these entries count as not intervened.
-    Setting custom keys also declares interventions. A wrapper that reports a penalty
-    (`PenaltyTerms`) sets `metadata["reports_penalty"] = True`.
+    info of a step: see `VectorEnv.step`. A wrapper that reports a penalty (`PenaltyTerms`) sets
+    `metadata["reports_penalty"] = True`.
 
     Args:
         num_envs: N.
@@ -74,7 +73,8 @@ class GymnasiumEnv(VectorEnv):
         wrappers: applied to each env in order, `gymnasium.Env -> gymnasium.Env`; in YAML a list of
             class paths.
         clip_action: clip continuous actions to the bounds of the space before stepping.
-        executed_action_key: info key of the executed action; `teleop_action` in gym-hil.
+        executed_action_key: info key of the executed action; `teleop_action` in gym-hil. Another
+            key also declares interventions.
         intervened_key: info key of the intervention flag; `is_intervention` in gym-hil.
 
     Attributes:
@@ -146,15 +146,15 @@ class GymnasiumEnv(VectorEnv):
         return wrap_arrays(observation), reward, terminated, truncated, info
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
-        # A subclass may override `step`. Envs with interventions do not need the speed.
+        # Only without an override of `step`, and without interventions, which need no speed.
         quick = type(self) is GymnasiumEnv and not self.extra_fields
         if quick and _is_plain(rollout):
             return ArrayStepper(self, rollout)
         return super().rollout_stepper(rollout)
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `step` does for actions [N, *A], with arrays; `info` still holds tensors."""
-        # Copy the actions: replay keeps them, and the rollout storage is overwritten.
+        """Step by actions [N, *A] as in `step`, with arrays; `info` still holds tensors."""
+        # Copy the actions for the replay, because the rollout storage is overwritten.
         if self._clip is not None:
             actions = actions.clip(*self._clip)
             if actions.dtype is not self._action_dtype:
@@ -171,7 +171,6 @@ class GymnasiumEnv(VectorEnv):
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the start of each episode, and its actions since."""
         if not self._replayable or self._episode_begin.min() < self._first_kept:
             return None
         starts = self._env.get_attr("episode_start")
@@ -190,11 +189,6 @@ class GymnasiumEnv(VectorEnv):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restart the saved episodes, replay their actions, and compare the final observations.
-
-        Raises:
-            RestoreError: the replay is impossible, or ends at a different observation.
-        """
         episodes = state["episodes"]
         if len(episodes) != self.num_envs:
             raise RestoreError(
@@ -226,7 +220,6 @@ class GymnasiumEnv(VectorEnv):
         return wrap_arrays(self._observation)
 
     def _replayed(self) -> list[Any]:
-        """Replay the episodes of all envs; return their observations, None for ended episodes."""
         while True:
             replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
             self._turns += 1
@@ -235,15 +228,9 @@ class GymnasiumEnv(VectorEnv):
 
     @property
     def progress(self) -> int:
-        """Number of completed replay turns."""
         return self._turns
 
     def make_renderable(self) -> None:
-        """Rebuild the envs with a render mode: Gymnasium sets it at construction.
-
-        Raises:
-            ConfigurationError: the env cannot be drawn.
-        """
         if self.env_kwargs.get("render_mode") == "rgb_array":
             return
         modes = self._env.metadata.get("render_modes", [])
@@ -264,11 +251,6 @@ class GymnasiumEnv(VectorEnv):
         self._recreate()
 
     def show(self) -> None:
-        """Rebuild the envs, each with a window.
-
-        Raises:
-            ConfigurationError: an env has no window, or there is no screen.
-        """
         modes = self.metadata.get("render_modes", [])
         require(
             "human" in modes,
@@ -297,11 +279,6 @@ class GymnasiumEnv(VectorEnv):
         self._take_spaces()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """Draw the envs; with `async`, each worker draws its own env.
-
-        Raises:
-            ConfigurationError: a drawing package is missing, or the env returns no pictures.
-        """
         try:
             if self._replayable:
                 self._env.set_attr("picture_wanted", [i in rows for i in range(self.num_envs)])
@@ -312,7 +289,7 @@ class GymnasiumEnv(VectorEnv):
             raise missing_package(self.id, error) from error
         require(
             pictures is not None and all(pictures[i] is not None for i in rows),
-            f"Env '{self.id}' gives no pictures: call make_renderable() before it is reset.",
+            f"Env '{self.id}' returns no pictures: call make_renderable() before its reset.",
         )
         return np.stack([one_picture(pictures[i]) for i in rows])
 
@@ -320,10 +297,7 @@ class GymnasiumEnv(VectorEnv):
         self._env.close()
 
     def _profile_mujoco(self) -> None:
-        """Turn MuJoCo's profiler on or off, by the settings.
-
-        Runs at resets, because the trainer sets the settings after the envs exist.
-        """
+        """Set MuJoCo's profiler at a reset: the trainer's settings come after `__init__`."""
         wanted = settings().mujoco_profiler
         if self._replayable:
             answers = self._env.call("profile_mujoco", wanted)
@@ -345,14 +319,13 @@ class GymnasiumEnv(VectorEnv):
             self.stop_interventions()
 
     def _take_spaces(self) -> None:
-        """Read the spaces of the envs, and prepare the conversion of actions."""
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
         self._action_dtype = self.single_action_space.dtype
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if self._clips and isinstance(self.single_action_space, gymnasium.spaces.Box):
             bounds = (self.single_action_space.low, self.single_action_space.high)
-            # Bounds for the whole batch: with broadcasting, NumPy takes twice as long.
+            # Bounds for the whole batch, because NumPy takes twice as long with broadcasting.
             low, high = (np.stack([bound] * self.num_envs) for bound in bounds)
             self._clip = (low, high)
         announced = self._env.metadata.get("reports_interventions", False)
@@ -380,12 +353,11 @@ class GymnasiumEnv(VectorEnv):
         self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
 
     def _log_actions(self, actions: np.ndarray, done: np.ndarray | None) -> None:
-        """Keep the actions that a replay of the current episodes needs."""
         self._actions.append(actions)
         now = self._first_kept + len(self._actions)
         if done is not None:
             self._episode_begin[done] = now
-        # Only sometimes: deleting from the front of a list moves all other entries.
+        # Only sometimes, because deleting from the front of a list moves all other entries.
         if len(self._actions) % 1024 == 0:
             oldest = max(int(self._episode_begin.min()), now - MAX_REPLAY_STEPS)
             del self._actions[: oldest - self._first_kept]
@@ -408,7 +380,6 @@ class GymnasiumEnv(VectorEnv):
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> dict[str, Any]:
-        """Convert the info of a step by the env's actions [N, *A]."""
         result: dict[str, Any] = {}
         if "final_obs" in info:
             final = info["final_obs"]
@@ -432,7 +403,7 @@ class GymnasiumEnv(VectorEnv):
         return result | to_tensors(report) if report else result
 
     def _final_rows(self, rows: np.ndarray) -> Any:
-        """Copy all rows that are not None into arrays [N, ...], which the next step overwrites."""
+        """Copy rows that are not None into arrays [N, ...], which the next step overwrites."""
         if self._finals is None:
             space = self.single_observation_space
             self._finals = create_empty_array(space, self.num_envs, np.zeros)
@@ -449,7 +420,6 @@ class GymnasiumEnv(VectorEnv):
         return self._finals
 
     def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
-        """Check that a batched env returned the final observations of all truncated envs [N]."""
         final = info["final_obs"]
         given = np.asarray(info.get("_final_obs", True), dtype=bool)
         if isinstance(final, np.ndarray) and final.dtype == object:
@@ -458,7 +428,7 @@ class GymnasiumEnv(VectorEnv):
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
-    """Close an env at exit: its workers ignore the signals that would end them."""
+    """Close an env at exit, because its workers ignore signals."""
     env = reference()
     if env is not None:
         env.close()

@@ -25,10 +25,9 @@ OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
 class EnvPoolEnv(VectorEnv):
     """Any env of EnvPool, N times, stepped by C++ threads.
 
-    EnvPool takes seeds at a pool's construction and resets finished envs one step late. So each
-    seeded reset makes a new pool, and `step` resets finished envs by index. EnvPool cannot save its
-    state: a resumed run restarts its episodes, with a warning. If an episode fails exactly at the
-    time limit, only `truncated` is set.
+    Each seeded reset makes a new pool, because a pool takes seeds only at its construction. A
+    resumed run restarts its episodes, with a warning. If an episode fails exactly at the time
+    limit, only `truncated` is set.
 
     Args:
         num_envs: N.
@@ -58,8 +57,8 @@ class EnvPoolEnv(VectorEnv):
         for name in OWN_SETTINGS:
             require(
                 name not in kwargs,
-                f"env_kwargs cannot set '{name}'; num_envs and num_threads have arguments of their "
-                "own, and seeds come with the reset.",
+                f"env_kwargs cannot set '{name}'; num_envs and num_threads are arguments of "
+                "EnvPoolEnv, and reset takes the seeds.",
             )
         self.id = id
         self.num_envs = num_envs
@@ -76,9 +75,8 @@ class EnvPoolEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode in every env; options are ignored, seeds are taken modulo 2^31."""
         if seed is not None or self._pool is None:
-            self.close()  # a pool takes its seeds when it is made
+            self.close()  # a pool takes seeds only at its construction
             seeds = [s % 2**31 for s in self._seeds(seed)]
             with _explained(self.id):
                 self._pool = self._envpool.make_gymnasium(self.id, **self._settings, seed=seeds)
@@ -100,7 +98,7 @@ class EnvPoolEnv(VectorEnv):
         finished = np.flatnonzero(done)
         if finished.size:
             info["final_obs"] = result
-            # Reset now: EnvPool would reset them in the next step and ignore its action.
+            # Reset now: EnvPool would reset these envs in the next step and ignore its action.
             first, _ = self._pool.reset(finished.astype(np.int32))
             result = _with_rows(result, torch.from_numpy(finished), _to_tensors(first))
         return (
@@ -148,7 +146,6 @@ def _make_spaces(
 
 @contextmanager
 def _explained(id: str) -> Iterator[None]:
-    """Raise EnvPool's errors with the name of the env, and hide a warning."""
     # EnvPool has float64 bounds for float32 spaces, and Gymnasium warns each time.
     try:
         with warnings.catch_warnings():
@@ -160,7 +157,6 @@ def _explained(id: str) -> Iterator[None]:
 
 
 def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Return a space with float32 in place of float64, as rollouts store it."""
     if isinstance(space, gymnasium.spaces.Dict):
         return gymnasium.spaces.Dict({key: _as_stored(child) for key, child in space.items()})
     if isinstance(space, gymnasium.spaces.Box) and space.dtype == np.float64:
@@ -171,7 +167,6 @@ def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 def _to_tensors(observation: Any) -> Observation:
-    """Wrap arrays, or dicts of arrays, as tensors [N, ...]; float64 becomes float32."""
     return wrap_arrays(map_tree(_narrowed, observation))
 
 

@@ -53,10 +53,7 @@ def make_gymnasium(
     wrappers: list[EnvWrapper],
     names: dict[str, str],
 ) -> Any:
-    """Call `gymnasium.make_vec`; its errors become messages that name the cure.
-
-    `names` maps the env's info keys of interventions to ours.
-    """
+    """Call `gymnasium.make_vec`; its errors become messages that name the cure."""
     require(
         vectorization != "vector_entry_point" or not wrappers,
         "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
@@ -71,7 +68,7 @@ def make_gymnasium(
         if vectorization == "sync":
             env = InlineVectorEnv([make_one] * num_envs)
         elif vectorization == "async":
-            # copy=False: the collector copies observations before the next step overwrites them.
+            # copy=False, because the collector copies observations before the next step.
             env = WorkerVectorEnv(
                 [make_one] * num_envs,
                 f"Env '{id}'",
@@ -91,9 +88,9 @@ def make_gymnasium(
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         raise ConfigurationError(
-            f"{num_envs} processes of env '{id}' need more open files than this process may have "
-            f"({error.strerror}). Raise the limit (ulimit -n 4096), set fewer data.num_envs, or "
-            "vectorization: sync."
+            f"{num_envs} processes of env '{id}' need more open files than the limit of this "
+            f"process ({error.strerror}). Raise the limit (ulimit -n 4096), set fewer "
+            "data.num_envs, or vectorization: sync."
         ) from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
@@ -111,9 +108,9 @@ def _unregistered(id: str, error: Exception) -> ConfigurationError:
 
 
 def from_environment(settings: Any, path: str) -> Any:
-    """Replace `${NAME}` in a tree of settings by environment variables.
+    """Replace `${NAME}` in a tree of settings by environment variables; `path` is for messages.
 
-    The files of a run keep `${NAME}`, so they contain no secrets. `path` is used in messages.
+    The files of a run keep `${NAME}`, so they contain no secrets.
     """
     if isinstance(settings, dict):
         return {key: from_environment(one, f"{path}.{key}") for key, one in settings.items()}
@@ -130,7 +127,6 @@ def from_environment(settings: Any, path: str) -> Any:
 
 
 def _check_batch(env: Any, id: str, vectorization: str) -> None:
-    """Refuse, and close, a batch without same-step autoreset or with actions of several parts."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         env.close()
@@ -144,8 +140,8 @@ def _check_batch(env: Any, id: str, vectorization: str) -> None:
     if isinstance(taken, StructuredActions) and taken != env.single_action_space:
         env.close()
         raise ConfigurationError(
-            f"Env '{id}' has actions of several parts, {env.single_action_space}, which a vector "
-            "entry point does not support: use vectorization: sync or async."
+            f"Env '{id}' has actions of several parts, {env.single_action_space}, which "
+            "vectorization: vector_entry_point does not support: use vectorization: sync or async."
         )
 
 
@@ -153,10 +149,10 @@ def _make_one(
     id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper], names: dict[str, str]
 ) -> gymnasium.Env:
     _import(id)
-    # Gymnasium's checker only checks the first steps, and only warns.
+    # Remove Gymnasium's checker, which only warns, and only in the first steps.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     env = _with_returns_checked(env)
-    for wrapper in (None, *wrappers):  # any of these layers may use the env's own names
+    for wrapper in (None, *wrappers):  # each layer may use the env's own names
         env = env if wrapper is None else wrapper(env)
         env = _NamedInterventions(env, names) if names else env
     _check_layers(env)
@@ -166,7 +162,6 @@ def _make_one(
 
 
 def _with_returns_checked(env: gymnasium.Env) -> gymnasium.Env:
-    """Insert `CheckedReturns` between an env and the wrappers of its id."""
     outer = env
     while isinstance(outer, gymnasium.Wrapper) and isinstance(outer.env, gymnasium.Wrapper):
         outer = outer.env
@@ -177,7 +172,6 @@ def _with_returns_checked(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def _check_layers(env: gymnasium.Env) -> None:
-    """Refuse wrappers that keep statistics or reset late, and the `reset` of old Gym versions."""
     layers = [env]
     while isinstance(env, gymnasium.Wrapper):
         layers.append(env := env.env)
@@ -186,9 +180,9 @@ def _check_layers(env: gymnasium.Env) -> None:
         statistics = [key for key, value in vars(layer).items() if _is_statistics(value)]
         require(
             not statistics,
-            f"The wrapper {name} keeps statistics of its own ({', '.join(statistics)}): each env, "
-            "the evaluation, a resumed run and an exported policy would scale differently. Remove "
-            "it, and let the policy normalise, with shared and saved statistics: "
+            f"The wrapper {name} keeps its own statistics ({', '.join(statistics)}): each env, "
+            "the evaluation, a resumed run and an exported policy would scale differently. "
+            "Remove the wrapper, and let the policy normalise with shared and saved statistics: "
             "model.policy.normalize_observation: true, and model.normalize_reward: true.",
         )
         require(
@@ -201,10 +195,10 @@ def _check_layers(env: gymnasium.Env) -> None:
         missing = [key for key in ("seed", "options") if key not in parameters and not takes_any]
         require(
             not missing,
-            f"{name}.reset takes no {' and no '.join(missing)}: is it written for an old version "
-            "of Gym? Gymnasium calls reset(*, seed=None, options=None), which returns observation "
-            "and info, and step returns observation, reward, terminated, truncated and info. "
-            "Correct it, or wrap it (shimmy's GymV21CompatibilityV0 does that).",
+            f"{name}.reset does not take {' and '.join(missing)}: the env may be written for an "
+            "old version of Gym. Gymnasium calls reset(*, seed=None, options=None), which "
+            "returns observation and info, and step returns observation, reward, terminated, "
+            "truncated and info. Correct the env, or wrap it in shimmy's GymV21CompatibilityV0.",
         )
 
 
@@ -213,7 +207,6 @@ def _is_statistics(value: Any) -> bool:
 
 
 def _import(id: str) -> None:
-    """Import the env's module and redirect MuJoCo's warnings before a model is compiled."""
     spec = spec_of(id)
     if spec is not None and isinstance(spec.entry_point, str):
         load_env_creator(spec.entry_point)
@@ -221,8 +214,8 @@ def _import(id: str) -> None:
 
 
 def spec_of(id: str) -> Any:
-    """Return the spec of an id (`module:name` or without version, too), or None."""
-    # `gymnasium.spec` accepts neither of these two forms.
+    """Return the spec of an id (also `module:name`, or without version), or None."""
+    # `gymnasium.spec` does not accept these two forms.
     name = id.rpartition(":")[2]
     versions = [spec for spec in gymnasium.registry.values() if spec.id.rpartition("-v")[0] == name]
     newest = max(versions, key=lambda spec: spec.version or 0, default=None)
@@ -230,7 +223,6 @@ def spec_of(id: str) -> Any:
 
 
 def _check_units(env: gymnasium.Env) -> None:
-    """Refuse wrappers that convert actions but not the `executed_action` of an inner env."""
     while isinstance(env, gymnasium.Wrapper) and env.metadata.get("reports_interventions"):
         within = env.env
         if isinstance(env, gymnasium.ActionWrapper) and not isinstance(env, ClipAction):
@@ -244,8 +236,6 @@ def _check_units(env: gymnasium.Env) -> None:
 
 
 class _NamedInterventions(gymnasium.Wrapper):
-    """Renames the env's info keys of interventions to ours."""
-
     def __init__(self, env: gymnasium.Env, names: dict[str, str]) -> None:
         super().__init__(env)
         self.metadata = {**env.metadata, "reports_interventions": True}
@@ -289,7 +279,7 @@ def _unknown_namespace(id: str) -> ConfigurationError:
 
 
 def missing_package(id: str, error: Exception) -> ConfigurationError:
-    """Return the error that names the packages to install for an env."""
+    """Return an error with the packages to install for an env."""
     if "moviepy" in str(error):
         return ConfigurationError(
             f"Env '{id}' has a wrapper that needs a package which is not installed: pip install "

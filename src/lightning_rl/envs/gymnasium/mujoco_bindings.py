@@ -1,8 +1,4 @@
-"""Turn MuJoCo's warnings into Python warnings, and switch its profiler.
-
-Only this file uses private parts of MuJoCo: the library's path, and a C variable. Tested with
-mujoco 4.0.
-"""
+"""Turn MuJoCo's warnings into Python warnings, and switch its profiler (mujoco 4.0)."""
 
 import ctypes
 import sys
@@ -16,10 +12,9 @@ OF_MUJOCO = ("mujoco", "dm_control")
 def convert_mujoco_warnings() -> None:
     """Turn MuJoCo's warnings in this process into Python warnings.
 
-    By default MuJoCo prints every warning and writes it to MUJOCO_LOG.TXT in the working directory;
-    with version 4, every new Gymnasium env causes one. Deprecations become a `DeprecationWarning`,
-    other warnings, such as an unstable simulation, a `RuntimeWarning`. Does nothing if the user has
-    set a callback (`mujoco.set_mju_user_warning`) or `mujoco` is not imported.
+    By default MuJoCo prints every warning and writes it to MUJOCO_LOG.TXT in the working directory.
+    Deprecations become a `DeprecationWarning`, other warnings, such as an unstable simulation, a
+    `RuntimeWarning`. Does nothing if the user has set a callback or `mujoco` is not imported.
     """
     mujoco = sys.modules.get("mujoco")
     if mujoco is not None and mujoco.get_mju_user_warning() is None:
@@ -27,12 +22,12 @@ def convert_mujoco_warnings() -> None:
 
 
 def _warn(text: str) -> None:
-    # stacklevel 2 would attribute deprecations to Gymnasium, and Python would show them.
+    # With stacklevel 2, Python would show deprecations, as warnings of Gymnasium.
     deprecated = "deprecated" in text
     category, stacklevel = (DeprecationWarning, 1) if deprecated else (RuntimeWarning, 2)
     try:
         warnings.warn(f"MuJoCo: {text.strip()}", category, stacklevel)
-    except Warning as error:  # if warnings are errors: raising through MuJoCo ends the process
+    except Warning as error:  # warnings may be errors, and raising through MuJoCo ends the process
         print(error, file=sys.stderr)
 
 
@@ -40,10 +35,9 @@ def set_mujoco_profiler(wanted: bool) -> None:
     """Turn MuJoCo's profiler on or off in this process.
 
     With the callback `mjcb_time`, which the Python bindings set, MuJoCo reads a clock about 30
-    times per simulation step to fill `MjData.timer`. HalfCheetah-v5 takes 29 µs per step with it
-    and 26 µs without, with bit-equal results. `mujoco.set_mjcb_time(None)` only restores the
-    bindings' clock, so this function clears the C variable. Does nothing if the user has set a
-    clock, if `mujoco` is not imported, or if the variable is missing (another version or platform).
+    times per simulation step: HalfCheetah-v5 takes 29 µs per step with it and 26 µs without.
+    `mujoco.set_mjcb_time(None)` only restores this clock, so this function clears the C variable.
+    Does nothing if the user has set a clock, or if the variable is missing.
     """
     mujoco = sys.modules.get("mujoco")
     if mujoco is None or mujoco.get_mjcb_time() is not None:
@@ -59,17 +53,16 @@ def set_mujoco_profiler(wanted: bool) -> None:
 
 
 def has_mujoco_profiler(env: Any) -> bool | None:
-    """Return whether MuJoCo times the steps of an env in this process; None for other envs."""
+    """Return whether MuJoCo times the steps of an env in this process; None without MuJoCo."""
     held = vars(getattr(env, "unwrapped", env)).values()
     if not any(type(one).__module__.partition(".")[0] in OF_MUJOCO for one in held):
         return None
     try:
         return _clock_of(sys.modules["mujoco"]).value is not None
     except (AttributeError, OSError, ValueError):
-        return True  # it cannot be switched off here
+        return True  # this platform cannot switch it off
 
 
 def _clock_of(mujoco: Any) -> ctypes.c_void_p:
-    """Return the C variable of the clock; null means no clock."""
     library = ctypes.CDLL(mujoco._callbacks.__file__)
     return ctypes.c_void_p.in_dll(library, "mjcb_time")

@@ -18,10 +18,7 @@ from lightning_rl.envs.step_results import check_observation, copy_of, read_rese
 
 
 class CheckedReturns(gymnasium.Wrapper):
-    """Checks the results of an env before its wrappers use them.
-
-    Otherwise wrong results would raise obscure errors in Gymnasium's wrappers.
-    """
+    """Checks the results of an env before Gymnasium's wrappers raise obscure errors."""
 
     @property
     def spec(self) -> Any:  # type: ignore[override]  # a property there too
@@ -41,9 +38,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
     """Stores the start of the episode, so that its actions can be replayed.
 
     An episode is a function of the env's generator state at its reset and of the actions since.
-    This wrapper stores the state, `GymnasiumEnv` the actions, and `Intervention` the actions that
-    replaced them. If an env depends on anything else, its replay ends at another observation, which
-    the caller detects.
+    This wrapper stores the state, `GymnasiumEnv` the actions, and `Intervention` the replaced
+    actions. If an env depends on anything else, its replay ends at another observation.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -53,21 +49,20 @@ class ReplayableEpisode(gymnasium.Wrapper):
         self._replay: tuple[Any, list[Any]] = (None, [])  # last observation, remaining actions
         self.picture_wanted = False
         space = env.observation_space
-        # Spaces other than Box are checked at every step: keys of a dict, ranges of choices.
+        # Check spaces other than Box at every step: keys of a dict, ranges of choices.
         self._shape = space.shape if isinstance(space, gymnasium.spaces.Box) else None
         self._dtype = space.dtype
         self._in_worker = multiprocessing.parent_process() is not None
         self._seed: int | None = None  # `_seed` and `_episode` seed a worker's global generators
         self._episode = 0
         if self._in_worker:
-            # Only the learner stops workers, even if Ctrl-C reaches the whole process group.
+            # Ignore Ctrl-C: only the learner stops workers.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset, and store the seed or the previous generator state."""
         if seed is not None:
             self._seed, self._episode = int(seed), 0
             self.episode_start = {"seed": int(seed)}
@@ -82,7 +77,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
             self.episode_start = None  # a resumed run must not repeat the motions of a robot
         observation, info = read_reset(self.env, self.env.reset(seed=seed, options=options))
         check_observation(self.env, observation)
-        # Copies: an env may use the same array, and the same dict, again.
+        # Copy, because an env may reuse its array and its dict.
         return copy_of(self.env.observation_space, observation), self._sent(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -101,7 +96,6 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, self._sent(info)
 
     def _sent(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Return the info; workers send only the entries that are read."""
         if not (info and self._in_worker):
             return info
         return {key: info[key] for key in READ if key in info}
@@ -112,11 +106,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return has_mujoco_profiler(self.env)
 
     def time_limit(self) -> int | None:
-        """Return the lowest time limit of the wrappers, in steps."""
         limits, env = [], self.env
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
-                # The spec is missing if settings of the env cannot be copied.
+                # Without a copy of the env's settings there is no spec.
                 own = env.unwrapped.spec
                 spec = env.spec or gymnasium.registry.get(own.id if own is not None else "")
                 limits.append(spec.max_episode_steps or 0 if spec is not None else 0)
@@ -142,11 +135,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return self.env.render() if self.picture_wanted else None
 
     def replay_episode(self, seconds: float) -> tuple[bool, Any]:
-        """Start or continue the replay of `replay_request` for some seconds.
-
-        Returns whether the replay is complete, and the last observation, or None if the episode
-        ended.
-        """
+        """Replay for some seconds; return whether it is complete, and the last observation."""
         until = time.monotonic() + seconds
         if self.replay_request is not None:
             start, actions, states = self.replay_request
@@ -177,8 +166,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
 def seed_globals(seed: int, number: int) -> None:
     """Seed the global generators of Python, NumPy and torch in the process of an env.
 
-    Otherwise all forked processes would draw the same numbers. Seeding at each episode allows a
-    resumed run to repeat it.
+    Otherwise all forked processes would draw the same numbers. Each episode seeds them, for
+    resuming.
     """
     word = int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1)[0])
     random.seed(word)

@@ -1,7 +1,4 @@
-"""Step Gymnasium envs in their own processes, and report why a process failed.
-
-Only this file uses private members of Gymnasium's vector envs (`OF_GYMNASIUM`).
-"""
+"""Step Gymnasium envs in their own processes, and report why a process failed."""
 
 import faulthandler
 import multiprocessing.connection
@@ -44,7 +41,7 @@ STACK_FILE = "lightning_rl_stack"
 """Name of the memory file with a process's stack; visible in `/proc`."""
 
 SHOW_STACK = getattr(signal, "SIGURG", None)
-"""Signal that makes a process write its stack, in C: works even if Python code is blocked."""
+"""Signal by which a process writes its stack, in C, even if Python code is blocked."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # what happened, as in `BrokenPipe`
@@ -78,13 +75,12 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
         return results
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the processes; kill busy ones."""
         for pipe in self.parent_pipes:
             try:
                 pipe.send(("close", None))
             except OSError:
                 continue  # already closed, or the process died
-        # An env that is stepping or hangs cannot read this.
+        # A busy or hanging env cannot read this.
         patience = EXIT_SECONDS if self._state is AsyncState.DEFAULT else 0.0
         deadline = time.monotonic() + patience
         for process in self.processes:
@@ -96,7 +92,6 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
             pipe.close()
 
     def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stacks of the processes that are not waiting for a command."""
         processes = getattr(self, "processes", [])  # missing while Gymnasium makes a dummy env
         if len(processes) < self.num_envs:
             return {}
@@ -109,7 +104,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
         return True
 
     def _check_spaces(self) -> None:
-        # The first call to the processes: a failed construction shows up here.
+        # The first call to the processes, which raises errors of construction.
         try:
             self._guard(super()._check_spaces)
         except BaseException:
@@ -131,7 +126,6 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
         return vector_infos
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function that communicates with the processes; raise `WorkerDied` if one died."""
         try:
             return function(*args, **kwargs)
         except (EOFError, OSError) as error:
@@ -141,8 +135,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
             raise WorkerDied(ended) from error
 
     def _who_died(self) -> str | None:
-        """Describe which processes ended, and how; None if all are alive."""
-        # The pipes of a process close shortly before it ends.
+        # The pipes of a process close shortly before its end.
         sentinels = [process.sentinel for process in self.processes]
         ending = multiprocessing.connection.wait(sentinels, EXIT_SECONDS)
         for process in self.processes:
@@ -179,7 +172,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
 class _Reports:
     """Sends exceptions of an env to the learner; replaces those that do not pickle.
 
-    A queue pickles in its own thread and drops failures: the learner would wait for them.
+    A queue pickles in its own thread and drops failures: the learner would wait forever.
     """
 
     def __init__(self, errors: Any) -> None:
@@ -205,11 +198,7 @@ def _work(
     errors: Any,
     *settings: Any,
 ) -> None:
-    """Run Gymnasium's worker, and report every exception.
-
-    Gymnasium's (private) worker reports no exception of an env's construction, and only exceptions
-    that pickle.
-    """
+    """Run Gymnasium's worker, but report every exception, also those of construction."""
     seed_globals(int(np.random.randint(2**31)), index)  # a fork copies its parent's generators
     reports = _Reports(errors)
     if hasattr(os, "memfd_create") and SHOW_STACK is not None:
@@ -233,10 +222,7 @@ _OURS = (__file__, gymnasium.vector.async_vector_env.__file__)
 
 
 def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
-    """Return the stacks of processes within their envs; None for those that wait for a command.
-
-    Empty if a process does not answer: it is stopped, or the system is not Linux.
-    """
+    """Return the stacks of processes within their envs; None for those that wait for a command."""
     files = [_stack_file(pid) for pid in pids]
     for pid, file in zip(pids, files, strict=True):
         if file is not None and SHOW_STACK is not None:
@@ -266,18 +252,15 @@ def _read(file: Path | None) -> str:
 
 
 def _frames(text: str) -> list[tuple[str, str, str]]:
-    """Parse the output of `faulthandler`: file, line and function, innermost call first."""
     return re.findall(r'^ +File "(.+)", line (\d+) in (.+)\n', text, re.MULTILINE)
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether a stack, written line by line, contains the whole part of the env."""
-    # `faulthandler` ends one of more than a hundred calls with three dots.
+    # `faulthandler` ends a stack of more than a hundred calls with three dots.
     return text.endswith("  ...\n") or any(file in _OURS for file, *_ in _frames(text))
 
 
 def _stack(text: str) -> traceback.StackSummary | None:
-    """Return the env's part of a `faulthandler` output, innermost call last."""
     found = _frames(text)
     inner = []
     for file, line, name in found:

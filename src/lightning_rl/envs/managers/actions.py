@@ -29,9 +29,6 @@ class ActionTerm(ABC, Constructed):
             None: unbounded.
         drives: names of the driven joints or actuators, or patterns such as `leg_*`. Default: all.
 
-    Attributes:
-        kind: kind of the target.
-
     Raises:
         ConfigurationError: `scale` or `clip` is not above 0.
     """
@@ -70,10 +67,7 @@ class ActionTerm(ABC, Constructed):
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
     def bounded(self, action: Tensor) -> Tensor:
-        """Return a clamped float32 copy of actions [...] of any shape.
-
-        Without bounds it is a copy, too: the caller may overwrite its action.
-        """
+        """Return a clamped float32 copy of actions [...] of any shape."""
         action = action.to(torch.float32, copy=True)
         return action if self.clip is None else action.clamp_(-self.clip, self.clip)
 
@@ -127,7 +121,7 @@ class Force(Position):
 
 
 class EndEffectorPose(ActionTerm):
-    """Move the end effector by `scale * action`, by the user's inverse kinematics.
+    """Move the end effector by `scale * action`, with the user's inverse kinematics.
 
     Args:
         inverse_kinematics: a function, in YAML its import path: `(env, change) -> positions`, with
@@ -177,7 +171,7 @@ class Drive(NamedTuple):
 
 
 class Actions:
-    """Several action terms side by side: each has a part of the action and its own drives.
+    """Several action terms: each has a part of the action and its own drives.
 
     Args:
         terms: action terms by name, in the order of their parts.
@@ -192,7 +186,7 @@ class Actions:
     """
 
     def __init__(self, terms: Mapping[str, ActionTerm], drives: Sequence[str], owner: str) -> None:
-        require(bool(terms), f"{owner} has no actions: name at least one term.")
+        require(bool(terms), f"{owner} has no actions: add at least one action term.")
         self.terms = dict(terms)
         self.columns = {
             name: _columns(term, drives, f"{owner}: the action '{name}'")
@@ -267,5 +261,5 @@ def require_all_drives(term: ActionTerm, owner: str) -> None:
     require(
         term.drives is None,
         f"{owner} has no names for its drives: remove drives: {term.drives} of "
-        f"{type(term).__name__}, which drives all.",
+        f"{type(term).__name__}, which then drives all of them.",
     )

@@ -14,15 +14,7 @@ from lightning_rl.system.errors import EnvFaultError, closest
 
 
 class Events:
-    """Named events of an env; an interval event counts down in the state.
-
-    Args:
-        terms: terms by name.
-        owner: name of the env, for messages.
-
-    Raises:
-        ConfigurationError: see `BoundTerm` and `check_event`.
-    """
+    """Named events of an env; an interval event counts down in the state."""
 
     def __init__(self, terms: Mapping[str, Event], owner: str) -> None:
         self._at_start: list[tuple[bool, BoundTerm]] = []
@@ -36,14 +28,13 @@ class Events:
             if event.mode != "interval" or event.at_reset:
                 self._at_start.append((event.mode == "startup", bound))
         self._extra: set[str] | None = None  # parameters that only interval events replace
-        # What holds for the whole life of an env comes before what each episode adds.
+        # Startup events come before reset events.
         self._at_start.sort(key=lambda pair: not pair[0])
 
     def __bool__(self) -> bool:
         return bool(self._at_start or self._interval)
 
     def start(self, env: EnvView) -> None:
-        """Change the first states of episodes, in the view."""
         known = entries_of(env.state)
         allowed = [*known, *env.env.parameters()]
         for is_startup, term in self._at_start:
@@ -59,7 +50,6 @@ class Events:
         env.state = TensorDict(known, [env.num_envs])
 
     def _parameters(self, env: EnvView, known: Iterable[str], allowed: list[str]) -> set[str]:
-        """Return the parameters that only interval events replace, for the first state."""
         if self._extra is None:  # found once, by firing them in the first start
             found: set[str] = set()
             for _, term in self._interval:
@@ -68,7 +58,7 @@ class Events:
         return self._extra
 
     def before_step(self, env: EnvView) -> None:
-        """Change the states of rows whose time has come, in the view."""
+        """Change, in the view, the states of rows with due interval events."""
         if not self._interval:
             return
         known = entries_of(env.state)
@@ -92,11 +82,6 @@ def steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> 
 
 
 def _entries(term: BoundTerm, value: Any, allowed: Iterable[str], rows: int) -> dict[str, Tensor]:
-    """Return the entries that an event replaces, if they exist.
-
-    Raises:
-        EnvFaultError: names the event, the entry, and the entries that exist.
-    """
     if not isinstance(value, Mapping):
         raise EnvFaultError(
             f"{term.label} returned {type(value).__name__}: return the replaced entries of the "
@@ -106,8 +91,8 @@ def _entries(term: BoundTerm, value: Any, allowed: Iterable[str], rows: int) -> 
     for name, one in value.items():
         if name not in names:
             raise EnvFaultError(
-                f"{term.label} returned '{name}', which is neither an entry of the state nor a "
-                f"parameter of the physics: {', '.join(names)}{closest(str(name), names)}."
+                f"{term.label} returned '{name}', but the entries of the state and the parameters "
+                f"of the physics are {', '.join(names)}{closest(str(name), names)}."
             )
         if not isinstance(one, Tensor) or one.shape[:1] != (rows,):
             raise EnvFaultError(

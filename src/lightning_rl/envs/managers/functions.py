@@ -1,4 +1,4 @@
-"""Terms that configs name without an import path."""
+"""Terms with short names in configs."""
 
 from typing import Literal
 
@@ -94,13 +94,13 @@ def randomize(
     Args:
         env: the view.
         name: name of the entry or of the parameter.
-        low: least number, for all of an entry's numbers or for each.
+        low: least number, one for the whole entry or one for each of its numbers.
         high: greatest number.
         operation: `set`, `add` or `scale`.
         shared: use one random number for all numbers of an entry.
     """
     nominal = env.env.parameters().get(name)
-    # Of the nominal value of a parameter, if there is one: repeated events do not add up.
+    # Start from the nominal value of a parameter, so that repeated events do not add up.
     value = entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
     flat = value.reshape(env.num_envs, -1)
     least, most = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
@@ -120,12 +120,12 @@ def by_success(
     least: float = 0.0,
     most: float = 1.0,
 ) -> Tensor:
-    """Raise the level [M] after a success, lower it otherwise, and return it, [M]."""
+    """Return the level [M], higher after a success, otherwise lower."""
     return torch.where(env.success, level + up, level - down).clamp(least, most)
 
 
 def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
-    """Raise the level [M] from 0 to `most` within a number of steps, and return it, [M]."""
+    """Return the level [M], which rises from 0 to `most` within a number of steps."""
     return (level + env.elapsed * (most / steps)).clamp(max=most)
 
 

@@ -1,4 +1,4 @@
-"""Write a batched torch env by its physics; terms define rewards, ends, observations and events."""
+"""Write a batched torch env as physics and terms: rewards, ends, observations and events."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -40,11 +40,7 @@ class TermSettings:
 
     Attributes:
         rewards: terms, or weights of the task's terms.
-        terminations: terms.
-        metrics: terms.
         observations: groups of terms, instead of the task's observation.
-        events: terms.
-        curriculum: terms.
     """
 
     rewards: Mapping[str, float | Reward | None] | None = None
@@ -58,9 +54,9 @@ class TermSettings:
 class ManagedEnv(TorchEnv):
     """A torch env whose rewards, ends, observations and events are terms.
 
-    A subclass writes the physics, `simulate`, next to `initial_state` and `observe`. Attributes
-    that these need are set before `super().__init__`, or in `make_constants`: the constructor
-    begins an episode of one env to find the shapes.
+    A subclass writes the physics, `simulate`, next to `initial_state` and `observe`. It sets their
+    attributes before `super().__init__`, or in `make_constants`: the constructor begins an episode
+    of one env to find the shapes.
 
     `info` has `success` [N] bool, `rewards` {term: [N], weighted} and `metrics` {name: [N]}, from
     before the resets.
@@ -75,7 +71,7 @@ class ManagedEnv(TorchEnv):
 
     Attributes:
         step_dt: seconds per env step.
-        view_class: class of the view that terms get.
+        view_class: class of the view for terms.
         default_rewards, default_terminations, default_metrics, default_observations,
             default_events, default_curriculum: the task's own terms.
 
@@ -132,7 +128,7 @@ class ManagedEnv(TorchEnv):
         self._with_memory = [term for term in bound if term.has_memory]
         self.events = Events(self._event_terms, name)
         self._measures = type(self).measure is not ManagedEnv.measure
-        # Most runs need no entries of terms in the state, and skip what makes them.
+        # Most runs need no entries of terms in the state, and skip these steps.
         self._adds_entries = bool(
             self._levels or self.events or self._with_memory or self.observations
         )
@@ -145,7 +141,7 @@ class ManagedEnv(TorchEnv):
     def simulate(self, env: EnvView) -> TensorDict:
         """Return the next state [N] from `env.state` and `env.action`.
 
-        Entries with a slash in their name belong to the terms, and are added afterwards. A physical
+        `ManagedEnv` adds the entries of terms, which have a slash in their name. A physical
         parameter that an event has replaced is in the state: `env.state.get(name, nominal)`.
         """
 
@@ -161,7 +157,7 @@ class ManagedEnv(TorchEnv):
         return {}
 
     def refreshed(self, state: TensorDict) -> TensorDict:
-        """Return first states [M] that events have changed, with their derived entries renewed."""
+        """Return first states [M] with derived entries recomputed, after events changed them."""
         return state
 
     def add_events(self, events: Mapping[str, Event | None]) -> None:
@@ -227,7 +223,6 @@ class ManagedEnv(TorchEnv):
         return super().observed(state)
 
     def _next_levels(self, env: EnvView, metrics: dict[str, Tensor]) -> None:
-        """Add the levels after the step, and report those before it."""
         for name, (_, term) in self._levels.items():
             metrics[name] = level = env.level(name)
             next_level = checked(term, term(env, level), env)

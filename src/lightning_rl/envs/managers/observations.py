@@ -1,4 +1,4 @@
-"""Make observations of terms: groups, noise, delay and history."""
+"""Make observations from terms: groups, noise, delay and history."""
 
 import zlib
 from collections.abc import Mapping
@@ -21,15 +21,8 @@ PREFIX = "observation/"
 class Observations:
     """Groups of observation terms, which are computed in the step and stored in the state.
 
-    A group is the concatenation of its terms [M, D]; a group of one term without history has the
-    term's shape, for pictures. One group is the observation; several are a Dict of them.
-
-    Args:
-        groups: terms by name, by group.
-        owner: name of the env, for messages.
-
-    Raises:
-        ConfigurationError: a number is out of range, or see `BoundTerm`.
+    A group is the concatenation of its terms [M, D]; a group of one term without history keeps the
+    term's shape, for pictures. One group is the observation; several are a Dict.
     """
 
     def __init__(self, groups: Mapping[str, Mapping[str, Observation]], owner: str) -> None:
@@ -44,7 +37,6 @@ class Observations:
         return bool(self.groups)
 
     def compute(self, env: EnvView) -> None:
-        """Add the observations of a step or a start to the view."""
         for group, channels in self.groups.items():
             parts = [channel.value(env) for channel in channels]
             if len(parts) > 1 or parts[0].dim() == 1:
@@ -52,14 +44,12 @@ class Observations:
             env.remembered[PREFIX + group] = parts[0]
 
     def of(self, state: TensorDict) -> Any:
-        """Return the observation [M, ...] of a state [M]."""
         groups = {group: state[PREFIX + group] for group in self.groups}
         if len(groups) == 1:
             return next(iter(groups.values()))
         return TensorDict(groups, state.batch_size)
 
     def space(self, state: TensorDict) -> gymnasium.Space[Any]:
-        """Return the space of the observations of a state [M]."""
         spaces: dict[str, gymnasium.Space[Any]] = {
             group: _space_of(state[PREFIX + group]) for group in self.groups
         }
@@ -74,8 +64,6 @@ def _space_of(value: Tensor) -> gymnasium.spaces.Box:
 
 
 class _Channel:
-    """One observation term, with its noise, delay and history."""
-
     def __init__(self, term: Observation, kind: str, name: str, owner: str) -> None:
         self.term = BoundTerm(term, kind, name, owner)
         label = self.term.label
@@ -88,7 +76,6 @@ class _Channel:
         self._noise_stream = zlib.crc32(f"{self.term.prefix}noise".encode())
 
     def value(self, env: EnvView) -> Tensor:
-        """Return the observed values of a step or a start, [M, ...]."""
         value = self.term(env)
         if not isinstance(value, Tensor) or value.shape[:1] != (env.num_envs,):
             raise EnvFaultError(
@@ -100,8 +87,7 @@ class _Channel:
         return self._queued(env, value)
 
     def _queued(self, env: EnvView, value: Tensor) -> Tensor:
-        """Return the delayed values and their history, from a queue with the newest value last."""
-        # What comes out of the queue is what was put in: noise and scale come before.
+        # Noise and scale come before the queue.
         value = self._finished(env, value).flatten(1)[:, None]
         length = self.most + self.history
         if env.at_reset:
@@ -121,7 +107,6 @@ class _Channel:
         return chosen.flatten(1)
 
     def _finished(self, env: EnvView, value: Tensor) -> Tensor:
-        """Return values with noise, clipped and scaled."""
         settings = self.settings
         if (noise := settings.noise) is not None and (noise.std or noise.uniform):
             view = env.for_episode() if noise.per_episode else env

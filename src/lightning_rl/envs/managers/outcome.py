@@ -22,18 +22,7 @@ OUTCOMES: dict[Ends, tuple[str, ...]] = {
 
 
 class Rewards:
-    """Weighted sum of named reward terms.
-
-    Args:
-        terms: terms by name; one with weight 0 is neither computed nor reported.
-        owner: name of the env, for messages.
-
-    Attributes:
-        weights: weights by term.
-
-    Raises:
-        ConfigurationError: a weight that is not finite, or see `BoundTerm`.
-    """
+    """Weighted sum of named reward terms; a term with weight 0 is neither computed nor reported."""
 
     def __init__(self, terms: Mapping[str, Reward], owner: str) -> None:
         self.terms: list[tuple[str, float, str | None, BoundTerm]] = []
@@ -69,15 +58,7 @@ class Rewards:
 
 
 class Terminations:
-    """Ends of episodes by named terms.
-
-    Args:
-        terms: terms by name.
-        owner: name of the env, for messages.
-
-    Raises:
-        ConfigurationError: see `BoundTerm`.
-    """
+    """Ends of episodes by named terms."""
 
     def __init__(self, terms: Mapping[str, Termination], owner: str) -> None:
         self.terms = {
@@ -89,7 +70,6 @@ class Terminations:
         }
 
     def parameter(self, name: str, parameter: str, otherwise: float) -> float:
-        """Return a number that a term has as a parameter, such as the radius of a goal."""
         if name not in self.terms:
             return otherwise
         return float(self.terms[name][1].settings.params.get(parameter, otherwise))
@@ -114,15 +94,7 @@ class Terminations:
 
 
 class Metrics:
-    """Numbers that are reported at every step.
-
-    Args:
-        terms: terms by name.
-        owner: name of the env, for messages.
-
-    Raises:
-        ConfigurationError: see `BoundTerm`.
-    """
+    """Numbers that are reported at every step."""
 
     def __init__(self, terms: Mapping[str, Metric], owner: str) -> None:
         self.terms = {name: BoundTerm(term, "metrics", name, owner) for name, term in terms.items()}
@@ -139,11 +111,7 @@ class Metrics:
 
 
 def checked(term: BoundTerm, value: Any, env: EnvView, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the value of a term, if it is a tensor [N] of numbers or of `dtype`.
-
-    Raises:
-        EnvFaultError: names the term and the returned value.
-    """
+    """Return the value of a term, if it is a tensor [N] of numbers or of `dtype`."""
     if (
         not isinstance(value, Tensor)
         or value.shape != (env.num_envs,)

@@ -15,12 +15,7 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
 class SimulatorView(EnvView):
-    """The input of a simulator's event: all N envs, and the rows to change.
-
-    Attributes:
-        simulator: the simulator, which the event changes.
-        rows: [N] bool, the envs to change.
-    """
+    """The input of a simulator's event: all N envs, and the rows [N] bool to change."""
 
     simulator: Any
     rows: Tensor
@@ -40,10 +35,6 @@ class SimulatorEvents(SeesNoState):
         device: device of the masks.
         step_dt: seconds per env step.
         max_episode_steps: time limit, in steps, or None.
-
-    Raises:
-        ConfigurationError: an event without a function, or see `BoundTerm`; or a class with a
-            memory, which nothing would save.
     """
 
     def __init__(
@@ -64,8 +55,8 @@ class SimulatorEvents(SeesNoState):
             check_event(event, bound.label)
             if bound.has_memory:
                 raise ConfigurationError(
-                    f"{bound.label} has a memory (`start`), but the state of a simulator is not "
-                    "saved: store the memory in the simulator."
+                    f"{bound.label} has a memory (`start`), but events of a simulator save no "
+                    "state: store the memory in the simulator."
                 )
             self._events.append((event, bound))
         self._all = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -90,7 +81,6 @@ class SimulatorEvents(SeesNoState):
         self._fire(self._all, "reset")
 
     def before_step(self) -> None:
-        """Fire the interval events whose time has come."""
         for event, term in self._events:
             if event.mode == "interval":
                 self._left[term.name] = left = self._left[term.name] - 1
@@ -122,7 +112,6 @@ class SimulatorEvents(SeesNoState):
             self._wait(event, term, rows)
 
     def _wait(self, event: Event, term: BoundTerm, rows: Tensor) -> None:
-        """Draw the steps until an interval event fires again."""
         assert event.every_s is not None
         drawn = steps_until(self._view(rows), event.every_s, term)
         self._left[term.name] = torch.where(rows, drawn, self._left.get(term.name, drawn))

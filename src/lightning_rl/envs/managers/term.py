@@ -1,4 +1,4 @@
-"""Name a term by its import path and parameters, and build it."""
+"""Build a term from its import path and parameters."""
 
 import inspect
 import zlib
@@ -16,7 +16,7 @@ from lightning_rl.system.construction import IMPORT_PATH
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 Function = str | Callable[..., Any]
-"""A function `(env, **params)`, a class, or the import path of either."""
+"""A function `(env, **params)`, a class, or an import path."""
 
 
 @dataclass
@@ -27,10 +27,9 @@ class Term:
         term: a function `(env, **params)`, or a class that is made with the parameters and called
             with `(env)`; in YAML its import path, or the name of a term of this package. Default:
             the task's own term of this name. A class with a memory has a method `start(env)`, which
-            returns a dict of tensors [M, ...], and is called with `(env, memory)` and returns its
+            returns a dict of tensors [M, ...]; it is called with `(env, memory)` and returns its
             value and its next memory.
-        params: parameters by name. Parameters that are left out keep the values of the task's own
-            term.
+        params: parameters by name. Default: the parameters of the task's own term.
     """
 
     term: Function | None = field(default=None, metadata={IMPORT_PATH: True})
@@ -61,7 +60,7 @@ class Termination(Term):
     """A termination term, which returns [M] bool.
 
     Attributes:
-        ends: how it ends the episode. Default: `terminated`, or the task's.
+        ends: how the term ends the episode. Default: `terminated`, or the task's.
     """
 
     ends: Ends | None = None
@@ -79,7 +78,7 @@ class Noise:
     Attributes:
         std: standard deviation of normal noise.
         uniform: half width of uniform noise.
-        per_episode: draw it once per episode, as a bias; otherwise at every step.
+        per_episode: draw the noise once per episode, as a bias; otherwise at every step.
 
     Raises:
         ConfigurationError: a number is negative, or both are set.
@@ -99,15 +98,15 @@ class Noise:
 class Observation(Term):
     """A part of an observation group, which returns [M, ...].
 
-    Its numbers are delayed, get noise, are clipped and scaled, in this order, and are stacked.
+    Its numbers are delayed, get noise, are clipped, scaled and stacked, in this order.
 
     Attributes:
         noise: noise on the numbers.
         clip: bounds of the numbers.
         scale: factor of the numbers, after the bounds.
-        delay: least and most steps by which the values lag; drawn once per episode.
-        history: number of the last values that are observed together, oldest first. An episode
-            begins with copies of its first value.
+        delay: least and most steps of the delay; drawn once per episode.
+        history: number of the last values in the observation, oldest first. An episode begins with
+            copies of its first value.
     """
 
     noise: Noise | None = None
@@ -121,7 +120,7 @@ class Observation(Term):
 class Event(Term):
     """A change of the state, such as a push or other physical parameters.
 
-    The term returns the replaced entries of the state, {name: [M, ...]}, for all rows that it sees.
+    The term returns the replaced entries of the state, {name: [M, ...]}.
 
     Attributes:
         mode: `startup`: once per env; `reset`: at the start of every episode; `interval`: before a
@@ -139,8 +138,8 @@ class Event(Term):
 class Curriculum(Term):
     """The difficulty of each env: a number that stays when its episodes end.
 
-    At the end of an episode, the term `(env, level, **params)` returns the next level [M] float32.
-    Other terms read it by `env.level(name)`. It is reported as a metric.
+    At the end of an episode, the term `(env, level, **params)` returns the next level [M] float32,
+    which is also a metric. Other terms read it by `env.level(name)`.
 
     Attributes:
         start: first level. Default: 0, or the task's.
@@ -209,10 +208,8 @@ class BoundTerm:
         inputs: number of arguments before the parameters.
 
     Attributes:
-        kind, name, settings: see the arguments.
-        stream: index of its random numbers, which the view has when it is called.
-        call: the function `(env, *inputs)`, for managers that set the stream themselves: a step
-            calls a dozen terms.
+        stream: index of its random numbers in the view.
+        call: the function `(env, *inputs)`, for managers that set the stream themselves.
 
     Raises:
         ConfigurationError: an import path that leads to no function, or another parameter.

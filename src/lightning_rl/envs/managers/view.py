@@ -27,7 +27,7 @@ def entries_of(state: TensorDict) -> dict[str, Tensor]:
 
 
 class SeesNoState:
-    """Base class of envs whose terms see observations, or a simulator, instead of a state."""
+    """Base class of envs without a state for terms, which see observations or a simulator."""
 
     step_dt: float
     elapsed: Tensor
@@ -46,15 +46,14 @@ class SeesNoState:
         return state["observation"]  # type: ignore[no-any-return]  # a tensor
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return nothing: terms see no physics here."""
+        """Return nothing: terms see no physics."""
         return {}
 
 
 class EnvView:
     """The view that a term gets of M rows of an env: all N in a step, the reset rows at a reset.
 
-    A subclass adds named views of a simulator's state. Terms write nothing: all that changes from
-    step to step is in the state.
+    A subclass adds named views of a simulator's state. Terms do not write into the view.
 
     Attributes:
         env: the env; terms read its constants.
@@ -64,13 +63,13 @@ class EnvView:
         at_reset: whether the rows begin an episode; otherwise they have taken a step.
         before: [M], the state before the step; at a reset the first state.
         episode: [M] int64, index of the episode.
-        measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`.
-            `simulate` may add quantities that it computes anyway.
+        measured: quantities of this step, [M, ...] by name; see `ManagedEnv.measure`. `simulate`
+            may add quantities that it computes anyway.
         outcome: flags [M] bool of the termination terms, by name. Rewards and metrics read them by
             `success`, `fail`, `terminated` and `truncated`.
     """
 
-    stream = 0  # of the term that is called
+    stream = 0  # of the current term
 
     def __init__(
         self,
@@ -160,12 +159,8 @@ class EnvView:
     def uniform(self, count: int, part: int = 0) -> Tensor:
         """Draw numbers in [0, 1): [M, count].
 
-        They depend on the env's seed, the episode, the step, the name of the term and `part` only:
-        a second call returns the same numbers.
-
-        Args:
-            count: numbers per row.
-            part: index of the draw within the term, from 0.
+        They depend on the env's seed, the episode, the step, the name of the term and `part` only,
+        the index of the draw within the term: a second call returns the same numbers.
         """
         key = hash32(self._key ^ self.stream)
         key = hash32(key ^ part) if part else key
@@ -182,7 +177,7 @@ class EnvView:
         return drawn
 
     def remembers(self, prefix: str) -> dict[str, Tensor]:
-        """Return the memory of a term from before the step, by its keys."""
+        """Return the memory of a term before the step, by its keys."""
         state = self.before
         found = [key for key in names_of(state) if key.startswith(prefix)]
         return {key.removeprefix(prefix): state[key] for key in found}

@@ -33,8 +33,8 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
     """An env with further terms, which see its observations and rewards instead of its state.
 
     In the view of a term, `state` is the observation: an entry for each key of a Dict, otherwise
-    the entry `observation`. `measured["reward"]` is the env's reward. Random numbers, memories and
-    the queues of observations are saved with the env.
+    the entry `observation`. `measured["reward"]` is the env's reward. The env's state includes
+    random numbers, memories and queues of the terms.
 
     Args:
         num_envs: N.
@@ -154,7 +154,6 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         )
 
     def _seeds(self, seed: Seed) -> None:
-        """Begin the streams of random numbers; without a seed, continue with the next episodes."""
         rows = torch.arange(self.num_envs, device=self.device)
         if seed is None:
             self.episode = self.episode + 1
@@ -173,7 +172,6 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         return EnvView(self, state, self.stream_key[:, rows], self.episode[rows], action)
 
     def _start(self, observation: Any, rows: slice) -> TensorDict:
-        """Return the memory of episodes that begin with an observation; store the observation."""
         env = self._view(observation, None, rows)
         self._before = _entries(map_tree(torch.clone, observation))  # envs reuse their memory
         for term in self._with_memory:
@@ -188,7 +186,6 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         return observed
 
     def _last_of(self, observation: Observed, info: dict[str, Any], done: Tensor) -> Any:
-        """Return the observation after the step, from before the resets."""
         if "final_obs" in info:
             return _where(done, info["final_obs"], observation)
         if bool(done.any()):
@@ -269,14 +266,12 @@ def _where(done: Tensor, chosen: Any, otherwise: Any) -> Any:
 
 
 def _zeros(space: gymnasium.Space[Any]) -> Any:
-    """Return an observation [1, ...] of zeros."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _zeros(child) for key, child in space.items()}
     return torch.from_numpy(np.zeros((1, *(space.shape or ())), space.dtype))
 
 
 def _scaled(env: VectorEnv, action: ActionTerm, owner: str) -> gymnasium.spaces.Box:
-    """Return the space of the actions of a term, whose targets are the env's actions."""
     space = env.single_action_space
     require(
         isinstance(action, Position | Velocity | Force),
@@ -285,11 +280,11 @@ def _scaled(env: VectorEnv, action: ActionTerm, owner: str) -> gymnasium.spaces.
     )
     require(
         isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1,
-        f"{owner}: an action term scales a flat Box, but the action space is {space}.",
+        f"{owner}: an action term needs a flat Box, but the action space is {space}.",
     )
     require(
         not env.reports_interventions,
-        f"{owner}: actions that a person takes over cannot be scaled: remove `action`.",
+        f"{owner}: an env with interventions cannot scale actions: remove `action`.",
     )
     require_all_drives(action, owner)
     assert space.shape is not None

@@ -41,7 +41,7 @@ LARGEST = 1e10
 class MujocoView(EnvView):
     """A view with named parts of a MuJoCo state; see `EnvView`.
 
-    Joints without names are not reachable by name; `env.state["qpos"]` has all of them.
+    `env.state["qpos"]` also has joints without names.
     """
 
     def qpos(self, *joints: str) -> Tensor:
@@ -104,26 +104,24 @@ class MujocoEnv(ManagedEnv):
     """N worlds of a MuJoCo model, whose rewards, ends, observations and events are terms.
 
     The state has the entries `time`, `qpos`, `qvel`, `act`, `sensordata`, `ctrl`, `action` (the
-    last one), `diverged`, and `entries`; all are float32 but `diverged`. Terms read named parts by
+    last one), `diverged` (bool), and `entries`; the others are float32. Terms read named parts by
     `MujocoView`. As after `mj_step`, sensors and frames describe the beginning of the last substep.
     An event may write state entries and fields of the model (`geom_friction`, `body_mass`, ...; see
     `FIELDS`), which then differ between worlds.
 
-    Both backends get the same numbers and differ by rounding. The C library steps in float64
-    between states of float32. A world that diverges keeps its last state, and `diverged` cuts its
-    episode.
+    Results of the backends differ by rounding. The C library steps in float64 between states of
+    float32. A world that diverges keeps its last state, and `diverged` cuts its episode.
 
     Args:
         num_envs: N.
-        model: path of an MJCF or URDF file; in Python also an `MjSpec`. A function that returns an
-            `MjSpec` is named by its import path.
+        model: path of an MJCF or URDF file; in Python also an `MjSpec`, or the import path of a
+            function that returns an `MjSpec`.
         substeps: simulation steps per env step.
         actions: action terms by name, each for its drives, named as the model's actuators. A
             `Position` is relative to the control of the keyframe. Default: the action is `ctrl`.
         keyframe: name of the keyframe at which episodes start. Default: the first, or the model's
             reference pose.
-        entries: further state entries for events to write, such as commands, with the values of
-            a start.
+        entries: further state entries with their initial values, such as commands.
         rewards, terminations, metrics, observations, events, curriculum: see `ManagedEnv`. Default
             observation: `qpos`, `qvel` and the model's sensors.
         max_episode_steps: time limit, in steps.
@@ -131,8 +129,8 @@ class MujocoEnv(ManagedEnv):
         num_threads: threads of the C library.
         max_contacts: for `warp`: contacts per world, on average. Default: MuJoCo Warp's guess.
         max_constraints: for `warp`: constraint rows of any world. Default: MuJoCo Warp's guess.
-        camera: name of the camera of pictures. Default: a free camera that follows the first
-            moving body.
+        camera: name of the camera of pictures. Default: a free camera that follows the first moving
+            body.
         device: device of the state.
 
     Attributes:
@@ -235,7 +233,7 @@ class MujocoEnv(ManagedEnv):
         moved = self.physics.step(state, ctrl)
         numbers = torch.cat([moved[name] for name in STATE[1:]], 1)
         bad = ~(numbers.abs() < LARGEST).all(1)  # also true for NaN
-        # Without a look at whether there is one, which would wait for a GPU.
+        # Do not check for diverged worlds, which would synchronize with a GPU.
         values = {
             name: torch.where(bad[:, None], state[name], value) for name, value in moved.items()
         }
@@ -272,7 +270,6 @@ class MujocoEnv(ManagedEnv):
     def _start_of(
         self, keyframe: str | None, entries: dict[str, list[float]], device: str
     ) -> dict[str, Tensor]:
-        """Return the first state of an episode, without batch dimension."""
         model = self.layout.model
         names = [model.key(i).name for i in range(model.nkey)]
         require(
@@ -303,11 +300,7 @@ class MujocoEnv(ManagedEnv):
         }
 
     def _check_actions(self, actions: Mapping[str, ActionTerm]) -> Tensor:
-        """Return the offset [nu] of the controls, and find the joints of the drives.
-
-        Raises:
-            ConfigurationError: an actuator is of another kind than its action, or moves no joint.
-        """
+        """Return the offset [nu] of the controls, and find the joints of the drives."""
         assert self.actions is not None
         model, kinds = self.layout.model, self.layout.kinds
         self._rest = self._first["ctrl"]
@@ -317,8 +310,8 @@ class MujocoEnv(ManagedEnv):
             for column in columns:
                 require(
                     term.kind == kinds[column],
-                    f"The action '{name}' is {type(term).__name__}, a {term.kind} target, but the "
-                    f"actuator '{self.layout.drives[column]}' takes a {kinds[column]}.",
+                    f"The action '{name}' is {type(term).__name__}, with a {term.kind} target, "
+                    f"but the actuator '{self.layout.drives[column]}' takes a {kinds[column]}.",
                 )
                 joint = model.actuator_trnid[column, 0]
                 moves = model.actuator_trntype[column] == 0 and model.jnt_type[joint] >= 2
@@ -345,7 +338,6 @@ class MujocoEnv(ManagedEnv):
         return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def _described(self) -> dict[str, Any]:
-        """Return the metadata that a robot needs to run an exported policy."""
         model = self.layout.model
         description: dict[str, Any] = {
             "render_fps": self.render_fps,

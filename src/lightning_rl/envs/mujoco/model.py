@@ -47,16 +47,13 @@ def import_mujoco() -> Any:
         ConfigurationError: it is not installed.
     """
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        # Read at the import; otherwise MuJoCo looks for a screen.
+        # MuJoCo reads this variable at its import; without it, MuJoCo looks for a screen.
         os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
     return import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install 'lightning-rl[mujoco]'.")
 
 
 def read_spec(model: Any) -> Any:
-    """Return a copy of the `mujoco.MjSpec` of a model.
-
-    Args:
-        model: path of an MJCF or URDF file, an `MjSpec`, or a function that returns one.
+    """Return a copy of the `mujoco.MjSpec` of a model: a path, an `MjSpec`, or a function.
 
     Raises:
         ConfigurationError: there is no such file, or MuJoCo cannot read it.
@@ -82,7 +79,7 @@ class Layout:
     """A compiled model, and the columns of its named joints, actuators, sensors and frames.
 
     Positions of bodies and sites are measured by frame sensors, which this class adds at the end of
-    the model's sensors: both backends then return them with `sensordata`.
+    the model's sensors.
 
     Args:
         spec: the model; changed.
@@ -97,7 +94,7 @@ class Layout:
 
     Raises:
         ConfigurationError: the model does not compile, or its state has parts that a backend does
-            not carry: delays, plugins.
+            not support: delays, plugins.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -118,8 +115,8 @@ class Layout:
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
         require(
             size == 1 + model.nq + model.nv + model.na,
-            f"The model's state has {size} numbers, but MujocoEnv keeps only time, qpos, qvel and "
-            f"act ({1 + model.nq + model.nv + model.na}): remove delays, plugins and plastic "
+            f"The model's state has {size} numbers, but MujocoEnv supports only time, qpos, qvel "
+            f"and act ({1 + model.nq + model.nv + model.na}): remove delays, plugins and plastic "
             "flexes.",
         )
         self.kinds = [_kind(*parameters) for parameters in model.actuator_biasprm[:, 1:3]]
@@ -176,7 +173,6 @@ class Layout:
 
 
 def _kind(stiffness: float, damping: float) -> str:
-    """Return the kind of an actuator with these coefficients of position and velocity."""
     if stiffness != 0.0:
         return "position"
     return "velocity" if damping != 0.0 else "force"
@@ -188,13 +184,11 @@ def fields_in(state: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 class Physics(ABC):
-    """N worlds of one model. A step is a function of state, fields and control alone."""
+    """N worlds of one model; a step is a function of state, fields and control."""
 
     @abstractmethod
     def step(self, state: Mapping[str, Tensor], ctrl: Tensor) -> dict[str, Tensor]:
         """Return the entries `STATE` and `sensordata` of all N worlds after the substeps.
-
-        Sensors measure the beginning of the last substep, as after `mj_step`.
 
         Args:
             state: entries `STATE`, and fields of the model [N, ...] that differ between worlds.
@@ -206,7 +200,7 @@ class Physics(ABC):
 
     @abstractmethod
     def sense(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Return `sensordata` [M, ...] of a state [M], M <= N, without moving it."""
+        """Return `sensordata` [M, ...] of a state [M], M <= N."""
 
     def close(self) -> None:  # noqa: B027  # a backend without threads holds nothing
         """Free threads. May be called more than once."""

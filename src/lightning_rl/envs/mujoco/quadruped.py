@@ -33,8 +33,11 @@ BENT = (0.0, 0.87, 0.0, -0.87, 0.0, -0.87, 0.0, 0.87)
 """rad: positions of the joints at which the robot stands."""
 
 STANDING, FALLEN, TILTED = 0.55, 0.22, -0.3
-"""m: height of the torso at the start, and below which it has fallen; z of the direction of
-gravity, in the frame of the torso, above which it has fallen."""
+"""Limits of a fallen robot.
+
+m: height of the torso at the start, and below which the robot has fallen; z of gravity's direction
+in the frame of the torso, above which it has fallen.
+"""
 
 COMMANDS = ((-1.0, 1.0), (-0.5, 0.5), (-1.0, 1.0))
 """Ranges of the commands: m/s forwards, m/s to the left, rad/s to the left."""
@@ -46,8 +49,8 @@ WIDTH = 0.25
 def ant(stiffness: float = 40.0, damping: float = 2.0, max_torque: float = 60.0) -> Any:
     """Return the `mujoco.MjSpec` of Gymnasium's Ant with position servos and a keyframe `home`.
 
-    Differs from Gymnasium's: servos instead of motors, and the integrator `implicitfast`, which
-    takes a quarter of the time of the Runge-Kutta integrator.
+    Differs from Gymnasium's: servos instead of motors, and the integrator `implicitfast`, four
+    times as fast as the Runge-Kutta integrator.
 
     Args:
         stiffness: N m/rad.
@@ -215,17 +218,18 @@ def fallen(env: MujocoView) -> Tensor:
 class Quadruped(MujocoEnv):
     """Walk with commanded velocities: Gymnasium's Ant with position servos.
 
-    Observation: a Dict of `proprioception` [33], what a robot measures: command, turn rate, gravity
-    (each [3]), joint positions, joint velocities and last action (each [8]); and `privileged` [6]:
-    velocity of the torso, its height, friction, mass. A policy without `actor_keys` reads both.
-    Action [8]: joint positions around standing.
+    Observation: a Dict of `proprioception` [33], the robot's measurements: command, turn rate,
+    gravity (each [3]), joint positions, joint velocities and last action (each [8]); and
+    `privileged` [6]: velocity of the torso, its height, friction, mass. A policy without
+    `actor_keys` reads both. Action [8]: joint positions around standing.
 
-    Commands are drawn at the start and every 3 to 6 s, uniform in [-1, 1] m/s forwards,
-    [-0.5, 0.5] m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2
-    of the model's), `load` (0.75 to 1.5 of the torso's mass), `push` (up to 0.5 m/s along each
-    axis, every 4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75;
+    Commands are drawn at the start and every 3 to 6 s, uniform in [-1, 1] m/s forwards, [-0.5, 0.5]
+    m/s to the left and [-1, 1] rad/s. Events: `pose`, `command`, `friction` (0.4 to 1.2 of the
+    model's), `load` (0.75 to 1.5 of the torso's mass), `push` (up to 0.5 m/s along each axis, every
+    4 to 8 s). Rewards: `velocity` and `yaw`, exp(-error^2 / 0.25), weights 1 and 0.75;
     `velocity_error` and `yaw_error`, weights -0.5 and -0.25; `bounce`, `roll_and_pitch`, `tilt`,
     `action_change` (weights below 0). A fallen robot is `terminated`.
+
     Metrics: `velocity_error` (m/s), `yaw_error` (rad/s).
 
     Args:
@@ -316,7 +320,6 @@ class Quadruped(MujocoEnv):
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
-        """Show the commanded velocity as a ball, where the robot would be in a second."""
         ahead = torch.cat((state["command"][:, :2], torch.zeros(len(state), 1)), 1)
         root = state["qpos"]
         half = heading(root[:, 3:7])[:, None] / 2

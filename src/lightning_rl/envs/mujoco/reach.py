@@ -48,9 +48,9 @@ def joint_speeds(env: EnvView) -> Tensor:
 
 
 def to_goal(env: MujocoView) -> Tensor:
-    """Return the way to the goal in m, and the rotation to it as a quaternion, [M, 7].
+    """Return the way to the goal in m, and the rotation to it as a quaternion with w >= 0, [M, 7].
 
-    Both in the frame of the tool. Of the two quaternions of a rotation, the one with w >= 0.
+    Both are in the frame of the tool.
     """
     turned = inverse(env.xquat("tool"))
     way = rotate(turned, goal(env)[:, :3] - env.site_xpos("tip"))
@@ -67,9 +67,7 @@ def random_start(env: EnvView, noise: float = 0.3) -> dict[str, Tensor]:
 def random_goal(env: EnvView, part: float = 0.5) -> dict[str, Tensor]:
     """Draw the pose of the tool at random joint positions, so that it can be reached.
 
-    Args:
-        env: the view.
-        part: part of the joints' ranges, around their middles, that the goals use.
+    `part` is the used part of the joints' ranges, around their middles.
     """
     layout = env.env.layout
     limits = torch.tensor(layout.model.jnt_range, dtype=torch.float32, device=env.device)
@@ -96,7 +94,7 @@ def near(env: EnvView, name: str, width: float) -> Tensor:
 
 
 def both_near(env: EnvView, distance: float, angle: float) -> Tensor:
-    """Return the product of the closeness in position and in rotation, [M]; see `near`."""
+    """Return the product of `near` for position and rotation, [M]."""
     return near(env, "distance", distance) * near(env, "angle", angle)
 
 
@@ -188,7 +186,6 @@ class Reach(MujocoEnv):
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
-        """Show the goal as a green ball, and a red one in the direction of the tool."""
         at, turn = state["goal"].split((3, 4), 1)
         along = at + rotate(turn, torch.tensor([[0.0, 0.0, FINGER]]))
         side = at + rotate(turn, torch.tensor([[FINGER / 2, 0.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""Take pictures of a MuJoCo model, by its renderer or, without OpenGL, as a drawing."""
+"""Take pictures of a MuJoCo model, by MuJoCo's renderer or, without OpenGL, as a drawing."""
 
 from collections.abc import Sequence
 from math import cos, radians, sin
@@ -29,12 +29,7 @@ class Marker(NamedTuple):
 class Camera:
     """Draw pictures of one world at a time.
 
-    Args:
-        model: the compiled `mujoco.MjModel`.
-        name: a camera of the model. Default: a free camera that follows the first moving body.
-
-    Raises:
-        ConfigurationError: the model has no such camera.
+    `name` is a camera of the model. Default: a free camera that follows the first moving body.
     """
 
     def __init__(self, model: Any, name: str | None) -> None:
@@ -51,7 +46,6 @@ class Camera:
         self._renderer: Any = None
 
     def picture(self, qpos: np.ndarray, markers: Sequence[Marker] = ()) -> np.ndarray:
-        """Return a picture [H, W, 3] uint8 of a world at `qpos` [nq]."""
         mujoco = self._mujoco
         if self._data is None:
             self._data = mujoco.MjData(self._model)
@@ -77,13 +71,11 @@ class Camera:
         return picture
 
     def close(self) -> None:
-        """Free the OpenGL context."""
         if self._renderer is not None:
             self._renderer.close()
         self._data = self._renderer = None
 
     def _opened(self) -> Any:
-        """Return a renderer, or None on a machine without OpenGL."""
         self._model.vis.global_.offwidth = max(SIZE[1], self._model.vis.global_.offwidth)
         try:
             return self._mujoco.Renderer(self._model, *SIZE)
@@ -98,17 +90,13 @@ class Camera:
         return camera
 
     def _around(self) -> tuple[np.ndarray, float]:
-        """Return the first moving body's position, and the m from it to the model's farthest part.
-
-        Planes and height fields do not count: they have no radius here.
-        """
+        """Return the first moving body's position, and the m to the model's farthest part."""
         model, middle = self._model, self._data.xpos[min(1, self._model.nbody - 1)].copy()
         away = np.linalg.norm(self._data.geom_xpos - middle, axis=1) + model.geom_rbound
         solid = [model.geom_type[i] not in self._flat for i in range(model.ngeom)]
         return middle, max(float(away[solid].max(initial=0.0)), 0.1)
 
     def _drawn(self, markers: Sequence[Marker]) -> np.ndarray:
-        """Draw balls and sticks in parallel projection, the farthest first."""
         model, data = self._model, self._data
         a, e = radians(AZIMUTH), radians(ELEVATION)
         right = np.array([sin(a), -cos(a), 0.0])

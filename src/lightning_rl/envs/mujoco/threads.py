@@ -19,23 +19,17 @@ from lightning_rl.envs.mujoco.model import (
 
 
 class ThreadedPhysics(Physics):
-    """Physics by `mujoco.rollout`.
+    """Physics by `mujoco.rollout`, with `num_threads` threads; 1: the caller's.
 
-    The solver starts every step without the forces of the step before, so that a restored state
-    continues bit for bit. Worlds share one model until a state has fields of its own.
-
-    Args:
-        model: the compiled `mujoco.MjModel`.
-        num_envs: N.
-        substeps: simulation steps per env step.
-        num_threads: threads; 1: the caller's.
+    The solver starts every step without the forces of the last step, so that a restored state
+    continues bit for bit. Worlds share one model until a state has its own fields.
     """
 
     def __init__(self, model: Any, num_envs: int, substeps: int, num_threads: int = 1) -> None:
         self._mujoco = mujoco = import_mujoco()
         self._num_envs, self._substeps = num_envs, substeps
         model = copy.copy(model)
-        # A world that diverges is reported, not reset in silence.
+        # Report a world that diverges instead of resetting it.
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
         self._models = [model] * num_envs
         self._written: dict[str, np.ndarray] = {}
@@ -78,7 +72,6 @@ class ThreadedPhysics(Physics):
         return torch.from_numpy(sensors).float()
 
     def _write(self, state: Mapping[str, Tensor]) -> None:
-        """Write the fields that changed since the last step into the worlds' models."""
         fields = {name: state[name].double().numpy() for name in fields_in(state)}
         if fields.keys() != self._written.keys():
             if not self._written:

@@ -13,22 +13,13 @@ DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invw
 """Fields that `set_const` computes for each world."""
 
 CHECK_EVERY = 32
-"""Steps between two reads of the overflow flags. A read waits for the device; flags stay set."""
+"""Steps between two reads of the overflow flags, because a read synchronizes."""
 
 
 class WarpPhysics(Physics):
     """Physics by `mujoco_warp`, in float32; on a GPU the substeps are a CUDA graph.
 
-    Args:
-        model: the compiled `mujoco.MjModel`.
-        num_envs: N.
-        substeps: simulation steps per env step.
-        device: device of the worlds.
-        max_contacts: contacts per world, on average; None: MuJoCo Warp's guess.
-        max_constraints: constraint rows of any world; None: MuJoCo Warp's guess.
-
-    Raises:
-        ConfigurationError: MuJoCo Warp is not installed, or lacks a part of the model or a field.
+    For `max_contacts` and `max_constraints` see `MujocoEnv`.
     """
 
     def __init__(
@@ -77,10 +68,10 @@ class WarpPhysics(Physics):
             if self._device.type != "cuda":
                 self._advance()
             elif self._graph is None:
-                self._advance()  # compiles the kernels, which a capture cannot
+                self._advance()  # compile the kernels before the capture
                 self._load(state)
                 self._warmstart.zero_()
-                # CUDA cannot capture its default stream, which is torch's stream as a rule.
+                # CUDA cannot capture its default stream, which torch usually uses.
                 own = self._warp.Stream(str(self._device))
                 with self._warp.ScopedStream(own), self._warp.ScopedCapture() as capture:
                     self._advance()
@@ -106,14 +97,13 @@ class WarpPhysics(Physics):
             self._engine.step(self._model, self._data)
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
-        """Copy a state [M] and its fields into the first M worlds."""
         if (fields := fields_in(state)) != tuple(self._fields):
             self._adopt(fields)
         rows = slice(len(state["qpos"]))
         self._time[rows].copy_(state["time"][:, 0])
         for name, view in self._views.items():
             view[rows].copy_(state[name])
-        # Comparing waits for the device, but recomputing takes longer than a step.
+        # Compare although it synchronizes: recomputing takes longer than a step.
         stale = any(
             not torch.equal(self._fields[name][rows], state[name])
             for name in fields
@@ -125,12 +115,11 @@ class WarpPhysics(Physics):
             self._engine.set_const(self._model, self._data)
 
     def _adopt(self, fields: tuple[str, ...]) -> None:
-        """Give every world fields of its own."""
         recomputed = any(name in RECOMPUTED for name in fields)
         names = (*fields, *(DERIVED if recomputed else ()))
         sizes = dict.fromkeys(names, self._data.nworld)
         self._model = self._engine.put_model(self._host, batch_sizes=sizes)
-        # An overflow is an error here, so it needs no line of output per world and step.
+        # An overflow raises an error later, so hide the line of output per world and step.
         self._model.opt.warn_overflow = 0
         self._fields = {name: self._view(self._model, name) for name in fields}
         self._graph = None
@@ -150,12 +139,10 @@ class WarpPhysics(Physics):
         )
 
     def _view(self, owner: Any, name: str) -> Tensor:
-        """Return a tensor that shares the memory of an array."""
         view: Tensor = self._warp.to_torch(getattr(owner, name))
         return view
 
     def _on_device(self) -> Any:
-        """Return the context in which Warp uses the env's device and, on a GPU, torch's stream."""
         if self._device.type == "cuda":
             stream = torch.cuda.current_stream(self._device)
             return self._warp.ScopedStream(self._warp.stream_from_torch(stream))

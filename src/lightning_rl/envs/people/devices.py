@@ -1,8 +1,4 @@
-"""Take over by keyboard, gamepad or space-mouse.
-
-No device needs root: keys come from a pygame window, not from the whole desktop. Opening a device
-imports its package (extra `hil-devices`).
-"""
+"""Take over by keyboard, gamepad or space-mouse, without root rights (extra `hil-devices`)."""
 
 import os
 import sys
@@ -23,8 +19,7 @@ INSTALL = "pip install 'lightning-rl[hil-devices]'"
 """How to install the packages."""
 
 Steering = Mapping[str, str]
-"""Maps a key name or an axis number to a signed action component, such as `+0`, or to the number of
-a discrete action."""
+"""Maps a key or an axis to a signed action component, such as `+0`, or to a discrete action."""
 
 _BOX_KEYS: Steering = {
     "up": "+0",
@@ -46,8 +41,7 @@ _MOUSE_BUTTONS: Steering = {"0": "+3", "1": "-3"}
 class Device(InterventionSource):
     """A device of one person, for one env per process.
 
-    Idle components stay at their neutral value: the middle of the bounds (for a gripper command
-    between open and close: stay), or 0 without bounds.
+    Idle components stay at their neutral value: the middle of the bounds, or 0 without bounds.
 
     Args:
         speed: deflection by a key or a full stick, as a fraction of the way from the neutral value
@@ -102,8 +96,8 @@ class Device(InterventionSource):
         space = self._space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ConfigurationError(
-                f"A {type(self).__name__} gives actions [A] of a Box, but this env takes {space}: "
-                "use a function of the observation, or a queue.Queue."
+                f"A {type(self).__name__} returns actions [A] of a Box, but the action space is "
+                f"{space}: use a function of the observation, or a queue.Queue."
             )
         size = space.shape[0]
         low, high = space.low.astype(float), space.high.astype(float)
@@ -112,13 +106,12 @@ class Device(InterventionSource):
         neutral = middle if self.given_neutral is None else np.asarray(self.given_neutral, float)
         require(
             neutral.shape == space.shape and bool(((neutral >= low) & (neutral <= high)).all()),
-            f"neutral={self.given_neutral} is no action of {space}: give {size} numbers within its "
-            "bounds.",
+            f"neutral={self.given_neutral} is not an action of {space}: give {size} numbers "
+            "within its bounds.",
         )
         self._neutral, self._low, self._high = neutral, low, high
 
     def _steer(self, moved: Mapping[int, float]) -> np.ndarray:
-        """Return the action [A] with some components moved by -1 to 1 times `speed`."""
         action = self._neutral.copy()
         for i, share in moved.items():
             bound = self._high[i] if share > 0 else self._low[i]
@@ -127,7 +120,6 @@ class Device(InterventionSource):
         return action.clip(self._low, self._high)
 
     def _moved(self, shares: Mapping[str, float], steering: Steering) -> dict[int, float]:
-        """Return the deflection [-1, 1] of each moved component that the space has."""
         moved: dict[int, float] = {}
         for name, share in shares.items():
             target = steering.get(name)
@@ -218,7 +210,6 @@ class Keyboard(Device):
         self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
 
     def _action(self, held: set[str]) -> Any:
-        """Return the action of the held keys; None without a discrete action."""
         if isinstance(self._space, gymnasium.spaces.Discrete):
             chosen = [int(self._steering[key]) for key in held if key in self._steering]
             return next((one for one in sorted(chosen) if self._space.contains(one)), None)
@@ -226,7 +217,7 @@ class Keyboard(Device):
 
 
 class Gamepad(Device):
-    """One button takes over while it is held; sticks steer; other buttons end the episode.
+    """One button takes over while a person holds it; sticks steer; other buttons end the episode.
 
     Read by pygame, without a display. Axes and buttons have pygame's numbers. Defaults, for an Xbox
     pad on Linux: left stick; right stick up and down; RB takes over, Y success, A failure, X
@@ -290,7 +281,7 @@ class Gamepad(Device):
         self._before = set(self.buttons.values())  # ignore buttons held since the last episode
 
     def poll(self, observation: Any) -> InterventionDecision:
-        self._pygame.event.pump()  # keeps the events, because the env's window may need them
+        self._pygame.event.pump()  # keep the events, because the env's window may need them
         down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
         event: Event | None = None
         for name in ("success", "failure", "rerecord"):
@@ -379,7 +370,7 @@ class SpaceMouse(Device):
                 self._take(bytes(report))
         except OSError as error:
             raise ConfigurationError(
-                f"The space-mouse cannot be read any more ({error}): plug it in again, and resume "
+                f"The space-mouse has become unreadable ({error}): plug it in again, and resume "
                 "the run: rl-cli fit --ckpt_path last."
             ) from error
         live = {str(i): x for i, x in enumerate(self._values) if abs(x) > self.dead_zone}
@@ -394,7 +385,7 @@ class SpaceMouse(Device):
         )
 
     def _take(self, report: bytes) -> None:
-        """Parse a report: 1 has three axes, or all six; 2 the other three; 3 the buttons."""
+        """Parse a report: number 1 has three axes, or all six; 2 the other three; 3 the buttons."""
         kind, data = report[0], report[1:]
         if kind == 3:
             self._buttons = int.from_bytes(data[:2], "little")
@@ -427,7 +418,7 @@ def _package(name: str, what: str) -> Any:
 
 
 class _Window:
-    """The pygame window that receives keys: the env's own, or one that shows the env."""
+    """The pygame window that receives keys: the env's own window, or a new one."""
 
     SIZE = (480, 360)
 
@@ -447,12 +438,11 @@ class _Window:
             ) from error
 
     def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
-        """Return the keys pressed since the last call, and the held keys."""
         pygame = self._pygame
         if self._own:
             self._draw(taken_over)
         pressed = []
-        # Only key events: other events, such as closing the window, are left to the env.
+        # Take only key events: the env handles others, such as closing the window.
         for event in pygame.event.get((pygame.KEYDOWN, pygame.KEYUP)):
             name = pygame.key.name(event.key)
             if event.type == pygame.KEYDOWN:

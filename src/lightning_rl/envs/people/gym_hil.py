@@ -1,7 +1,7 @@
 """Adapt gym-hil's cube task: the env with our conventions, an expert, and a scripted helper.
 
-gym-hil 0.1.14 (extra `hil`, in its own environment: it needs mujoco below 4) is not imported here:
-`GymnasiumEnv` makes `gym_hil/PandaPickCube-v0`.
+`GymnasiumEnv` makes `gym_hil/PandaPickCube-v0` of gym-hil 0.1.14 (extra `hil`, in its own
+environment: it needs mujoco below 4).
 """
 
 from typing import Any, cast
@@ -44,9 +44,8 @@ class PickCube(gymnasium.Wrapper):
     Action [4]: the move along x, y and z in units of `MOVE`, and the gripper command, rounded to 0
     close, 1 stay or 2 open. (In gym-hil, 2 closes and 0 opens.)
 
-    The info has `success` at each step, and gym-hil's `discrete_penalty` at steps that open a
-    closed gripper or close an open one. The seed of `reset` determines the cube's position; gym-hil
-    draws it from NumPy's global generator.
+    The info has `success` at each step, and gym-hil's `discrete_penalty` at steps that open or
+    close the gripper. The seed of `reset` determines the cube's position, unlike in gym-hil.
 
     With `image_obs: true` of gym-hil the observation is a Dict: the pictures `front` and `wrist`,
     uint8 [H, W, 3], and `state` [18], the numbers above without the cube.
@@ -124,7 +123,7 @@ def flat_observation(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class PickCubeExpert:
-    """Expert that picks up the cube: above it, down, close, wait until the fingers hold it, lift.
+    """Expert that picks up the cube: move above it, down, close, wait for the grip, lift.
 
     Args:
         noise: standard deviation of the noise on its moves, in units of an action.
@@ -169,13 +168,13 @@ class PickCubeExpert:
 
 
 class ScriptedHelp(InterventionSource):
-    """A stand-in for a person: an expert that takes over from time to time, less and less often.
+    """A stand-in for a person: an expert that takes over less and less often.
 
     At env step t of the run it takes over with probability `rate` (1 - t / `last_step`), for 10 to
     20 steps; and at step 40 of an episode with probability 1 - t / `last_step`, for 15 to 25 steps.
 
     Args:
-        last_step: env steps of the run after which it no longer helps.
+        last_step: env steps of the run after which the helper stops.
         rate: initial probability per step.
         noise: noise of the expert, see `PickCubeExpert`. The env's seed determines all random
             numbers.

@@ -25,7 +25,7 @@ class InterventionDecision(NamedTuple):
     """Decision of a source for one step.
 
     Attributes:
-        action: [*A], replaces the policy's action; None leaves the step to the policy.
+        action: [*A], replaces the policy's action; None: the policy acts.
         event: how this step ends the episode; None: it continues.
     """
 
@@ -36,7 +36,7 @@ class InterventionDecision(NamedTuple):
 class InterventionSource(ABC):
     """Decides at each step whether a person or script takes over, and its action.
 
-    A source belongs to one env: `Intervention` copies the given source before opening it.
+    `Intervention` copies the given source before opening it.
     """
 
     def open(self, env: gymnasium.Env) -> None:  # noqa: B027  # a script has nothing to open
@@ -50,7 +50,7 @@ class InterventionSource(ABC):
         """Begin an episode in the policy's control; `seed` is the env's seed, if given."""
 
     def take_charge(self) -> None:  # noqa: B027  # only devices need it
-        """Act at every step from now on: there is no policy."""
+        """Act at every step from now on, without a policy."""
 
     @abstractmethod
     def poll(self, observation: Any) -> InterventionDecision:
@@ -99,8 +99,8 @@ class QueueSource(InterventionSource):
     """Items of a queue, put by any thread, take over.
 
     An action takes over until the next action, or until None hands back; `"success"`, `"failure"`
-    and `"rerecord"` end the episode. Each step reads all items since the last step: the newest
-    action counts, and no event is lost.
+    and `"rerecord"` end the episode. Each step reads all items since the last step, and uses the
+    newest action.
 
     Args:
         items: the queue.
@@ -114,7 +114,7 @@ class QueueSource(InterventionSource):
         self._action: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueueSource":
-        return QueueSource(self.items)  # other threads hold this queue
+        return QueueSource(self.items)  # do not copy the queue of other threads
 
     def reset(self, seed: int | None) -> None:
         self._action = None
@@ -161,7 +161,7 @@ class Pace:
         self._next = None
 
     def wait(self) -> None:
-        """Sleep until the next tick; if late, count the missed ticks and continue from now."""
+        """Sleep until the next tick; after missed ticks, count them and restart the clock."""
         if self._period is None:
             return
         now = time.perf_counter()
@@ -179,13 +179,11 @@ class Pace:
 class Intervention(gymnasium.Wrapper):
     """An env in which a person or a script may take over from the policy, and end the episode.
 
-    The action of the source replaces the policy's action. The info of each step has
-    `executed_action` and `intervened`, which rollouts and replay store. An episode ended as success
-    or failure is terminated, with `info["success"]`; an episode to record again is truncated, with
-    `info["rerecord"]`.
+    The info of each step has `executed_action` and `intervened`, which rollouts and replay store.
+    An episode ended as success or failure is terminated, with `info["success"]`; an episode to
+    record again is truncated, with `info["rerecord"]`.
 
-    The source's actions and `executed_action` are in the action space of the wrapped env: put this
-    wrapper last, outside of wrappers that convert actions.
+    Put this wrapper last: the source's actions are in the action space of the wrapped env.
 
     A checkpoint holds the executed actions of the episode and the state of the source: a resumed
     run continues in the middle of an intervention, exactly if the source is a script.
@@ -194,8 +192,7 @@ class Intervention(gymnasium.Wrapper):
         env: the wrapped env.
         source: decides who acts: an `InterventionSource`, a function of the observation that
             returns an action or None (see `Script`), or a `queue.Queue` (see `QueueSource`).
-        fps: steps per second of real time, if the env does not keep a pace for a person; null: no
-            limit.
+        fps: steps per second of real time, for a person; null: no limit.
         success_reward: reward of the step that ends an episode as a success; null keeps the env's
             reward.
 
@@ -224,7 +221,7 @@ class Intervention(gymnasium.Wrapper):
         self._restoring: dict[str, Any] | None = None
 
     def stop_interventions(self) -> None:
-        """Leave every step to the policy from now on, without pacing, for evaluations."""
+        """Disable interventions and pacing from now on, for evaluations."""
         self._stopped = True
 
     def reset(
@@ -281,10 +278,7 @@ class Intervention(gymnasium.Wrapper):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state: the next episode replays the saved one.
-
-        The source decides again after the replay.
-        """
+        """Restore a saved state: the next episode replays the saved one."""
         taken, executed = state["taken"].tolist(), state["executed"].numpy()
         actions = dict(zip(taken, executed, strict=True))
         self._restoring = {**state, "actions": actions}
@@ -305,7 +299,6 @@ class Intervention(gymnasium.Wrapper):
         return self.source.poll(self._observation)
 
     def _checked(self, action: Any) -> Any:
-        """Return the source's action in the env's dtype and bounds."""
         space = self.env.action_space
         given = np.asarray(action)
         if isinstance(space, gymnasium.spaces.Box) and given.shape == space.shape:
@@ -313,8 +306,8 @@ class Intervention(gymnasium.Wrapper):
         if given.shape == space.shape and space.contains(given.astype(space.dtype)):
             return given.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
         raise ConfigurationError(
-            f"{type(self.source).__name__} gave the action {action!r}, which is not in {space}: "
-            "return an action of that space, or None to leave the step to the policy."
+            f"{type(self.source).__name__} returned the action {action!r}, which is not in "
+            f"{space}: return an action of that space, or None for the policy's action."
         )
 
 

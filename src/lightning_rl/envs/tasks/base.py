@@ -78,7 +78,6 @@ class Task(ManagedEnv):
 
     Attributes:
         observation_size: size of an observation of the state.
-        default_action, default_episode_steps: see the arguments; actions have the shape [2].
         action_kinds: allowed kinds of action targets.
         render_size: height and width of a picture, in pixels.
 
@@ -160,6 +159,6 @@ class Task(ManagedEnv):
 
 
 def norm(vector: Tensor) -> Tensor:
-    """Return the length [M] of vectors [M, 2]; the result of a row does not depend on M."""
+    """Return the length [M] of vectors [M, 2]; no row depends on M."""
     square = vector * vector
     return (square[:, 0] + square[:, 1]).sqrt()

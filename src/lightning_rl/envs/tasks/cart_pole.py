@@ -41,10 +41,7 @@ def fallen(env: EnvView) -> Tensor:
 def stands(env: EnvView, angle: float, speed: float) -> Tensor:
     """Return whether the pole stands still at the end of the time limit, [N] bool.
 
-    Args:
-        env: the view.
-        angle: maximum angle in rad.
-        speed: maximum angular velocity in rad/s.
+    `angle` (rad) and `speed` (rad/s) are the largest allowed values.
     """
     return env.last_step & (env.measured["angle"] < angle) & (env.measured["speed"] < speed)
 
@@ -123,7 +120,7 @@ class CartPole(Task):
         return canvas.pixels()
 
     def _integrate(self, position: Tensor, velocity: Tensor, target: Tensor) -> TensorDict:
-        """Integrate the substeps of one control step, by the semi-implicit Euler method."""
+        """Integrate the substeps of one control step by the semi-implicit Euler method."""
         (x, angle), (v, spin), targets = position.unbind(1), velocity.unbind(1), target.unbind(1)
         for _ in range(SUBSTEPS):
             push = self._effort(0, x, v, targets[0])
@@ -136,7 +133,6 @@ class CartPole(Task):
         return _state(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
 
     def _effort(self, joint: int, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
-        """Return the force or torque [N] of a joint's drive."""
         kind, limit = self.action.kind, EFFORT_LIMIT[joint]
         if kind == "position":
             effort = (target - position) * STIFFNESS[joint] - velocity * DAMPING[joint]

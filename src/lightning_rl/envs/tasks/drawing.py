@@ -1,7 +1,6 @@
 """Draw batches of small pictures with smooth shapes, on any device.
 
 A shape is the region of negative signed distance (formulas: Inigo Quilez, "2D distance functions").
-Its coverage of a pixel falls from 1 to 0 over one pixel across the edge.
 """
 
 import torch
@@ -36,7 +35,7 @@ class Canvas:
     """M pictures of the same part of the plane, x to the right and y up.
 
     Shapes take points [M, 2], or [1, 2] for all pictures; lengths in m; an `opacity` from 0 to 1;
-    and a `ring` in m: if not 0, the width of an outline in place of a filled shape.
+    and a `ring` in m: the width of an outline, 0 for a filled shape.
 
     Args:
         count: M.
@@ -113,11 +112,9 @@ class Canvas:
         return (self._image * 255.0).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     def _from(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pixels' offsets from a point: [M, 1, W] to the right and [M, H, 1] up."""
         return self._x - _per_picture(point[:, 0]), self._y - _per_picture(point[:, 1])
 
     def _paint(self, distance: Tensor, colour: Colour, opacity: float, ring: float) -> None:
-        """Paint the inside of a signed distance [M, H, W], in m."""
         if ring:
             distance = distance.abs() - ring / 2
         cover = (0.5 - distance / self.pixel).clamp_(0.0, 1.0)
@@ -128,13 +125,9 @@ class Canvas:
 
 
 def tip(base: Tensor, angle: Tensor, length: float) -> Tensor:
-    """Return the end [M, 2] of a rod that leans by `angle` [M] (rad) from upright towards +x.
-
-    `base` is [M, 2].
-    """
+    """Return the end [M, 2] of a rod from `base` [M, 2], at `angle` [M] (rad) from upright."""
     return base + length * torch.stack((angle.sin(), angle.cos()), 1)
 
 
 def _per_picture(value: Tensor) -> Tensor:
-    """Reshape numbers [M] to broadcast with pixels [M, H, W]."""
     return value[:, None, None]

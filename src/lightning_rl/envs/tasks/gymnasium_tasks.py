@@ -1,9 +1,4 @@
-"""Register the tasks in Gymnasium, for example as `lightning_rl/CartPole-v0`.
-
-`import lightning_rl` registers them. `gymnasium.make_vec` makes the batched task, `gymnasium.make`
-a single env; both use NumPy. An id can also import the package:
-`gymnasium.make("lightning_rl:lightning_rl/PushCube-v0")`.
-"""
+"""Make the tasks with NumPy in Gymnasium: a single env, or a batch by `gymnasium.make_vec`."""
 
 from typing import Any, Literal
 
@@ -62,7 +57,7 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
         return _array(observation)[0], {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        # At the end of an episode the task has already begun another, which is discarded.
+        # At the end of an episode the task has begun the next one, which is discarded.
         _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
         final = _array(info.pop("final_obs"))[0]
         return (
@@ -74,7 +69,6 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
         )
 
     def render(self) -> np.ndarray | None:
-        """Return a picture, uint8 [H, W, 3], or None; after an episode, of its final state."""
         if self.render_mode != "rgb_array":
             return None
         picture: np.ndarray = _array(self.task.draw(self.task.final_state, *self.task.render_size))
@@ -155,7 +149,6 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
-    """Add Gymnasium's masks: for each entry of a tree, a mask of the envs that have it."""
     masked: dict[str, Any] = {}
     for key, value in info.items():
         masked[key] = _masked(value, mask) if isinstance(value, dict) else value

@@ -11,7 +11,7 @@ from lightning_rl.envs.tasks.base import Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, Canvas
 
 TIMESTEP, DAMPING, MAX_FORCE, MASS = 1 / 60, 5.0, 5.0, 1.0
-"""s per step, N s/m, N along each axis, kg: the point flies at most 1 m/s along each axis."""
+"""s per step, N s/m, N along each axis, kg: at most 1 m/s along each axis."""
 
 STIFFNESS = 25.0
 """N/m of the position drive; nearly critically damped."""
@@ -26,8 +26,11 @@ START_RANGE, GOAL_RANGE, OBSTACLE_RANGE = 0.6, 0.7, 0.8
 """m from the middle along each axis for start, goal and obstacles; the world ends at 1 m."""
 
 GOAL_APART, OBSTACLE_APART, RADII, CLEARANCE = 0.2, 0.25, (0.08, 0.15), 0.05
-"""m: minimum distance from start to goal, and from an obstacle's centre to the goal; range of
-obstacle radii; minimum distance from an obstacle's edge to the start."""
+"""Distances in m between start, goal and obstacles.
+
+Minimum distance from start to goal, and from an obstacle's centre to the goal; range of obstacle
+radii; minimum distance from an obstacle's edge to the start.
+"""
 
 CELLS = 16
 """Obstacles are drawn from a grid with this many cells along each axis."""
@@ -67,8 +70,8 @@ class PointMass(Task):
 
     Reward terms:
         distance: m from the goal. Weight -1.
-        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Off; usually 0.5, which rewards
-            hovering near the goal more than success.
+        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Off; usually 0.5, with which
+            hovering near the goal pays more than success.
         collision: sum over the obstacles of the squared depth in m. Weight -2.
         speed: squared, in m^2/s^2. Weight -0.01.
         smoothness: squared length of the change of action. Weight -0.001.
@@ -167,7 +170,6 @@ class PointMass(Task):
         return canvas.pixels()
 
     def _force(self, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
-        """Return the force [N, 2] of the drive."""
         if self.action.kind == "position":
             target = (target - position) * STIFFNESS - velocity * DAMPING
         elif self.action.kind == "velocity":
@@ -184,17 +186,12 @@ def _apart(goal: Tensor, start: Tensor) -> Tensor:
 
 
 def _centres(device: torch.device) -> Tensor:
-    """Return the centres of the cells along an axis, [CELLS], in m."""
     index = torch.arange(CELLS, device=device)
     return (index * 2 + 1 - CELLS) * (OBSTACLE_RANGE / CELLS)
 
 
 def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
-    """Return the cells in which an obstacle covers neither start nor goal, [M, CELLS * CELLS] bool.
-
-    This holds for any position within the cell. At least one cell is free: the excluded discs are
-    smaller than the grid.
-    """
+    """Return the cells in which an obstacle covers neither start nor goal, [M, CELLS^2] bool."""
     half_diagonal = OBSTACLE_RANGE / CELLS * 2**0.5
     centres = _centres(start.device)
 
@@ -207,7 +204,7 @@ def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
 
 
 def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a point [M, 2] of the free cells, uniformly, from random numbers [M, 3]."""
+    """Draw a point [M, 2] of the free cells from uniform numbers [M, 3]."""
     rank = free.cumsum(1)
     most = rank[:, -1]
     chosen = torch.minimum((uniform[:, 0] * most).long() + 1, most)  # the product may round up
@@ -218,7 +215,6 @@ def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _depth(position: Tensor, obstacles: Tensor, radii: Tensor) -> Tensor:
-    """Return the depth [M, 2] in m of a point inside each obstacle, 0 outside."""
     offset = position[:, None] - obstacles
     square = offset * offset
     return (radii - (square[..., 0] + square[..., 1]).sqrt()).clamp_min(0.0)

@@ -21,8 +21,11 @@ MAX_MOVE, DISTANCE = 0.1, 0.25
 """m: maximum move of the pusher per step along each axis; required move of a block."""
 
 BLOCK_X, BLOCK_Y, PUSHER_X, PUSHER_Y = 0.5, (0.3, 0.6), 0.9, 0.05
-"""m, initial positions: blocks at most BLOCK_X left or right of the middle, one above and one
-below; the pusher in the corridor between them, which it can pass."""
+"""Initial positions, in m.
+
+Blocks at most BLOCK_X left or right of the middle, one above and one below; the pusher in the
+corridor between them.
+"""
 
 BEHIND, ALIGNED = 0.26, 0.04
 """m, for the expert: pushing point behind the block's centre; tolerance from its middle."""
@@ -49,7 +52,7 @@ def moved_far(env: EnvView, distance: float) -> Tensor:
 
 
 def mistaken(env: EnvView, distance: float) -> Tensor:
-    """Return whether another displacement of a block reached `distance` m, [N] bool."""
+    """Return whether a block was moved wrongly by `distance` m, [N] bool."""
     return (sideways(env.state).abs() >= distance).any(1) & ~moved_far(env, distance)
 
 
@@ -197,10 +200,7 @@ def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tens
 
 
 def moved_distance(state: TensorDict) -> Tensor:
-    """Return the displacement [M] of the named block to the named side, in m.
-
-    `state` is [M].
-    """
+    """Return the displacement [M] of the named block to the named side, in m, of a state [M]."""
     red, blue = sideways(state).unbind(1)
     moved: Tensor = torch.where(state["task"] < 2, red, blue) * _side(state)
     return moved
@@ -223,7 +223,6 @@ def text_of(language: Tensor) -> str:
 
 
 def _give_way(block: Tensor, intruder: Tensor, reach: float) -> Tensor:
-    """Move a block [N, 2] out of an intruder, along the axis of least overlap."""
     offset = block - intruder
     overlap = (reach - offset.abs()).clamp_min(0.0)
     touching = (overlap[:, 0] > 0) & (overlap[:, 1] > 0)
@@ -234,12 +233,10 @@ def _give_way(block: Tensor, intruder: Tensor, reach: float) -> Tensor:
 
 
 def _named(state: TensorDict) -> Tensor:
-    """Return the position [M, 2] of the named block."""
     return torch.where((state["task"] < 2)[:, None], state["red"], state["blue"])
 
 
 def _side(state: TensorDict) -> Tensor:
-    """Return -1 for left and 1 for right, [M]."""
     right: Tensor = state["task"] % 2
     return right.to(torch.float32) * 2.0 - 1.0
 

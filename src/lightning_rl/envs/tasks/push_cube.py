@@ -26,8 +26,11 @@ CLEAR = 0.12
 """m: distance between the expert and the cube's path."""
 
 START = ((-0.52, -0.48), (-0.02, 0.02), (-0.8, -0.42), (-0.6, -0.2), (-0.3, 0.3), (-0.3, 0.3))
-"""m: ranges of x and y of pusher, cube and goal. No start is solved (cube and goal are at least
-0.12 m apart along x) or has contact (pusher and cube are at least 0.11 m apart along y)."""
+"""Ranges of x and y of pusher, cube and goal, in m.
+
+No start is solved (cube and goal are at least 0.12 m apart along x) or has contact (pusher and cube
+are at least 0.11 m apart along y).
+"""
 
 
 def reach_progress(env: EnvView) -> Tensor:
@@ -165,7 +168,7 @@ class PushCube(Task):
         beside = off - along * forward
         aside = norm(beside)[:, None]
         pushes = (along < 0) & (aside < 0.015)
-        # In front of the cube and too close to its path: first move aside, then back past it.
+        # If the pusher is in front of the cube and close to its path: first move aside, then back.
         outwards = torch.where(aside > 1e-6, beside / aside.clamp_min(1e-6), forward.flip(1))
         passing = (along > -BEHIND) & (aside < CLEAR)
         place = cube - 1.4 * BEHIND * forward
@@ -219,7 +222,6 @@ def push(
 
 
 def _distances(pusher: Tensor, cube: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """Return m [N] from cube to goal, and from the pusher to the pushing point."""
     back = cube - goal
     distance = norm(back)
     pushing = cube + back * (BEHIND / distance.clamp_min(1e-9))[:, None]

@@ -1,10 +1,9 @@
 """Draw random numbers as a pure function of counters: no draw depends on another.
 
-Each number is the hash of its env and time, so it does not depend on the number of envs (Salmon et
-al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The hash is lowbias32 (Chris Wellons 2018,
-"Prospecting for hash functions"), a bijection of 32 bits, in int64 so that every device computes
-the same. The key has two 32-bit words: with one, some of a run's millions of episodes would share
-their start.
+Each number is the hash of its env and time (Salmon et al. 2011, "Parallel random numbers: as easy
+as 1, 2, 3"). The hash is lowbias32 (Chris Wellons 2018, "Prospecting for hash functions"), a
+bijection of 32 bits, in int64 for equal results on every device. The key has two 32-bit words,
+because with one word, some of a run's millions of episodes would share their start.
 """
 
 import torch
@@ -16,19 +15,12 @@ _SECOND = 0x846CA68B - 2**32  # the same low 32 bits, and no product leaves int6
 
 _KEY_WORDS = (0x9E3779B9, 0x243F6A88)
 _GOLDEN = 0x9E3779B9 - 2**32
-"""The same low 32 bits, and within int32, in which Triton computes a column's product."""
+"""The same low 32 bits as a number in int32, in which Triton computes a column's product."""
 
 
 def hash32(x: Tensor) -> Tensor:
-    """Mix 32 bits (lowbias32).
-
-    Args:
-        x: [...] int64, any shape, in [0, 2^32).
-
-    Returns:
-        [...] int64, in the same range.
-    """
-    # All operations but the first are in place: the argument must not change.
+    """Mix 32 bits (lowbias32): [...] int64, in [0, 2^32)."""
+    # Only the first operation is not in place: the argument must not change.
     x = (x ^ (x >> 16)).mul_(_FIRST).bitwise_and_(_MASK)
     x.bitwise_xor_(x >> 15).mul_(_SECOND).bitwise_and_(_MASK)
     return x.bitwise_xor_(x >> 16)
@@ -41,16 +33,10 @@ def key_of(seed: Tensor) -> Tensor:
 
 
 def uniforms(key: Tensor, episode: Tensor, tick: Tensor | int, count: int) -> Tensor:
-    """Draw `count` numbers per row, uniform in [0, 1) in steps of 2^-24.
+    """Draw `count` numbers per row, uniform in [0, 1) in steps of 2^-24: [M, count] float32.
 
-    Args:
-        key: [2, M], by `key_of`.
-        episode: [M] int64, at least 0.
-        tick: [M] int64 or a number, at least 0: the step of the episode.
-        count: numbers per row.
-
-    Returns:
-        [M, count] float32; a row depends only on its key, episode and tick.
+    A row depends only on its `key` [2, M], `episode` [M] int64 and `tick` ([M] int64 or a number,
+    the step of the episode).
     """
     h = hash32(hash32(key ^ (episode & _MASK)) ^ tick)
     column = torch.arange(1, count + 1, device=key.device) * _GOLDEN

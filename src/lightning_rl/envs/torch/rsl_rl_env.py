@@ -34,7 +34,7 @@ class RslRlVecEnv:
         for name in ("num_envs", "num_actions", "device", "step"):
             if not hasattr(env, name):
                 raise ConfigurationError(
-                    f"{type(env).__name__} is no VecEnv of rsl_rl: it has no "
+                    f"{type(env).__name__} is not a VecEnv of rsl_rl: it has no "
                     f"{name}{closest(name, dir(env))}."
                 )
         self.env = self.unwrapped = env
@@ -75,7 +75,6 @@ class RslRlVecEnv:
 
 
 def _grouped(observation: Any, extras: dict[str, Any]) -> Any:
-    """Return the observation together with the other groups of `extras`."""
     groups = extras.get("observations", {})
     if not isinstance(observation, Tensor) or not groups:
         return observation

@@ -19,8 +19,7 @@ from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
 
 Resets = Literal["by_itself", "a_step_late", "by_index"]
-"""Who resets finished envs: the simulator within the step; the simulator in the next step; or
-`TensorSimulator`, by `reset(options=...)`."""
+"""Who resets finished envs: the simulator within the step or in the next one, or this class."""
 
 AUTORESET = {
     AutoresetMode.SAME_STEP: "by_itself",
@@ -30,7 +29,7 @@ AUTORESET = {
 """Names of the modes in Gymnasium."""
 
 FINAL = ("final_obs", "final_observation")
-"""Info keys of true final observations: Gymnasium's and ManiSkill's."""
+"""Info keys of true final observations, of Gymnasium and ManiSkill."""
 
 
 class TensorSimulator(VectorEnv):
@@ -41,29 +40,27 @@ class TensorSimulator(VectorEnv):
     tensors. Observation groups, such as Isaac Lab's `policy` and `critic`, become keys of a Dict: a
     policy with `actor_keys: [policy]` and `critic_keys: [critic]` is asymmetric. Reports are read
     from the info, or from its `final_info` for the step before a reset: `success` and `fail` [N]
-    bool; `rewards` and `metrics`, dicts of numbers [N] by name. A failed episode has no success;
-    its end is `terminated`.
+    bool; `rewards` and `metrics`, dicts of numbers [N] by name. A failed episode is `terminated`.
 
     If the simulator resets finished envs one step *late* (Gymnasium's "next-step"), the action of
     that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
     and no statistic counts it.
 
     Events (`data.events`) change the simulator themselves: a function `(env, **params)` that reads
-    `env.simulator`, changes the envs in `env.rows` [N] bool, and returns nothing; see
-    `SimulatorEvents`.
+    `env.simulator`, changes the envs in `env.rows` [N] bool, and returns nothing.
 
     Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`): resets within the step, without
     final observations. ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`, `ManiSkillVectorEnv`):
-    gives `final_observation` and `final_info`; with auto_reset false it takes
+    returns `final_observation` and `final_info`; with auto_reset false it takes
     `reset(options={"env_idx": ...})`. Tested with mjlab 1.6 (`scripts/train_mjlab.py`), and with
     stand-ins of the other simulators.
 
     Args:
         num_envs: N.
         make: makes the simulator for a number of envs: a function, in YAML its import path.
-        resets: who resets a finished env: the simulator within the step (`by_itself`) or in the
-            next step (`a_step_late`), or this class (`by_index`), with option `env_idx` [M] int64,
-            the indices of the finished envs.
+        resets: the simulator resets a finished env within the step (`by_itself`) or in the next
+            step (`a_step_late`), or this class resets it (`by_index`), with option `env_idx` [M]
+            int64, the indices of the finished envs.
         missing_final: if the simulator gives no final observation of a truncated episode: `refuse`,
             or use the `last_observation` before the step, as rsl_rl does. Its value is similar if
             steps are short.
@@ -71,7 +68,7 @@ class TensorSimulator(VectorEnv):
             evaluation episodes do not correspond to their seeds, and groups of equal starts (GRPO)
             are refused.
         report: returns further entries of a step's info, `success`, `fail`, `rewards` or `metrics`,
-            from the simulator and its info, if these are elsewhere; a function, in YAML its path.
+            from the simulator and its info; a function, in YAML its path.
 
     Raises:
         ConfigurationError: `make` returned no such simulator, or another number of envs.
@@ -92,7 +89,7 @@ class TensorSimulator(VectorEnv):
         require(
             count == num_envs,
             f"make returned a simulator of {count} envs, but {num_envs} were requested. It must "
-            "make as many envs as its argument says.",
+            "make as many envs as its argument.",
         )
         self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
         self._check_resets()
@@ -102,7 +99,8 @@ class TensorSimulator(VectorEnv):
         self._events: SimulatorEvents | None = None
         self._last: Any = self._reset(None)
         self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        # From the observation itself: Isaac Lab's direct envs do not announce the group `critic`.
+        # Read the keys of an observation: Isaac Lab's direct envs do not announce the group
+        # `critic`.
         self.single_observation_space = space_of(self._last)
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
         limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
@@ -130,12 +128,6 @@ class TensorSimulator(VectorEnv):
         return self._last, {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step; see `VectorEnv.step`.
-
-        Raises:
-            EnvFaultError: a truncated episode has no final observation; or a result is not a tensor
-                [N] of numbers or flags.
-        """
         before = self._last
         if self._missing_final == "last_observation":
             before = map_tree(torch.clone, before)  # the simulator may overwrite its tensors
@@ -173,8 +165,8 @@ class TensorSimulator(VectorEnv):
     def add_events(self, events: Mapping[str, Any]) -> None:
         require(
             self._resets != "a_step_late",
-            f"{self._name} resets one step late, and does not report to events when it resets: "
-            f"remove {', '.join(events)}, or make the simulator reset within the step.",
+            f"{self._name} resets one step late, so reset events cannot fire in time: remove "
+            f"{', '.join(events)}, or make the simulator reset within the step.",
         )
         rest = (1.0 / self.render_fps, self.max_episode_steps)
         owner = f"TensorSimulator of {self._name}"
@@ -183,7 +175,6 @@ class TensorSimulator(VectorEnv):
         )
 
     def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
-        """Return outcome, terms and metrics of a step, from before the resets."""
         final = info.get("final_info")
         final = final if isinstance(final, Mapping | TensorDict) else None
         report = _from_before_the_reset(info, final, done)
@@ -297,11 +288,7 @@ class TensorSimulator(VectorEnv):
 
 
 def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
-    """Convert another library's space with shape, low and high to a Box of Gymnasium.
-
-    Raises:
-        ConfigurationError: the space lacks one of them.
-    """
+    """Convert another library's space with shape, low and high to a Box of Gymnasium."""
     if isinstance(space, gymnasium.Space):
         return space
     missing = [key for key in ("shape", "low", "high") if not hasattr(space, key)]
@@ -316,10 +303,7 @@ def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
 
 
 def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
-    """Take the rows of finished envs, `done` [N], from `final`; entries are tensors [N] or dicts.
-
-    An entry that only `final` has replaces all rows.
-    """
+    """Take the rows of finished envs, `done` [N], from `final`; extra entries replace all rows."""
     if isinstance(report, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
         ours = {key: value for key, value in report.items() if key != "final_info"}
         pairs = {key: (ours.get(key), value) for key, value in final.items()}

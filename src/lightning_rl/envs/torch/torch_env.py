@@ -23,10 +23,10 @@ from lightning_rl.system.errors import require
 class ResetMode(Enum):
     """How `step` begins the next episode of finished envs."""
 
-    ROWS = (
-        "reset only the finished envs: fast if their indices are known without waiting for a device"
+    ROWS = "reset only the finished envs; their indices may require a wait for a device"
+    WHERE = (
+        "compute a start for every env, and select the finished envs, without a wait for a device"
     )
-    WHERE = "compute a start for every env, and select the finished envs: no wait for a device"
     LATER = "do not reset: the caller resets with `starts_of`"
 
 
@@ -35,10 +35,10 @@ class TorchEnv(VectorEnv):
 
     This class handles time limits, autoreset, seeds and saving.
 
-    Random numbers are a function of the env's seed, the episode and the step, not of a shared
-    generator: the episodes of an env depend only on its own seed and actions, not on the other
-    envs. This holds bit for bit if the three functions treat rows independently, by operations that
-    round every element equally: no matrix product, no `atan2`, no fused multiply-add.
+    Random numbers are a function of the env's seed, the episode and the step, so episodes of an env
+    do not depend on other envs. This holds bit for bit if the three functions treat rows
+    independently, by operations that round every element equally: no matrix product, no `atan2`, no
+    fused multiply-add.
 
     An episode ends when the transition returns `terminated`, and is truncated at the time limit.
     Two optional [N] bool entries of the transition's info also end episodes:
@@ -61,8 +61,7 @@ class TorchEnv(VectorEnv):
         seed: [N] int64, the seed of each env; initially env i has the seed i.
         episode: [N] int64, the number of earlier episodes of this seed.
         elapsed: [N] int64, env steps since the episode began.
-        final_state: [N], the state before the resets of the last step; compiled steps do not keep
-            it.
+        final_state: [N], the state before the resets of the last step, except of compiled steps.
         stream_key: [2, N] int64, the key of each env's random numbers.
         restarts: how finished envs begin the next episode.
 
@@ -102,11 +101,7 @@ class TorchEnv(VectorEnv):
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """Create M initial states, a TensorDict [M], from random numbers.
-
-        Args:
-            uniform: [M, K] float32 in [0, 1); K is `start_size`.
-        """
+        """Create M initial states [M] from random numbers `uniform` [M, K] float32 in [0, 1)."""
 
     @abstractmethod
     def observe(self, state: TensorDict) -> Observation:
@@ -137,10 +132,6 @@ class TorchEnv(VectorEnv):
         The numbers depend on seed, episode, step and stream: a second call within one step returns
         the same numbers. Use one stream per purpose, such as pushes and sensor noise. Unlike
         `torch.rand`, the numbers are reproducible, resume exactly and may be compiled.
-
-        Args:
-            count: numbers per env.
-            stream: index of the stream, from 0.
         """
         key = self.stream_key if stream == 0 else hash32(self.stream_key ^ stream)
         return uniforms(key, self.episode, self.elapsed + 1, count)
@@ -148,7 +139,6 @@ class TorchEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin episodes; without a seed, every env begins its next episode."""
         kept = None
         if seed is None:
             self.episode = self.episode + 1
@@ -184,7 +174,7 @@ class TorchEnv(VectorEnv):
     def advance(
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step the envs in `active` [N] bool by actions [N, *A], without rendering observations."""
+        """Step the envs in `active` [N] bool by actions [N, *A], without observations."""
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])
@@ -224,11 +214,8 @@ class TorchEnv(VectorEnv):
     def _move(
         self, action: Tensor, elapsed: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Execute the transition; return next state, reward, terminated, truncated [N], and info.
-
-        `elapsed` [N] counts the env steps of the episode, including this one.
-        """
-        # A copy, because an env may write into its action.
+        """Execute the transition; return state, reward, terminated, truncated [N], and info."""
+        # Copy, because an env may write into its action.
         action = action.to(self.device, copy=True)
         space = self.single_action_space
         given = space.tensors(action) if isinstance(space, StructuredActions) else action
@@ -248,7 +235,6 @@ class TorchEnv(VectorEnv):
         return moved, reward, terminated, truncated, info
 
     def _flags(self, info: dict[str, Any], key: str) -> Tensor:
-        """Return an entry [N] bool of the info; other shapes would broadcast."""
         flags: Tensor = info[key]
         require(
             flags.dtype == torch.bool and flags.shape == (self.num_envs,),
@@ -286,8 +272,7 @@ class TorchEnv(VectorEnv):
     ) -> TensorDict:
         """Return the initial states [M] of episodes [M] of M streams with `stream_key` [2, M].
 
-        `kept` are the entries [M, ...] of `keeps` from the end of the last episodes; None or empty
-        for first episodes.
+        `kept` are the entries [M, ...] of `keeps` from the end of the last episodes.
         """
         return self.started(uniforms(key, episode, 0, self.start_size))
 
@@ -306,13 +291,10 @@ class TorchEnv(VectorEnv):
 
 
 def _with_rows(tree: Any, rows: Tensor, new: Any) -> Any:
-    """Copy a tensor [N, ...], or a tree of tensors to a dict, and replace some rows."""
     return map_tree(lambda old, chosen: old.index_copy(0, rows, chosen), tree, new)
 
 
 def _where(mask: Tensor, chosen: Any, otherwise: Any) -> Any:
-    """Select rows of two tensors [N, ...] or trees by a mask [N]."""
-
     def choose(other: Tensor, one: Tensor) -> Tensor:
         return torch.where(mask.view(-1, *[1] * (other.dim() - 1)), one, other)
 

@@ -11,7 +11,7 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
 class ActionMask(gymnasium.Wrapper):
-    """An env whose observation has `action_mask` [C], taken from the info of each reset and step.
+    """An env whose observation has `action_mask` [C], from the info of each reset and step.
 
     C is the number of categories of all choices of an action: n of a Discrete, the sum of nvec of a
     MultiDiscrete. Observations that are not a Dict become a Dict of `observation` and
@@ -38,7 +38,7 @@ class ActionMask(gymnasium.Wrapper):
                 if MASK in keys
                 else f"the action space {env.action_space} has no choices: it is continuous"
             )
-            raise ConfigurationError(f"ActionMask has nothing to do, because {amiss}.")
+            raise ConfigurationError(f"ActionMask cannot be used, because {amiss}.")
         keys = keys or {"observation": space}
         self.observation_space = gymnasium.spaces.Dict(
             {**keys, MASK: gymnasium.spaces.MultiBinary(self._size)}

@@ -15,10 +15,9 @@ class ChunkWrapper(gymnasium.Wrapper):
     """An env whose action is a chunk of K actions [K, *A], executed until the episode ends.
 
     The observation is a dict: `observation`, the env's own after the last executed action; and for
-    the last chunk `step_reward` [K] and `executed` [K], 1 for executed actions. They are part of
-    the observation because it reaches the learner with every step. The info belongs to the last
-    executed action, except `rewards` (summed), `executed_action` (a chunk) and `intervened` (any
-    action).
+    the last chunk `step_reward` [K] and `executed` [K], 1 for executed actions. The info belongs to
+    the last executed action, except `rewards` (summed), `executed_action` (a chunk) and
+    `intervened` (any action).
 
     Args:
         env: the wrapped env.
@@ -58,7 +57,7 @@ class ChunkWrapper(gymnasium.Wrapper):
                         terms[name] = terms.get(name, 0.0) + number
             if EXECUTED_ACTION in info or INTERVENED in info:
                 one = report_intervention(info, action[k], False)
-                # A copy of the chunk: its other actions were executed unchanged.
+                # Copy the chunk: its other actions were executed unchanged.
                 taken_over.setdefault(EXECUTED_ACTION, np.array(action))[k] = one[EXECUTED_ACTION]
                 taken_over[INTERVENED] = taken_over.get(INTERVENED, False) or one[INTERVENED]
             if terminated or truncated:
@@ -78,11 +77,7 @@ class ChunkWrapper(gymnasium.Wrapper):
 
 
 def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
-    """Return the space of `count` consecutive actions, along a new first dimension.
-
-    Raises:
-        ConfigurationError: the space is neither a Box nor a Discrete from 0 on.
-    """
+    """Return the space of `count` consecutive actions, along a new first dimension."""
     if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, StructuredActions):
         low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
         return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)

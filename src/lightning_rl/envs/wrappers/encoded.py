@@ -55,7 +55,7 @@ def encoded(space: gymnasium.Space[Any], observation: Any) -> Any:
 
 
 class EncodedObservations(VectorEnvWrapper):
-    """An env whose pictures are observed as the features of an encoder without trainable weights.
+    """An env that encodes pictures by an encoder without trainable weights.
 
     Each picture is encoded once, and rollouts and replays store D features instead: less memory,
     and no convolution in the update. Datasets of demonstrations hold pictures, which are encoded
@@ -101,10 +101,9 @@ class EncodedObservations(VectorEnvWrapper):
         if any(parameter.requires_grad for parameter in encoder.parameters()):
             self.env.close()
             raise ConfigurationError(
-                f"EncodedObservations: {type(encoder).__name__} has weights that training would "
-                "change, but a replay would hold features of older weights. Use a FrozenEncoder, a "
-                "ResNet with frozen: true, or give the encoder to the policy "
-                "(policy.init_args.encoder)."
+                f"EncodedObservations: {type(encoder).__name__} has trainable weights, but a replay "
+                "would hold features of older weights. Use a FrozenEncoder, a ResNet with frozen: "
+                "true, or give the encoder to the policy (policy.init_args.encoder)."
             )
         return FeatureSpace(encoder, source, self.env.device)
 
@@ -131,7 +130,6 @@ class EncodedObservations(VectorEnvWrapper):
 
     @torch.no_grad()
     def _encoded(self, observation: Observation) -> Observation:
-        """Return an observation [M, ...] with features in place of pictures."""
         space = self.single_observation_space
         if isinstance(space, FeatureSpace):
             return space.encoder(observation)  # type: ignore[no-any-return]  # nn.Module

@@ -25,16 +25,16 @@ class HideEntries(gymnasium.ObservationWrapper):
         space = env.observation_space
         if not isinstance(space, Box) or len(space.shape) != 1:
             raise ConfigurationError(
-                "HideEntries leaves out entries of a flat Box, but the observation space is "
-                f"{space}: put gymnasium.wrappers.FlattenObservation before it, or hide keys of a "
-                "Dict by actor_keys and critic_keys of the policy."
+                f"HideEntries removes entries of a flat Box, but the observation space is {space}: "
+                "put gymnasium.wrappers.FlattenObservation before it, or hide keys of a Dict by "
+                "actor_keys and critic_keys of the policy."
             )
         size = space.shape[0]
         hidden = {entry % size for entry in entries if -size <= entry < size}
         if not entries or len(hidden) < len(set(entries)) or len(hidden) == size:
             raise ConfigurationError(
-                f"HideEntries: entries={list(entries)} must name some of the {size} entries of the "
-                f"observation, each once, 0 to {size - 1}, and leave at least one."
+                f"HideEntries: entries={list(entries)} must be different indices from 0 to "
+                f"{size - 1}, and leave at least one entry."
             )
         self._kept = [entry for entry in range(size) if entry not in hidden]
         self.observation_space = Box(

@@ -14,8 +14,7 @@ ROUNDING = 1e-6
 class PenaltyTerms(gymnasium.Wrapper):
     """An env whose infos name penalties; reports their weighted sum as `info["penalty"]`.
 
-    Rollouts and replays store it next to the reward. `GripperSAC` adds it only to the rewards of
-    the gripper's critic.
+    `GripperSAC` adds the penalty only to the rewards of the gripper's critic.
 
     Args:
         env: the wrapped env.
@@ -41,21 +40,19 @@ class PenaltyTerms(gymnasium.Wrapper):
             if name not in info:
                 raise EnvFaultError(
                     f"PenaltyTerms adds up '{name}', but the info of the step has "
-                    f"{', '.join(map(repr, info)) or 'nothing'}: name in `terms` entries that the "
-                    "env reports at each step."
+                    f"{', '.join(map(repr, info)) or 'nothing'}: `terms` must name entries that "
+                    "the env reports at each step."
                 )
         penalty = sum(weight * float(info[name]) for name, weight in self.terms.items())
         return *result, {**info, "penalty": penalty}
 
 
 class GripperPenalty(gymnasium.Wrapper):
-    """An env with a penalty for each real opening or closing of a gripper, as its position shows.
+    """An env with a penalty for each opening or closing of a gripper, by its position.
 
-    A gripper at or beyond `open_at` is open, at or beyond `closed_at` closed; between them it
-    counts as it did before. So a command without an effect has no penalty, and neither has noise
-    around one threshold. `info["penalty"]` of a step that opens a closed gripper or closes an open
-    one is `-weight`, added to a penalty of the wrapped env. The first known position of an episode
-    is no change.
+    A gripper at or beyond `open_at` is open, at or beyond `closed_at` closed; between them its
+    state does not change. Commands without an effect have no penalty. A step that opens a closed
+    gripper or closes an open one adds `-weight` to `info["penalty"]`.
 
     Args:
         env: the wrapped env.
@@ -91,7 +88,7 @@ class GripperPenalty(gymnasium.Wrapper):
         shape: tuple[int, ...] = getattr(array, "shape", None) or ()
         require(
             key in keys and len(shape) == 1 and 0 <= index < shape[0],
-            f"GripperPenalty reads number {index} of key {key}, and the observation is {space}: "
+            f"GripperPenalty reads number {index} of key {key}, but the observation is {space}: "
             "give the index of the gripper's position, and the key of its array in a Dict.",
         )
         self.metadata = {**env.metadata, "reports_penalty": True}
@@ -115,7 +112,6 @@ class GripperPenalty(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, {**info, "penalty": penalty}
 
     def _side_of(self, observation: Any) -> float:
-        """Return 1 for open, -1 for closed, 0 between them."""
         array = observation if self._key is None else observation[self._key]
         way = (float(array[self._index]) - self._middle) / self._half  # 1 at open_at
         return float(np.sign(way)) if abs(way) >= 1.0 - ROUNDING else 0.0

@@ -11,7 +11,7 @@ from lightning_rl.system.errors import ConfigurationError, check_range, closest,
 
 
 class VLAObservation(gymnasium.Wrapper):
-    """Give a Gymnasium env the observation that `VLAPolicy` takes.
+    """Convert the observation of a Gymnasium env for `VLAPolicy`.
 
     `rgb` uint8 [H, W, 3], or [cameras, H, W, 3]; `depth` float32 [H, W], or [cameras, H, W], in
     metres; `proprio` float32 [P]; `language` int64 [S], tokenised once per episode and padded at
@@ -161,7 +161,6 @@ def _part(observation: Any, name: str) -> Any:
 
 
 def _metres(depth: np.ndarray) -> np.ndarray:
-    """Return a depth picture as float32 [H, W], in metres, 0 without a measurement."""
     metres = depth.astype(np.float32).reshape(depth.shape[:2])
     if depth.dtype == np.uint16:
         return metres / np.float32(1000.0)

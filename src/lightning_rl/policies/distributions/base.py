@@ -1,7 +1,4 @@
-"""Turn network outputs into actions, log-probs and entropies, without torch.distributions.
-
-This module has the discrete families, `gaussians.py` the continuous ones.
-"""
+"""Turn network outputs into actions, log-probs and entropies, without torch.distributions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -139,11 +136,11 @@ def widened(output: Tensor) -> Tensor:
 
 
 def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """Return one of n categories [B] by log-probs [B, n] and Gumbel noise; without noise, the mode.
+    """Return one of n categories [B] by log-probs [B, n] and Gumbel noise [B, n]; None: the mode.
 
     Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2 (argmax(log p + g)).
     """
-    # Not `multinomial`, which synchronizes with the device.
+    # Do not use `multinomial`, which synchronizes with the device.
     keys = log_probs if noise is None else log_probs + noise.view_as(log_probs)
     return keys.argmax(-1)
 

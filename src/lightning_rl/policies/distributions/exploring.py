@@ -22,8 +22,7 @@ class ExploringCategorical(Categorical):
         rule: `epsilon` or `boltzmann`.
 
     Attributes:
-        amount: [], epsilon or the temperature. It is a buffer: collectors and checkpoints get it
-            with the weights.
+        amount: [], epsilon or the temperature, a buffer that collectors and checkpoints get.
     """
 
     amount: Tensor

@@ -1,4 +1,4 @@
-"""Define distributions over continuous actions, and choose one for an action space."""
+"""Distributions over continuous actions, and the choice of one for an action space."""
 
 import math
 import warnings
@@ -88,7 +88,6 @@ def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlat
 
 
 def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
-    """Return whether to scale the actions of a Box; warn if only some entries are bounded."""
     low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
     is_low, is_high = low > -LARGEST_BOUND, high < LARGEST_BOUND
     bounded = is_low & is_high & (low < high)
@@ -101,11 +100,10 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
         bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
         warnings.warn(
             f"Not every entry of the action space {space} has two bounds, low < high, so no entry "
-            "is rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also "
-            f"in entry {entry} with the bounds {bounds}, and the env clips actions outside of its "
-            "bounds. Wrap the env so that each entry has two bounds "
-            "(gymnasium.wrappers.TransformAction); if you want no scaling, set rescale_action: "
-            "false.",
+            "is rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), "
+            f"also in entry {entry} with the bounds {bounds}, and the env clips actions. Wrap the "
+            "env so that each entry has two bounds (gymnasium.wrappers.TransformAction), or set "
+            "rescale_action: false.",
             stacklevel=2,
         )
     return False
@@ -273,7 +271,8 @@ class RescaledGaussian(DiagonalGaussian):
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
-        # Stored: recomputing u from the action rounds, and the first ratio would differ from 1.
+        # Store u: recomputing u from the action would round, and the first ratio would differ from
+        # 1.
         self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
@@ -306,10 +305,7 @@ class RescaledGaussian(DiagonalGaussian):
 
 
 class Squashing(ActionDistribution):
-    """Base class for actions squashed to the bounds of a Box: a = center + scale * tanh(u).
-
-    `low`, `high`, `center` and `scale` have the shape [A].
-    """
+    """Base class for actions squashed to the bounds [A] of a Box: a = center + scale * tanh(u)."""
 
     low: Tensor
     high: Tensor
@@ -317,12 +313,7 @@ class Squashing(ActionDistribution):
     scale: Tensor
 
     def set_bounds(self, space: gymnasium.spaces.Box, user: str, cure: str) -> None:
-        """Set the bounds from a space.
-
-        Args:
-            space: the action space.
-            user: the class or setting that needs bounds, for the message.
-            cure: advice for infinite bounds, for the message.
+        """Set the bounds from a space; `user` and `cure` are for the message about bad bounds.
 
         Raises:
             ConfigurationError: for infinite bounds, or bounds without low < high.
@@ -342,7 +333,7 @@ class Squashing(ActionDistribution):
 
     def squashed(self, u: Tensor) -> Tensor:
         """Return the actions [B, A] of unsquashed u [B, A]."""
-        # center + scale rounds: an action may miss a bound by a unit in the last place.
+        # Clamp, because rounding may exceed a bound.
         return torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
 
     def _log_volume(self, u: Tensor, executed: Tensor | None = None) -> Tensor:
@@ -400,7 +391,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
-        # [..., 24, A]: the same nodes in every dimension: the volume is a sum over dimensions.
+        # [..., 24, A], with the same nodes in every dimension: the volume is a sum over dimensions.
         points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
         at_points = None if executed is None else executed.unsqueeze(-2)
         volume = (self._log_volume(points, at_points) * self.weights).sum(-1)

@@ -100,7 +100,6 @@ class JointDistribution(ActionDistribution):
         return cast(list[ActionDistribution], list(self.parts))
 
     def _actions(self, flat: Tensor) -> list[Tensor]:
-        """Split flat actions [B, A] into the parts, in the shape and dtype of each distribution."""
         actions = []
         for _, space, start, stop in self.places:
             value = flat[..., start:stop]

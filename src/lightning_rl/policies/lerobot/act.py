@@ -52,8 +52,8 @@ class ACTSettings(Settings):
 class ACTNetwork(Network):
     """Chunks of actions from pictures and numbers, by an encoder and a decoder.
 
-    The latent variable is 0, as in acting; its encoder has weights, but no effect. Names of layers
-    are LeRobot's.
+    The latent variable is 0, as in acting; the weights of its encoder have no effect. Names of
+    layers are LeRobot's.
 
     Source: Zhao et al. 2023, "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware".
 
@@ -110,7 +110,6 @@ class ACTNetwork(Network):
     def head(
         self, space: gymnasium.spaces.Box, exploration: Exploration, statistics: Statistics
     ) -> ActionHead:
-        """Return a normal distribution around the chunk."""
         given = exploration.log_std_init
         log_std = -2.0 if given is None else given
         head = GaussianHead(space, exploration.log_prob_level, 1, log_std, 1.0, statistics)
@@ -118,7 +117,6 @@ class ACTNetwork(Network):
         return head
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
-        """Return the normalised chunk as slots [B, K * A, 1]; the summary is the mean token."""
         first = next(iter(inputs.values()))
         latent = first.new_zeros(first.shape[0], self.settings.latent_dim)
         tokens = [self.encoder_latent_input_proj(latent)]
@@ -138,7 +136,6 @@ class ACTNetwork(Network):
         return Features(self.action_head(decoded).flatten(1)[..., None], memory.mean(1))
 
     def _add_latent_encoder(self, state: int | None, action_size: int) -> None:
-        """Add the weights of the encoder of the latent variable, which acting does not use."""
         settings, dim = self.settings, self.settings.dim_model
         self.vae_encoder = _Stack(settings, settings.n_vae_encoder_layers, cross=False)
         self.vae_encoder_cls_embed = nn.Embedding(1, dim)
@@ -153,8 +150,6 @@ class ACTNetwork(Network):
 
 
 class _Stack(nn.Module):
-    """Layers of a transformer, and a last normalisation."""
-
     def __init__(self, settings: ACTSettings, count: int, *, cross: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_Layer(settings, cross=cross) for _ in range(count))
@@ -168,19 +163,16 @@ class _Stack(nn.Module):
         memory: Tensor | None = None,
         memory_places: Tensor | None = None,
     ) -> Tensor:
-        """Map tokens [B, L, D] with places [L, D], and a memory [B, M, D] with places [M, D]."""
         for layer in self.layers:
             tokens = layer(tokens, places, memory, memory_places)
         return self.norm(tokens)  # type: ignore[no-any-return]  # nn.Module
 
 
 class _Layer(nn.Module):
-    """Attention with places added to queries and keys (Carion et al. 2020), and a perceptron."""
-
     def __init__(self, settings: ACTSettings, *, cross: bool) -> None:
         super().__init__()
         dim, heads = settings.dim_model, settings.n_heads
-        require(dim % heads == 0, f"dim_model={dim} is no multiple of n_heads={heads}.")
+        require(dim % heads == 0, f"dim_model={dim} is not a multiple of n_heads={heads}.")
         self.pre_norm = settings.pre_norm
         self.activation = F.relu if settings.feedforward_activation == "relu" else F.gelu
         self.self_attn = nn.MultiheadAttention(dim, heads, batch_first=True)
@@ -208,7 +200,7 @@ class _Layer(nn.Module):
         steps.append(lambda x: self.linear2(self.activation(self.linear1(x))))
         for name, step in zip(self.norms, steps, strict=True):
             norm = self.get_submodule(name)
-            # Before each step, or after it and its shortcut.
+            # Normalise before each step, or after the step and its shortcut.
             tokens = tokens + step(norm(tokens)) if self.pre_norm else norm(tokens + step(tokens))
         return tokens
 
@@ -220,8 +212,7 @@ class _Layer(nn.Module):
 def _place_encoding(sides: tuple[int, int] | torch.Size, size: int, device: torch.device) -> Tensor:
     """Return sine and cosine encodings [H * W, D] of the places in a plane, rows first.
 
-    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers", appendix A.4: y in
-    the first half of the entries, x in the second, from 2 pi / H (or W) to 2 pi.
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers", appendix A.4.
     """
     entries = torch.arange(size // 2, device=device)
     period = 10_000 ** (2 * (entries // 2) / (size // 2))

@@ -65,7 +65,7 @@ class DiffusionSettings(Settings):
 
     @property
     def crop(self) -> tuple[int, int] | None:
-        """Height and width of the centre that the network sees; None for whole pictures."""
+        """Height and width of the crop at the centre; None for whole pictures."""
         if self.resize_shape is None:
             return self.crop_shape
         height, width = self.resize_shape
@@ -117,15 +117,10 @@ class DiffusionNetwork(Network):
     def head(
         self, space: gymnasium.spaces.Box, exploration: Exploration, statistics: Statistics
     ) -> ActionHead:
-        """Return the chain from noise to actions."""
         return DiffusionHead(space, exploration.log_prob_level, self, statistics)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
-        """Return the condition of the denoiser [B, G] as summary, without slots.
-
-        Args:
-            inputs: prepared features [B, ...]; [B, n_obs_steps, ...] for several steps.
-        """
+        """Return the condition of the denoiser [B, G] as summary, without slots."""
         steps = self.settings.n_obs_steps
         inputs = inputs if steps > 1 else {name: one[:, None] for name, one in inputs.items()}
         parts = [inputs[STATE]]
@@ -163,10 +158,9 @@ class DiffusionNetwork(Network):
 
 
 class DiffusionHead(ActionHead):
-    """The actions of a diffusion policy, which have no log-prob.
+    """The actions of a diffusion policy, which have no log-prob; `NoisePolicy` steers its noise.
 
-    `NoisePolicy` steers its noise. Deterministic acting begins from `fixed_noise`, one
-    draw of seed 0; so do the noises of DDPM's steps.
+    Deterministic acting begins from `fixed_noise`, one draw of seed 0.
 
     Args:
         space, level, statistics: see `ActionHead`.
@@ -184,7 +178,7 @@ class DiffusionHead(ActionHead):
         statistics: Statistics,
     ) -> None:
         super().__init__(space, level, statistics)
-        self._network = (network,)  # a tuple, so that the network is no child of this module
+        self._network = (network,)  # a tuple, so that the network is not a child of this module
         settings = network.settings
         self.first, self.horizon = settings.n_obs_steps - 1, settings.horizon
         self.noise_size = self.horizon * self.action_size
@@ -217,11 +211,6 @@ class DiffusionHead(ActionHead):
     def log_prob_and_entropy(
         self, features: Features, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Refuse.
-
-        Raises:
-            ConfigurationError: always.
-        """
         raise ConfigurationError(
             "A diffusion policy has no log-prob of its actions, and cannot be cloned. Instead, "
             "train its noise: policy: "
@@ -239,7 +228,6 @@ class _DenoisingStep(NamedTuple):
     Attributes:
         time: time of the noisy actions.
         signal, spread: factors of clean actions and of noise in the noisy actions.
-        clean_factor, other_factor: see above.
         std: standard deviation of the noise that is added to the mean.
         limit: clean actions are clipped to ±limit; infinite for no clipping.
         predicts_noise: whether the network predicts noise instead of clean actions.
@@ -257,12 +245,6 @@ class _DenoisingStep(NamedTuple):
     implicit: bool
 
     def mean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
-        """Return the mean of the next actions [B, H, A].
-
-        Args:
-            prediction: prediction of the network, [B, H, A].
-            noisy: actions [B, H, A].
-        """
         clean, noise = prediction, prediction
         if self.predicts_noise:
             clean = (noisy - self.spread * noise) / self.signal
@@ -273,12 +255,7 @@ class _DenoisingStep(NamedTuple):
 
 
 def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:
-    """Return the steps of a chain, from noise to actions.
-
-    Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", equations 6, 7 and 15 (DDPM,
-    with the variance of equation 7); Song et al. 2021, "Denoising Diffusion Implicit Models",
-    equation 12 with sigma 0 (DDIM).
-    """
+    """Return the steps from noise to actions (Ho et al. 2020; DDIM: Song et al. 2021)."""
     signals, one = _signal_shares(settings), torch.ones(())
     every = settings.num_train_timesteps // settings.steps
     limit = float(settings.clip_sample_range) if settings.clip_sample else math.inf
@@ -301,7 +278,7 @@ def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:
 
 
 def _signal_shares(settings: DiffusionSettings) -> Tensor:
-    """Return alpha bar of each time, [T] float32: the product of 1 - beta up to it."""
+    """Return alpha bar of each time, [T] float32: the product of 1 - beta up to that time."""
     count, low, high = settings.num_train_timesteps, settings.beta_start, settings.beta_end
     if settings.beta_schedule == "squaredcos_cap_v2":
         edges = torch.arange(count + 1, dtype=torch.float64) / count
@@ -313,7 +290,7 @@ def _signal_shares(settings: DiffusionSettings) -> Tensor:
         betas = torch.linspace(low**0.5, high**0.5, count).square()
     else:
         betas = torch.linspace(-6.0, 6.0, count).sigmoid() * (high - low) + low
-    # In float32 like the training: 1 - .999 has four digits there.
+    # In float32 like the training, where 1 - .999 has four digits.
     return (1.0 - betas).cumprod(0)
 
 
@@ -334,7 +311,6 @@ class _PointEncoder(nn.Module):
         self.out = nn.Linear(size, size)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Map pictures [M, C, H, W], normalised, to features [M, 2K]."""
         if self.resize is not None:
             pictures = F.interpolate(pictures, self.resize, mode="bilinear", antialias=True)
         if self.crop is not None:
@@ -366,7 +342,7 @@ def _group_norm(channels: int) -> nn.Module:
 
 
 class _UNet(nn.Module):
-    """A convolutional U-Net over time, with features that scale and shift its channels (FiLM)."""
+    """A convolutional U-Net over time with FiLM: features scale and shift its channels."""
 
     def __init__(self, settings: DiffusionSettings, action_size: int, condition_size: int) -> None:
         super().__init__()
@@ -401,13 +377,6 @@ class _UNet(nn.Module):
         )
 
     def forward(self, noisy: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        """Return the prediction [B, H, A].
-
-        Args:
-            noisy: actions [B, H, A].
-            time: whole numbers [B], high for noise.
-            condition: [B, G].
-        """
         features = torch.cat((self.diffusion_step_encoder(time), condition), -1)
         planes, skipped = noisy.transpose(1, 2), []
         for module in self.down_modules:
@@ -439,8 +408,6 @@ class _TimeEncoding(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """A convolution, a group normalisation and an activation."""
-
     def __init__(self, before: int, after: int, kernel: int, groups: int) -> None:
         super().__init__()
         convolution = nn.Conv1d(before, after, kernel, padding=kernel // 2)

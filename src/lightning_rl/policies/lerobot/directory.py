@@ -29,7 +29,7 @@ UNUSED = (
     *("push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
     "pretrained_revision",
 )
-"""Fields of every config.json that are read elsewhere, or that do not change a policy's outputs."""
+"""Fields of every config.json that other code reads, or that do not affect outputs."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,7 @@ class PolicyDirectory:
 
 @dataclass(frozen=True)
 class Settings:
-    """Fields of config.json that a network reads; defaults are LeRobot's.
-
-    Attributes:
-        of_training: fields that only LeRobot's training reads.
-    """
+    """Fields of config.json that a network reads; `of_training`: only LeRobot's training does."""
 
     of_training: ClassVar[tuple[str, ...]] = ()
 
@@ -91,9 +87,7 @@ _Settings = TypeVar("_Settings", bound=Settings)
 def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> PolicyDirectory:
     """Read config.json of a local directory that LeRobot's `save_pretrained` wrote.
 
-    Args:
-        path: path of the directory.
-        overrides: fields to replace in config.json.
+    `overrides` replace fields of config.json.
 
     Raises:
         ConfigurationError: if the file is missing, or describes another kind of policy.
@@ -124,8 +118,7 @@ def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings
     """Return the fields of config.json for a network.
 
     Raises:
-        ConfigurationError: for an unknown field, a field of another type, or a value that the
-            network does not support.
+        ConfigurationError: for an unknown field, another type, or an unsupported value.
     """
     kinds = get_type_hints(cls)
     known = {field.name for field in fields(cls)}
@@ -136,9 +129,9 @@ def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings
             continue
         require(
             name in known,
-            f"{directory.path / 'config.json'} has '{name}', which is no field of LeRobot "
-            f"{VERSION}'s {directory.kind}{closest(name, known)}. Its effect is unknown, so the "
-            "policy is not loaded.",
+            f"{directory.path / 'config.json'} has '{name}', which is not a field of LeRobot "
+            f"{VERSION}'s {directory.kind}{closest(name, known)}. The policy is not loaded, "
+            "because the effect of the field is unknown.",
         )
         given[name] = tuple(value) if isinstance(value, list) else value
         require(
@@ -151,11 +144,7 @@ def read_settings(cls: type[_Settings], directory: PolicyDirectory) -> _Settings
 
 
 def refuse_unsupported(directory: PolicyDirectory, options: Mapping[str, tuple[Any, Any]]) -> None:
-    """Refuse options of config.json that are not supported.
-
-    Args:
-        directory: directory of the policy.
-        options: by name, the value in config.json and the supported value.
+    """Refuse unsupported options of config.json: by name, its value and the supported value.
 
     Raises:
         ConfigurationError: for the first option whose value differs.
@@ -176,7 +165,7 @@ def load_parts(parts: Mapping[str, nn.Module], directory: PolicyDirectory) -> No
     """
     weights = weights_at(str(directory.path), "path")
     own = named_weights(parts)
-    # A file holds tensors that share their memory once.
+    # A file holds shared tensors once.
     shared = {value.data_ptr(): weights[name] for name, value in own.items() if name in weights}
     for name, value in own.items():
         if name not in weights and value.numel() and value.data_ptr() in shared:
@@ -223,7 +212,6 @@ def _features(config: Mapping[str, Any], name: str, file: Path) -> dict[str, Fea
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Return whether a value of a JSON file has the declared type."""
     if isinstance(kind, types.UnionType):
         return any(_is_a(value, one) for one in get_args(kind))
     if get_origin(kind) is Literal:

@@ -108,7 +108,6 @@ class Inputs(nn.Module):
         return (*dict.fromkeys(source.key for source in self.sources.values()), *words)
 
     def forward(self, observation: TensorDict) -> dict[str, Tensor]:
-        """Return the prepared inputs [B, ...] of observations [B], by LeRobot's names."""
         found = {}
         for name, source in self.sources.items():
             value: Tensor = observation[source.key]
@@ -150,7 +149,6 @@ def space_of(
 
 
 def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
-    """Return the place of an input by its name, or by the usual keys of envs."""
     short = raw.removeprefix("observation.").removeprefix("images.")
     for key in (raw, name, short, *USUAL.get(name, ())):
         if key in space.spaces:

@@ -1,4 +1,4 @@
-"""Define the interface of the networks of LeRobot's directories."""
+"""The interface of the networks of LeRobot's directories."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -54,8 +54,7 @@ class Network(nn.Module, ABC):
         """Return the modules with weights of the directory, by the prefix of LeRobot's names."""
 
     @abstractmethod
-    def forward(self, inputs: Mapping[str, Tensor]) -> Features:
-        """Return the features of prepared inputs [B, ...] by LeRobot's names."""
+    def forward(self, inputs: Mapping[str, Tensor]) -> Features: ...
 
     @abstractmethod
     def head(

@@ -51,7 +51,7 @@ OF_KIND = {
     "diffusion": (),
     "smolvla": ("noise", "noise_level", "lora", "language_model"),
 }
-"""Settings of `LeRobotPolicy` that only some kinds take."""
+"""Settings of `LeRobotPolicy` for some kinds only."""
 
 
 class LeRobotBackbone(Backbone):
@@ -73,7 +73,7 @@ class LeRobotBackbone(Backbone):
 
     @property
     def blocks(self) -> Sequence[str]:
-        # FSDP gathers a block when it is called; the layers of a SmolVLA are called in parts.
+        # FSDP gathers a block at its call, but the layers of a SmolVLA are called in parts.
         return () if isinstance(self.network, SmolVLANetwork) else super().blocks
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
@@ -92,9 +92,8 @@ class LeRobotPolicy(ChunkPolicy):
     """A policy that LeRobot's `save_pretrained` wrote: ACT, Diffusion or SmolVLA.
 
     Its actions are chunks of `n_action_steps`, in the units of its dataset. PPO and GRPO train an
-    ACT as a normal distribution around its chunk, and a SmolVLA as a flow (`FlowHead`); a
-    Diffusion acts, and `NoisePolicy` steers its noise. The value head is new, and not part of the
-    directory.
+    ACT as a normal distribution around its chunk, and a SmolVLA as a flow (`FlowHead`);
+    `NoisePolicy` steers the noise of a Diffusion. The value head is new.
 
     Args:
         observation_space, action_space: spaces of one env. Default: the names and sizes of the
@@ -232,7 +231,7 @@ class LeRobotPolicy(ChunkPolicy):
         return action
 
     def save_directory(self, path: str) -> None:
-        """Write the policy as a directory that LeRobot opens, with adapters merged into weights.
+        """Write the policy as a directory for LeRobot, with adapters merged into weights.
 
         Raises:
             ConfigurationError: if the directory exists.
@@ -248,7 +247,7 @@ class LeRobotPolicy(ChunkPolicy):
         write_text(to / "config.json", json.dumps(dict(self.directory.config), indent=4))
 
     def read_saved(self, path: str) -> "LeRobotPolicy":
-        """Return the policy of a directory that `save_directory` of this policy wrote."""
+        """Return the policy of a directory from `save_directory`."""
         given = construction(self)["init_args"]
         there = given.get("language_model") or given["path"]
         return LeRobotPolicy(
@@ -264,7 +263,6 @@ class LeRobotPolicy(ChunkPolicy):
 def _network(
     directory: PolicyDirectory, processors: Processors, places: Sequence[Path]
 ) -> tuple[Network, int | None]:
-    """Return the network of a directory, and the token that fills instructions."""
     if directory.kind == "act":
         return ACTNetwork(read_settings(ACTSettings, directory), directory), None
     if directory.kind == "diffusion":
@@ -314,7 +312,6 @@ def _check_actions(
 
 
 def _merge_adapters(module: nn.Module) -> None:
-    """Replace adapted modules by plain ones with merged weights."""
     for name, child in list(module.named_children()):
         if hasattr(child, "merge_and_unload"):
             setattr(module, name, cast(Any, child).merge_and_unload())

@@ -45,8 +45,8 @@ RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
 class Normalizer(nn.Module):
     """Normalise by the statistics of a dataset, and invert it.
 
-    MEAN_STD: (x - mean) / (std + eps). Other modes map their two statistics to -1 and 1:
-    2 (x - low) / (high - low) - 1, with eps instead of a difference of 0.
+    MEAN_STD: (x - mean) / (std + eps). Other modes map their two statistics to -1 and 1: 2 (x -
+    low) / (high - low) - 1, with eps instead of a difference of 0.
 
     Args:
         mode: a key of `MODES`.
@@ -69,7 +69,6 @@ class Normalizer(nn.Module):
         self.register_buffer("span", span, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Normalise values [..., *shape]."""
         if self.mode == "MEAN_STD":
             return (value - self.first) / (self.span + self.eps)
         return 2 * (value - self.first) / self.span - 1
@@ -87,7 +86,7 @@ class Tokenization:
 
     Attributes:
         name: name of the tokenizer, in the tokenizer step.
-        max_length: longest number of tokens.
+        max_length: largest number of tokens.
         new_line: end an instruction with a new line.
         padding_side, padding, truncation: as in transformers.
         task_key: name of the instruction in LeRobot's batches.
@@ -123,12 +122,12 @@ class Processors(nn.Module):
 
     Args:
         directory: directory of the policy.
-        dataset_stats: dataset of LeRobot, or its `meta/stats.json`, to normalise by instead of the
-            policy's statistics.
+        dataset_stats: dataset of LeRobot, or its `meta/stats.json`, which replaces the policy's
+            statistics.
 
     Attributes:
-        rename: LeRobot's names of inputs, by the names that data have.
-        normalizers: by feature, with slashes for dots; `action` apart.
+        rename: LeRobot's names of inputs, by the names in the data.
+        normalizers: by feature, with slashes for dots, without `action`.
         action: normalises actions; None without normalisation.
         tokenization: tokens of instructions; None without instructions.
 
@@ -152,8 +151,7 @@ class Processors(nn.Module):
                 self.rename = dict(config.get("rename_map", {}))
                 require(
                     not self.rename or not self.normalizers,
-                    f"{self.path}: inputs are renamed after they are normalised, which is not "
-                    "supported.",
+                    f"{self.path}: renaming inputs after normalising them is not supported.",
                 )
             new_line = new_line or name == "smolvla_new_line_processor"
             if name == "tokenizer_processor":
@@ -176,10 +174,10 @@ class Processors(nn.Module):
         return self.normalizers[key](value) if key in self.normalizers else value
 
     def action_bounds(self) -> tuple[Tensor, Tensor]:
-        """Return the actions [A] that are -1 and 1 for the network."""
+        """Return the actions [A] for the network's outputs -1 and 1."""
         one = torch.ones(self.action_size)
         low, high = (-one, one) if self.action is None else map(self.action.inverse, (-one, one))
-        # An action that never changed in the data has a standard deviation of 0.
+        # A constant action in the data has a standard deviation of 0.
         least = 1e-6 * high.abs().clamp(min=1.0)
         flat = high - low < least
         return torch.where(flat, low - least, low), torch.where(flat, high + least, high)
@@ -187,9 +185,6 @@ class Processors(nn.Module):
 
 def read_statistics(path: str) -> dict[str, Tensor]:
     """Read the statistics of a LeRobot dataset, by names such as `observation.state.mean`.
-
-    Args:
-        path: path of the dataset, or of its `meta/stats.json`.
 
     Raises:
         ConfigurationError: if there is no such file, or it holds something else.
@@ -226,10 +221,9 @@ def find_local(name: str, places: Sequence[Path], file: str, setting: str) -> st
     """Return the first directory that has a file: a place, or `name` in a place.
 
     Raises:
-        ConfigurationError: if no directory has the file; the message names `setting`, which sets
-            another directory.
+        ConfigurationError: if no directory has the file; the message names `setting`.
     """
-    # A place itself counts only by its name: a policy's own config.json is another one's.
+    # A place must have the name itself: a policy's config.json belongs to another model.
     known = [one for one in places if one.resolve().name == Path(name).name]
     for place in [*known, *(one / name for one in places)]:
         if (place / file).is_file():
@@ -253,7 +247,6 @@ def write_processors(processors: Processors, directory: PolicyDirectory, path: P
 
 
 def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the statistics of `state` as the processors have them."""
     made = {k.replace("/", "."): one for k, one in processors.normalizers.items()}
     if processors.action is not None:
         made[ACTION] = processors.action
@@ -268,7 +261,6 @@ def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str
 def _steps(
     path: Path, file: str, known: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Tensor]]]:
-    """Yield name, settings and tensors of each step of a file."""
     place = path / file
     require(
         place.is_file(),
@@ -316,7 +308,6 @@ def _normalizers(
     state: Mapping[str, Tensor],
     path: Path,
 ) -> dict[str, Normalizer]:
-    """Return the normalisers of the features that have one."""
     found = {}
     for name, feature in features.items():
         mode = config.get("norm_map", {}).get(feature.kind, "IDENTITY")
@@ -328,8 +319,8 @@ def _normalizers(
         )
         if not any(key.startswith(f"{name}.") for key in state):
             warnings.warn(
-                f"{path} has no statistics of {name}, so it is not normalised, as in LeRobot. To "
-                "normalise it, give dataset_stats.",
+                f"{path} has no statistics of {name}: {name} is not normalised, as in LeRobot. To "
+                f"normalise {name}, set dataset_stats.",
                 stacklevel=4,
             )
             continue

@@ -1,4 +1,4 @@
-"""SmolVLA of LeRobot's directories: a language model that sees, and an expert for the actions."""
+"""SmolVLA of LeRobot's directories: a vision-language model, and an expert for the actions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ TOKENS, MASK = "observation.language.tokens", "observation.language.attention_ma
 """LeRobot's names of a tokenised instruction."""
 
 ROPE_BASE = 10_000
-"""Base of rotary positions; the setting of the language model is not used."""
+"""Base of rotary positions, instead of the language model's setting."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class SmolVLANetwork(Network):
         self.around = (special, special[:1])
         require(
             None not in special,
-            f"{language_model}: its tokenizer has no fake_image_token or no global_image_token, "
-            "which add_image_special_tokens needs.",
+            f"{language_model}: add_image_special_tokens needs a tokenizer with fake_image_token "
+            "and global_image_token.",
         )
         if settings.train_expert_only:
             self.vlm.requires_grad_(False)
@@ -151,7 +151,6 @@ class SmolVLANetwork(Network):
     def head(
         self, space: gymnasium.spaces.Box, exploration: Exploration, statistics: Statistics
     ) -> ActionHead:
-        """Return the flow of the expert."""
         flow = FlowSettings(
             self.settings.num_steps, exploration.noise or "sde", exploration.noise_level or 0.5
         )
@@ -159,7 +158,7 @@ class SmolVLANetwork(Network):
         return FlowHead(space, *parts, flow, statistics)
 
     def add_lora(self, lora: Mapping[str, Any]) -> None:
-        """Add a LoRA adapter to the expert, and to the language model if that is trained."""
+        """Add a LoRA adapter to the expert, and to a trained language model."""
         settings = {"target_modules": list(PROJECTIONS), **lora}
         self.expert.lm_expert = add_fresh_adapter(self.expert.lm_expert, settings)
         if not self.settings.train_expert_only:
@@ -169,17 +168,11 @@ class SmolVLANetwork(Network):
             cast(Any, self.vlm).model.text_model = add_fresh_adapter(text, settings | only)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
-        """Return keys, values [B, layers, P, heads, size] and mask [B, P] as `prefix`.
-
-        The slots are empty; the summary is the last hidden state of the robot's state.
-
-        Args:
-            inputs: prepared features [B, ...] by LeRobot's names; pictures float32 [B, 3, H, W], 0
-                to 1.
-        """
+        """Return keys, values [B, layers, P, heads, size] and mask [B, P] as `prefix`; no slots."""
         hidden, mask, state_at = self._embedded(inputs)
         later = torch.arange(mask.shape[1], device=mask.device) >= state_at
-        # Pictures and words do not see the state. Padding sees itself: no row is without a key.
+        # Pictures and words do not attend to the state. Padding attends to itself, so that each row
+        # has a key.
         seen = (later[:, None] | ~later[None]) & mask[:, None] & mask[:, :, None]
         seen = seen | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
         positions = mask.cumsum(1) - 1
@@ -198,7 +191,7 @@ class SmolVLANetwork(Network):
         return Features(empty, summary, (torch.stack(keys, 1), torch.stack(values, 1), mask))
 
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int]:
-        """Return the input vectors [B, P, D], their mask [B, P], and the place of the state."""
+        """Return the input vectors [B, P, D], their mask [B, P], and the index of the state."""
         tokens, state = inputs[TOKENS], inputs[STATE]
         root = math.sqrt(self.text.hidden_size)
         before, after = (self._words(token, len(tokens)) for token in self.around)
@@ -218,7 +211,6 @@ class SmolVLANetwork(Network):
         return F.pad(hidden, (0, 0, 0, missing)), F.pad(mask, (0, missing)), state_at
 
     def _words(self, tokens: Tensor | Sequence[int], rows: int) -> Tensor:
-        """Return the vectors of tokens [B, S], or of the same tokens for each of B rows."""
         table = cast(Any, self.vlm).get_input_embeddings()
         if not isinstance(tokens, Tensor):
             given = torch.tensor(tokens, dtype=torch.int64, device=table.weight.device)
@@ -226,7 +218,6 @@ class SmolVLANetwork(Network):
         return table(tokens)  # type: ignore[no-any-return]  # nn.Module
 
     def _seen(self, pictures: Tensor) -> Tensor:
-        """Return the vectors [B, S, D] of pictures [B, 3, H, W], 0 to 1."""
         if self.settings.resize_imgs_with_padding is not None:
             width, height = self.settings.resize_imgs_with_padding
             pictures = _resized_with_padding(pictures, height, width)
@@ -247,7 +238,7 @@ class Expert(nn.Module):
         action_size: P, numbers of an action with padding.
 
     Raises:
-        ConfigurationError: if the layers of the language model are no multiple of the expert's.
+        ConfigurationError: if the layers of the language model are not a multiple of the expert's.
     """
 
     def __init__(self, settings: SmolVLASettings, text: Any) -> None:
@@ -276,7 +267,7 @@ class Expert(nn.Module):
         require(
             fits or size == keys,
             f"self_attn_every_n_layers={settings.self_attn_every_n_layers} with {count} layers of "
-            f"the expert for {layers} of the language model is not possible in LeRobot either.",
+            f"the expert for {layers} of the language model is not supported by LeRobot.",
         )
         self.lm_expert.norm = nn.RMSNorm(size, text.rms_norm_eps)
         self.action_in_proj = nn.Linear(self.action_size, size)
@@ -285,13 +276,7 @@ class Expert(nn.Module):
         self.action_time_mlp_out = nn.Linear(size, size)
 
     def forward(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        """Return the velocity [B, K, P].
-
-        Args:
-            features: features of `SmolVLANetwork`.
-            x: noisy actions [B, K, P].
-            t: [B], 1 for noise and 0 for actions.
-        """
+        """Return the velocity [B, K, P] of noisy actions x [B, K, P] at t [B], 1 for noise."""
         keys, values = (one.to(x.dtype) for one in features.prefix[:2])
         mask = features.prefix[2]
         rows, steps = x.shape[:2]
@@ -321,7 +306,7 @@ class Expert(nn.Module):
 
 
 class _ExpertLayer(nn.Module):
-    """Weights of a layer of the expert, named as in the language model."""
+    """Weights of a layer of the expert, with the names of the language model."""
 
     def __init__(self, size: int, key_inputs: int, text: Any) -> None:
         super().__init__()
@@ -411,7 +396,7 @@ def _language_model(path: str, layers: int) -> nn.Module:
         config.get("model_type") == "smolvlm",
         f"{path} holds a model of type '{config.get('model_type')}', not smolvlm.",
     )
-    with quiet(transformers), one_message(f"No language model can be made of {path}"):
+    with quiet(transformers), one_message(f"{path} does not describe a language model"):
         settings = transformers.SmolVLMConfig(**config)
         model = transformers.SmolVLMForConditionalGeneration(settings).float()
     text = model.model.text_model
@@ -450,5 +435,5 @@ def _check(settings: SmolVLASettings, directory: PolicyDirectory) -> None:
     ):
         require(
             size <= most,
-            f"{directory.path}: {name} has {size} numbers, and config.json leaves room for {most}.",
+            f"{directory.path}: {name} has {size} numbers, but config.json allows at most {most}.",
         )

@@ -1,4 +1,4 @@
-"""Define encoders, which turn observations into features: pictures, numbers, choices."""
+"""Encoders, which turn observations into features: pictures, numbers, choices."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,16 +27,18 @@ from lightning_rl.policies.weights import compared, weights_at
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 ChannelNormalization = Literal["none", "group", "layer"]
-"""Normalization of convolution channels, before the activation: GroupNorm (Wu and He 2018) in
-groups of at least 8 channels, one group of all channels, or none. No BatchNorm: its outputs would
-differ between acting and learning."""
+"""Normalization of convolution channels before the activation, in groups, in one group, or none.
+
+GroupNorm (Wu and He 2018) with groups of at least 8 channels. No BatchNorm: its outputs would
+differ between acting and learning.
+"""
 
 
 class Encoder(nn.Module, ABC):
     """Base class of encoders, which a policy trains with its actor and critic.
 
-    The first constructor argument of a subclass is `observation_space`, of one env; the policy
-    passes it. In the config: `encoder: {class_path: my_module.MyEncoder}`.
+    The first constructor argument of a subclass is `observation_space`, of one env. In the config:
+    `encoder: {class_path: my_module.MyEncoder}`.
 
     Attributes:
         size: D, number of features.
@@ -49,8 +51,7 @@ class Encoder(nn.Module, ABC):
         self.observation_space = observation_space
 
     @abstractmethod
-    def forward(self, observation: Tensor | TensorDict) -> Tensor:
-        """Return the features [*batch, D] of observations [*batch, ...]."""
+    def forward(self, observation: Tensor | TensorDict) -> Tensor: ...
 
     def update_normalization(self, observation: Tensor | TensorDict) -> None:
         """Update the running statistics of the inputs, if any, from observations [M, ...]."""
@@ -139,8 +140,8 @@ class OneHot(Encoder):
             start = [int(n) for n in space.start.flatten()]
         else:
             raise ConfigurationError(
-                f"OneHot reads a Discrete or MultiDiscrete observation, not {space}: name another "
-                "encoder, PerceptronEncoder for numbers, NatureCNN for a picture."
+                f"OneHot reads a Discrete or MultiDiscrete observation, not {space}: use "
+                "PerceptronEncoder for numbers, NatureCNN for a picture."
             )
         before = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         # From a choice to its index in the one-hot vector.
@@ -163,8 +164,7 @@ PICTURES_LOOKED_AT = 64
 """Maximum pictures of a rollout that update the running statistics of the channels."""
 
 PIXEL_EPS = 1e-3
-"""Added to the variance of a channel with pixels in [0, 1]: nearly constant channels stay small, so
-that nothing needs clipping."""
+"""Added to the variance of a channel with pixels in [0, 1], so that nothing needs clipping."""
 
 
 class PictureEncoder(Encoder):
@@ -187,7 +187,7 @@ class PictureEncoder(Encoder):
         input_shape: (C, H, W) of the input of `layers`.
 
     Raises:
-        ConfigurationError: if the space is no picture, or does not contain the crop.
+        ConfigurationError: if the space is not a picture, or does not contain the crop.
     """
 
     layers: nn.Module
@@ -206,7 +206,7 @@ class PictureEncoder(Encoder):
         name = type(self).__name__
         if not is_picture(observation_space):
             cure = (
-                "use DictEncoder, which gives each key an encoder of its own"
+                "use DictEncoder, which has an encoder for each key"
                 if isinstance(observation_space, gymnasium.spaces.Dict)
                 else "use PerceptronEncoder for numbers, OneHot for a Discrete one"
             )
@@ -232,12 +232,12 @@ class PictureEncoder(Encoder):
             )
             height, width = rows, columns
         self._window = (slice(top, top + height), slice(left, left + width))
-        # Bytes become numbers from 0 to 1.
+        # Scale bytes to numbers from 0 to 1.
         self._unit = 1.0 / 255.0 if observation_space.dtype == "uint8" else 1.0
         self.normalizer = RunningMoments(channels) if normalize else None
         if normalize:
-            # One factor and shift per pixel, in the memory layout of pictures: otherwise a compiled
-            # graph cannot use vector instructions.
+            # Use one factor and shift per pixel, in the memory layout of pictures, so that a
+            # compiled graph can use vector instructions.
             like = torch.ones(height, width, channels).permute(2, 0, 1)
             self.register_buffer("scale", like * self._unit)
             self.register_buffer("shift", torch.zeros_like(like))
@@ -267,7 +267,7 @@ class PictureEncoder(Encoder):
         if moments is None:
             return
         pictures = cast(Tensor, observation)
-        # Some pictures, at regular intervals, have enough pixels, and save time.
+        # A few pictures, at regular intervals, have enough pixels.
         every = max(1, -(-len(pictures) // PICTURES_LOOKED_AT))
         some = self._planes(pictures[::every])
         moments.update(some.movedim(1, -1).flatten(0, -2).float() * self._unit)
@@ -283,7 +283,6 @@ class PictureEncoder(Encoder):
         activation: str,
         normalization: ChannelNormalization,
     ) -> tuple[list[nn.Module], list[int]]:
-        """Return convolutional layers, and the shape [C, H, W] of their output for one picture."""
         name = type(self).__name__
         check_activation(activation)
         require(
@@ -318,8 +317,7 @@ class PictureEncoder(Encoder):
         return layers, [before, *sides]
 
     def _planes(self, pictures: Tensor) -> Tensor:
-        """Return the cropped pictures [M, ...] as [M, C, H, W], in their dtype."""
-        # A view: memory stays channels-last, the fastest layout for convolutions.
+        # Return a view: memory stays channels-last, the fastest layout for convolutions.
         planes = pictures.permute(0, *(axis + 1 for axis in self._axes))
         if len(self._axes) != 3:  # gray pictures, or a stack of color pictures
             planes = planes.reshape(planes.shape[0], -1, *planes.shape[-2:])
@@ -353,7 +351,6 @@ def picture_keys(
 
 
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of a picture in the order channels, height, width."""
     if len(shape) == 2:
         return (0, 1)
     if len(shape) == 4:  # a stack of pictures
@@ -378,7 +375,7 @@ class NatureCNN(PictureEncoder):
             features.
 
     Raises:
-        ConfigurationError: if the space is no picture, or too small for the kernels.
+        ConfigurationError: if the space is not a picture, or too small for the kernels.
     """
 
     def __init__(
@@ -404,8 +401,8 @@ class SpatialSoftmaxCNN(PictureEncoder):
     """Convolutions with a spatial softmax: the features are points in the picture.
 
     A softmax over the pixels of each last channel gives a mean place, x and y from -1 (left, top)
-    to 1. For tasks that depend on positions, this learns faster than a linear layer
-    (docs/pictures.md). Appearance and number of objects are lost.
+    to 1. Tasks that depend on positions learn faster than with a linear layer (docs/pictures.md).
+    The features do not contain appearance and number of objects.
 
     Source: Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 5.1; Finn
     et al. 2016, equations 1 and 2. Differs: smaller convolutions, with orthogonal weights.
@@ -420,7 +417,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
         normalization: normalization of the channels of each convolution.
 
     Raises:
-        ConfigurationError: if the space is no picture, or too small for the kernels.
+        ConfigurationError: if the space is not a picture, or too small for the kernels.
     """
 
     def __init__(
@@ -458,7 +455,6 @@ class _SpatialSoftmax(nn.Module):
 
 
 def _from_edge_to_edge(number: int) -> Tensor:
-    """Return equidistant places from -1 to 1; 0 for a single one."""
     return torch.linspace(-1.0, 1.0, number) if number > 1 else torch.zeros(1)
 
 
@@ -476,7 +472,7 @@ class ImpalaCNN(PictureEncoder):
             features.
 
     Raises:
-        ConfigurationError: if the space is no picture, or a number is below 1.
+        ConfigurationError: if the space is not a picture, or a number is below 1.
     """
 
     def __init__(
@@ -547,7 +543,6 @@ def _channel_normalization(kind: ChannelNormalization, channels: int) -> list[nn
 def _to_features(
     inputs: int, size: int, activation: str, normalization: ChannelNormalization
 ) -> list[nn.Module]:
-    """Return the layers from the last convolution, with so many outputs, to the features."""
     check_weights_fit((inputs, size))
     linear = nn.Linear(inputs, size)
     nn.init.orthogonal_(linear.weight, math.sqrt(2))
@@ -616,7 +611,6 @@ class DictEncoder(Encoder):
 
 
 def _module_name(key: str) -> str:
-    """Return a module name for a key: no dots, no attribute of `ModuleDict`."""
     return f"{key}/" if hasattr(nn.ModuleDict, key) or key == "training" else key.replace(".", "/")
 
 
@@ -634,10 +628,7 @@ def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFac
 
 
 class FrozenEncoder(Encoder):
-    """An encoder with weights from a local file, which training does not change.
-
-    It has no gradients and stays in eval mode. `EncodedObservations` stores features instead of
-    pictures.
+    """An encoder with fixed weights from a local file, in eval mode; see `EncodedObservations`.
 
     Args:
         observation_space: observation space of one env.
@@ -669,8 +660,8 @@ class FrozenEncoder(Encoder):
         require(
             not any(report),
             f"FrozenEncoder: the weights of {weights} do not fit a {type(self.inner).__name__} "
-            f"with these settings: {report}. Give `encoder` the settings that they were trained "
-            "with, and `prefix` the beginning of their names.",
+            f"with these settings: {report}. Give `encoder` the settings of the trained encoder, "
+            "and set `prefix` to the prefix of the names.",
         )
         self.inner.load_state_dict(state)
         self.inner.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Define recurrent layers, GRU and LSTM. Their state is part of the rollout."""
+"""Recurrent layers, GRU and LSTM, whose state is part of the rollout."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lightning_rl.system.errors import check_range
 
 
 class Memory(nn.Module, ABC):
-    """Base class of recurrent layers. They hold no state themselves.
+    """Base class of recurrent layers, which do not hold a state.
 
     A subclass implements `step`, and may move work that does not depend on the state to `project`,
     which runs once for all steps of a sequence. The first constructor argument is `input_size`. In
@@ -45,7 +45,6 @@ class Memory(nn.Module, ABC):
         return features
 
     def forward(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output [B, H] and the next state [B, S] for features [B, D], state [B, S]."""
         return self.step(self.project(features), state)
 
     def unroll(self, features: Tensor, state: Tensor, starts: Tensor) -> Tensor:
@@ -119,7 +118,6 @@ class Memory(nn.Module, ABC):
         return output
 
     def _first_state(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
-        """Return the state [B, S] after the burn-in."""
         state = sequences.state[..., : self.state_size]
         if sequences.burn_in == 0:
             return state
@@ -139,7 +137,7 @@ class GRU(Memory):
     h' = (1 - z) n + z h, n = tanh(W x + b + r (U h + c)), r, z = sigmoid(W x + U h + b).
 
     Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder". Differs: r
-    follows the product with U, as in torch.nn.GRU; the bias of z starts at 1, to keep more.
+    follows the product with U, as in torch.nn.GRU; the bias of z starts at 1.
 
     Args:
         input_size: D, number of input features.

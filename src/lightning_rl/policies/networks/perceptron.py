@@ -26,8 +26,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 Normalization = Literal["none", "layer", "rms"]
-"""Normalization of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or
-none."""
+"""Normalization of hidden units before the activation: LayerNorm (Ba et al. 2016) or RMSNorm."""
 
 NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 """By their names in settings."""
@@ -36,10 +35,12 @@ Network = Literal["perceptron", "residual"]
 """Plain hidden layers, or residual blocks."""
 
 Initialization = Literal["orthogonal", "fan_in"]
-"""Initialization: orthogonal weights with zero biases (Andrychowicz et al. 2021, "What Matters in
-On-Policy Reinforcement Learning", section 3.2); or weights and biases uniform within ±1/sqrt(n) for
-n inputs, as in `torch.nn.Linear` (Lillicrap et al. 2016, "Continuous Control with Deep
-Reinforcement Learning", section 7)."""
+"""Initialization of weights.
+
+Orthogonal weights with zero biases (Andrychowicz et al. 2021, "What Matters in On-Policy
+Reinforcement Learning", section 3.2); or weights and biases uniform within ±1/sqrt(n) for n inputs
+(Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning", section 7).
+"""
 
 EXPANSION = 4
 """Inner units of a residual block per input."""
@@ -50,11 +51,7 @@ MOST_WEIGHTS = 10**9
 
 
 def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
-    """Refuse layers with more than `MOST_WEIGHTS` weights, before allocating them.
-
-    Args:
-        sizes: sizes of the layers, starting with the input.
-        copies: number of such networks.
+    """Refuse `copies` networks of layers with more than `MOST_WEIGHTS` weights.
 
     Raises:
         ConfigurationError: with the sizes.
@@ -63,8 +60,8 @@ def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
     times = f", {copies:,} times," if copies != 1 else ""
     require(
         count <= MOST_WEIGHTS,
-        f"Layers of the sizes {list(sizes)[:6]}{times} have {count:,} weights; a network has at "
-        f"most {MOST_WEIGHTS:,}. Set smaller sizes (hidden_sizes, num_critics, ...).",
+        f"Layers of the sizes {list(sizes)[:6]}{times} have {count:,} weights, but at most "
+        f"{MOST_WEIGHTS:,} are allowed. Set smaller sizes (hidden_sizes, num_critics, ...).",
     )
 
 
@@ -143,7 +140,6 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., H] for x [..., H]."""
         return x + self.layers(x)  # type: ignore[no-any-return]  # nn.Module
 
 
@@ -151,7 +147,7 @@ def check_residual(hidden_sizes: Sequence[int], setting: str) -> None:
     """Refuse hidden sizes that a residual network cannot have.
 
     Raises:
-        ConfigurationError: for no hidden sizes, or different ones.
+        ConfigurationError: for no hidden sizes, or different sizes.
     """
     require(
         len(set(hidden_sizes)) == 1,
@@ -254,7 +250,7 @@ def read_keys(
         ignored: keys that no network of the policy reads.
 
     Raises:
-        ConfigurationError: for unknown or ignored keys, no keys, or an observation that is no Dict.
+        ConfigurationError: for unknown or ignored keys, no keys, or an observation without keys.
     """
     if not isinstance(space, gymnasium.spaces.Dict):
         require(
@@ -275,12 +271,13 @@ def read_keys(
     )
     both = [key for key in keys if key in ignored]
     require(
-        not both, f"{setting} and ignore_keys both name {', '.join(both)}: read it or ignore it."
+        not both,
+        (f"{setting} and ignore_keys both name {', '.join(both)}: remove it from one of them."),
     )
     require(
         len(keys) > 0,
-        f"The network would read no key of the observation, which has {names or 'none'}: name the "
-        f"keys that it reads in {setting}. (An action_mask is an input only if it is named there.)",
+        f"The network would read no key of the observation, which has {names or 'none'}: list the "
+        f"network's keys in {setting}. (An action_mask is an input only if {setting} lists it.)",
     )
     return tuple(keys)
 

@@ -1,4 +1,4 @@
-"""Define ensembles of Q critics."""
+"""Ensembles of Q critics."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from lightning_rl.policies.networks.perceptron import (
 from lightning_rl.system.errors import check_range, require
 
 CriticNormalization = Literal[Normalization, "batch"]
-"""As `Normalization`; `batch` normalizes over the minibatch (Ioffe and Szegedy 2015)."""
+"""`Normalization`, or `batch`: over the minibatch (Ioffe and Szegedy 2015)."""
 
 MOMENTUM, EPS = 0.01, 1e-5
 """Momentum of running statistics, and the term added to a variance, of batch normalization."""
@@ -58,7 +58,7 @@ class ValueAtoms:
 class QEnsemble(nn.Module):
     """Critics Q_1 ... Q_E of features and actions, evaluated in one batched product per layer.
 
-    Each critic outputs a value, or, with `atoms`, logits over values; their mean is the value.
+    Each critic outputs a value, or, with `atoms`, logits over values.
 
     With batch normalization, `together` normalizes the input of each layer by the statistics of the
     minibatch and updates running statistics; `forward` uses the running statistics: exact means
@@ -151,7 +151,6 @@ class QEnsemble(nn.Module):
             self.register_buffer(f"var_{place}", torch.ones(self.num_critics, 1, size))
 
     def forward(self, features: Tensor, unit_action: Tensor) -> Tensor:
-        """Return the values [E, B] of features [B, D] and actions in [-1, 1] [B, A]."""
         return self.mean(self.outputs(features, unit_action))
 
     def mean(self, outputs: Tensor) -> Tensor:
@@ -161,10 +160,7 @@ class QEnsemble(nn.Module):
         return outputs.softmax(-1) @ self.atoms
 
     def outputs(self, features: Tensor, unit_action: Tensor | None = None) -> Tensor:
-        """Return the outputs [E, B, K], values or logits, for features [B, D] and actions [B, A].
-
-        Critics with one output per action read the features alone.
-        """
+        """Return the outputs [E, B, K], values or logits, of features [B, D] and actions [B, A]."""
         return widened(self._pass(_joined(features, unit_action), False))
 
     def joint_outputs(
@@ -183,7 +179,6 @@ class QEnsemble(nn.Module):
         return now, following
 
     def _pass(self, inputs: Tensor, moving: bool) -> Tensor:
-        """Return the outputs [E, B, K] of inputs [B, D + A]; `moving` uses batch statistics."""
         x = inputs.expand(self.num_critics, -1, -1)
         if moving and self.normalization == "batch":
             self.seen.add_(1.0)

@@ -25,7 +25,7 @@ BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """Residual blocks of each section, by the name of the network."""
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of the colors, 0 to 1, with which such networks are trained."""
+"""Mean and standard deviation of the colors, 0 to 1, in the training of such networks."""
 
 _HUGGING_FACE = (
     (r"^(resnet\.)?embedder\.embedder\.convolution\.", "conv1."),
@@ -50,7 +50,7 @@ _HIL_SERL = (
 
 
 class FrozenBatchNorm(nn.Module):
-    """Batch normalisation with the statistics and the factors of earlier training, not trained."""
+    """Batch normalisation with fixed statistics and factors of earlier training."""
 
     weight: Tensor
     bias: Tensor
@@ -65,7 +65,6 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, torch.zeros(channels))
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Normalise planes [M, C, H, W] by channel."""
         scale = self.weight * (self.running_var + 1e-5).rsqrt()
         shift = self.bias - self.running_mean * scale
         return planes * scale[:, None, None] + shift[:, None, None]
@@ -94,7 +93,6 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, norm(after))
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Map planes [M, C, H, W] to [M, C', H', W']."""
         padded = _padded(planes) if self._pads_itself else planes
         hidden = self.bn2(self.conv2(self.bn1(self.conv1(padded)).relu()))
         shortcut = planes if self.downsample is None else self.downsample(planes)
@@ -158,7 +156,7 @@ class ResNetEncoder(PictureEncoder):
             which keep positions: see `SpatialEmbedding`.
 
     Raises:
-        ConfigurationError: if the space is no picture of three colors, for other weights, and
+        ConfigurationError: if the space is not a picture of three colors, for other weights, and
             without weights that could be frozen.
     """
 

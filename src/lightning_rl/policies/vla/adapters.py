@@ -36,11 +36,9 @@ def name_without_adapter(name: str) -> str:
 
 
 def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
-    """Add a new LoRA adapter, which does not change the outputs yet.
+    """Add a new LoRA adapter, which does not change the outputs yet, to a frozen model.
 
-    Args:
-        model: its own parameters are frozen.
-        lora: arguments of peft's `LoraConfig`. Default of `target_modules`: all linear layers.
+    `lora` are arguments of peft's `LoraConfig`. Default of `target_modules`: all linear layers.
 
     Raises:
         ConfigurationError: for an unknown argument, or one that does not fit the model.
@@ -49,7 +47,9 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
     known = list(peft.LoraConfig.__dataclass_fields__)
     for name in lora:
         likely = ", did you mean 'r'?" if name == "rank" else closest(name, known)
-        require(name in known, f"lora has '{name}', which is no argument of LoraConfig{likely}.")
+        require(
+            name in known, (f"lora has '{name}', which is not an argument of LoraConfig{likely}.")
+        )
     rank = lora.get("r", 8)
     require(
         isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1,
@@ -62,12 +62,9 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
 
 
 def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> nn.Module:
-    """Add a trainable adapter from a local directory.
+    """Add a trainable adapter from a local directory of peft's `save_pretrained`.
 
-    Args:
-        model: its own parameters are frozen.
-        directory: written by peft's `save_pretrained`.
-        strict: refuse weights with other names or shapes; otherwise warn.
+    `strict` refuses weights with other names or shapes; otherwise warn.
 
     Raises:
         ConfigurationError: for a missing or damaged file, or an adapter of another model.
@@ -98,13 +95,12 @@ def with_fresh_adapter(
 ) -> tuple[dict[str, Tensor], str | None]:
     """Rename weights saved without an adapter for a policy with a LoRA adapter.
 
-    Args:
-        own: the policy's state dict.
-        saved: the weights.
+    Return `saved`, if the policy has no adapter or `saved` has one; otherwise the renamed weights
+    with the policy's adapter, and a message for the user.
 
-    Returns:
-        `saved`, if the policy has no adapter or `saved` has one; otherwise the renamed weights with
-            the policy's adapter, and a message for the user.
+    Args:
+        own: the policy's state dict, [...].
+        saved: the weights, [...].
     """
     adapter = {key: value for key, value in own.items() if LORA.search(key)}
     if not adapter or any(LORA.search(key) for key in saved):
@@ -120,7 +116,6 @@ def with_fresh_adapter(
 
 
 def _plain(key: str) -> str:
-    """Return a state-dict name of the same policy without an adapter."""
     within = key.replace(".base_model.model.", ".", 1)
     return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
 
@@ -157,7 +152,7 @@ def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> 
             found = _matching(expression, names, f"{source}: {setting}")
             require(
                 found > 0 or setting != "target_modules",
-                f"{source}: target_modules '{expression}' matches no module of the model. It is a "
+                f"{source}: target_modules '{expression}' matches no module of the model. Set a "
                 "regular expression for whole names, such as '.*q_proj', or a list of names.",
             )
     for setting in ("rank_pattern", "alpha_pattern"):
@@ -166,12 +161,11 @@ def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> 
 
 
 def _matching(expression: str, names: Sequence[str], setting: str) -> int:
-    """Return the number of names that a regular expression matches."""
     try:
         re.compile(expression)
         program = "import json, re, sys; e, n = json.load(sys.stdin); "
         program += "print(sum(re.fullmatch(e, x) is not None for x in n))"
-        # In a subprocess, because Python cannot interrupt an expression that backtracks forever.
+        # Use a subprocess, because Python cannot interrupt a slow expression.
         done = subprocess.run(
             [sys.executable, "-I", "-c", program],
             input=json.dumps([expression, list(names)]),
@@ -182,11 +176,12 @@ def _matching(expression: str, names: Sequence[str], setting: str) -> int:
         )
     except re.error as error:
         raise ConfigurationError(
-            f"{setting} '{expression}' is no regular expression: {error}."
+            f"{setting} '{expression}' is not a regular expression: {error}."
         ) from error
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
             f"{setting} '{expression}' takes more than {LONGEST_MATCH:g} s to match the names of "
-            "the model: nested repetitions such as (a+)+ do. Give a list of names."
+            "the model, probably because of nested repetitions such as (a+)+. Give a list of "
+            "names."
         ) from None
     return int(done.stdout)

@@ -1,4 +1,4 @@
-"""Define the interface of backbones, which turn pictures, instruction and state into features."""
+"""The interface of backbones, which turn pictures, instruction and state into features."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Features(NamedTuple):
         summary: [B, E], of the whole observation, for the value head.
         prefix: tensors [B, ...] that only the expert of a `FlowHead` reads, such as keys and values
             of each layer.
-        absent: of the same observations without condition; None without guidance.
+        absent: features of the same observations without condition; None without guidance.
         guidance: [B], factor of the guidance; None without guidance.
     """
 
@@ -33,7 +33,7 @@ class Features(NamedTuple):
     guidance: Tensor | None = None
 
     def guided(self, output: "Callable[[Features], Tensor]") -> Tensor:
-        """Return an output [B, ...] of the features, with guidance if there is any; see `guide`."""
+        """Return an output [B, ...] of the features, guided if `guidance` is set; see `guide`."""
         own = output(self)
         if self.absent is None or self.guidance is None:
             return own
@@ -51,7 +51,7 @@ class Backbone(nn.Module, ABC, Constructed):
         slot_size: D.
         summary_size: E.
         reads: keys of an observation that `forward` can read. The policy refuses other keys, or
-            removes them if they are in `ignore_keys`.
+            removes the keys in `ignore_keys`.
         vocabulary: upper bound (exclusive) of instruction tokens; None if unknown.
         needs_pictures: whether an observation without `rgb` is refused.
     """
@@ -69,11 +69,9 @@ class Backbone(nn.Module, ABC, Constructed):
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:
-        """Create the parameters whose shapes depend on the env.
+        """Create the parameters whose shapes depend on the env, for L = `num_slots`.
 
-        Args:
-            observation: one observation of zeros, batch shape [1].
-            num_slots: L.
+        `observation` is one observation of zeros, batch shape [1].
         """
 
     @abstractmethod
@@ -88,17 +86,14 @@ class Backbone(nn.Module, ABC, Constructed):
         """
 
     def token_head(self, num_bins: int) -> nn.Module | None:
-        """Return a module that maps slots [B, L, D] to logits [B, L, num_bins].
-
-        None for a linear layer. Language models use the last tokens of their vocabulary.
-        """
+        """Return a module that maps slots [B, L, D] to logits [B, L, num_bins]; None: linear."""
         return None
 
     def velocity_expert(self, space: gymnasium.spaces.Box) -> nn.Module | None:
-        """Return the expert of a `FlowHead`, for chunks of `space` [K, *A], after `build`.
+        """Return the expert of a `FlowHead` for chunks of `space` [K, *A]; None: a `SlotExpert`.
 
-        None for a `SlotExpert`. `forward` of the backbone runs once for an observation, and the
-        expert once for each step of the flow.
+        `forward` of the backbone runs once for an observation, the expert once for each step of the
+        flow.
         """
         return None
 

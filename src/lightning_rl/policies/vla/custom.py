@@ -1,4 +1,4 @@
-"""Act with your own model, named by its class and its weights."""
+"""Act with your own model, given by its class and its weights."""
 
 import inspect
 import math
@@ -32,19 +32,18 @@ class CustomVLA(Policy):
     generator=None)`, `evaluate_actions(td)` and, for algorithms with a critic, `get_value(td)`.
     Optional members: `extra_fields`, `fields_of(action)`, `parameter_groups()`, `joint_ratio`,
     `counts_executed`, and constructor arguments `observation_space` and `action_space`. A class may
-    have `blocks` (see `Policy`), names of its modules; default: those in each `nn.ModuleList`.
+    have `blocks` (see `Policy`).
 
     A model may also work on plain tensors: `forward(observation)` returns actions [B, A],
     `get_value(observation)` values [B, 1], `evaluate_actions` reads `(observation, actions)`.
 
     In YAML:
 
-        policy:
-          class_path: CustomVLA
-          init_args: {model_path: DIR, model_class: my_vla.MyVLA, model_config: {width: 64}}
+        policy: class_path: CustomVLA init_args: {model_path: DIR, model_class: my_vla.MyVLA,
+            model_config: {width: 64}}
 
-    The class is code: it is imported only if you name it, or, for a class named by a checkpoint,
-    with `--trust_code true`. Weights run no code.
+    The class is imported only if you name it, or, for a class in a checkpoint, with `--trust_code
+    true`. Weights run no code.
 
     Args:
         observation_space, action_space: spaces of one env.
@@ -57,8 +56,7 @@ class CustomVLA(Policy):
         micro_batch_size: see `Policy`.
         ignore_keys: keys of a Dict observation that the model does not read. A class with an
             attribute `reads` refuses further keys.
-        log_std_init: initial log standard deviation of a plain model, initial log standard
-            deviation of its actions.
+        log_std_init: initial log standard deviation of the actions of a plain model.
         meta: see `load_vla_model`.
 
     Raises:
@@ -110,7 +108,7 @@ class CustomVLA(Policy):
             model = PlainModel(model, action_space, log_std_init)
         self.model = model
         self.model_class = model_class
-        self.model_settings = _listed(config)  # so that two policies can be compared by them
+        self.model_settings = _listed(config)  # to compare two policies
         self.joint_ratio = bool(getattr(model, "joint_ratio", False))
         self.micro_batch_size = micro_batch_size
 
@@ -141,11 +139,6 @@ class CustomVLA(Policy):
         return self.model.get_value(td)  # type: ignore[no-any-return,operator]  # nn.Module
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Call the model.
-
-        Raises:
-            ConfigurationError: if the model does not return a required entry.
-        """
         result: TensorDict = self.model.evaluate_actions(td)  # type: ignore[operator]  # nn.Module
         needed = ("sample_log_prob", "entropy", *(("value",) if self.has_critic else ()))
         for name in needed:
@@ -171,8 +164,8 @@ class CustomVLA(Policy):
 class PlainModel(nn.Module):
     """Adds a normal distribution to a model on plain tensors, for `CustomVLA`.
 
-    The model's actions are the mean. The log standard deviation is its parameter `log_std`, or else
-    learned here, per number of an action. The model's `evaluate_actions` is not called.
+    The model's actions are the mean. The log standard deviation is the model's parameter `log_std`,
+    or a new parameter, per number of an action. The model's `evaluate_actions` is not called.
 
     Args:
         model: returns actions [B, A]; `get_value(observation)` is optional, values [B, 1].
@@ -201,7 +194,6 @@ class PlainModel(nn.Module):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """Write `action` [B, *A] and `sample_log_prob` [B] into `td` [B]."""
         mean, log_std = self._distribution(td)
         noise = noise_for(self, td, deterministic, generator)
         action = mean if noise is None else mean + noise * log_std.exp()
@@ -233,7 +225,6 @@ class PlainModel(nn.Module):
         return TensorDict(result, td.batch_size)
 
     def _distribution(self, td: TensorDict) -> tuple[Tensor, Tensor]:
-        """Return mean [B, A] and log standard deviation [A]."""
         mean = self.model(td.get("observation"))
         wanted = (*td.batch_size, self.size)
         require(
@@ -250,7 +241,6 @@ class PlainModel(nn.Module):
 
 
 def _check_methods(cls: type[nn.Module], name: str) -> bool:
-    """Refuse a model without the required methods; return whether it works on plain tensors."""
     needs = (
         "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, "
         "for PPO and other algorithms with a critic, get_value(td); see lightning_rl.Policy."
@@ -278,7 +268,6 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
 
 
 def _takes(cls: type[nn.Module], method: str, count: int, **named: Any) -> bool:
-    """Return whether a method accepts `count` positional arguments and the named ones."""
     try:
         inspect.signature(getattr(cls, method)).bind(*[None] * (count + 1), **named)
     except TypeError:

@@ -31,8 +31,8 @@ class BackboneEncoder(Encoder):
         require(
             not unread,
             f"The observation has {', '.join(unread)}, which {type(backbone).__name__} does not "
-            f"read; it reads {', '.join(backbone.reads)}. Name the keys that it reads: "
-            "data.env.keys of ReturnFrames, or actor_keys of the policy.",
+            f"read; it reads {', '.join(backbone.reads)}. Select these keys by data.env.keys of "
+            "ReturnFrames, or by actor_keys of the policy.",
         )
         backbone.build(observation, 1)
         self.backbone = backbone

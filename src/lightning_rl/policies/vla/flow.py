@@ -1,4 +1,4 @@
-"""Define the flow-matching head: action chunks by a velocity field and a few Euler steps."""
+"""The flow-matching head: action chunks by a velocity field and a few Euler steps."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ NARROW = 32
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """Settings of a `FlowHead`; acting and training need the same.
+    """Settings of a `FlowHead`, equal in acting and training.
 
     Args:
         steps: K, Euler steps from noise to action.
@@ -47,14 +47,14 @@ class FlowSettings:
 class FlowHead(ActionHead):
     """A chunk of actions by a velocity field that moves noise to actions in K Euler steps.
 
-    In a rollout the chain of steps is stochastic. The log-prob of the stored transitions is
-    exact: a normal distribution for each number. With `sde` it is one transition
-    of K (one pass of the expert), and the entropy is unknown. With `learnt` it is the whole chain
-    (K passes), with entropy. Deterministic acting integrates the ODE from `fixed_noise`, one draw
-    of seed 0, the same for all observations; `decode` integrates it from given noise.
+    In a rollout the chain of steps is stochastic. The log-prob of the stored transitions is exact:
+    a normal distribution for each number. With `sde` it is one transition of K (one pass of the
+    expert), and the entropy is unknown. With `learnt` it is the whole chain (K passes), with
+    entropy. Deterministic acting integrates the ODE from `fixed_noise`, one draw of seed 0, the
+    same for all observations; `decode` integrates it from given noise.
 
-    An expert may move more numbers per action than the env takes (`action_size` P > A). These
-    padding numbers count in no log-prob and no loss.
+    An expert may have more numbers per action than the env (`action_size` P > A). Log-probs and
+    losses ignore this padding.
 
     Source: Liu et al. 2025, "Flow-GRPO" (`sde`), with one stochastic step as in Chen et al. 2025,
     "pi_RL: Online RL Fine-tuning for Flow-based VLA Models"; Zhang et al. 2025, "ReinFlow"
@@ -174,7 +174,7 @@ class FlowHead(ActionHead):
         """
         assert noise is not None
         start = noise[:, :-1].unflatten(1, self.flow_shape)
-        t = 0.001 + 0.999 * noise[:, -1].pow(2.0 / 3.0)  # the inverse of the distribution
+        t = 0.001 + 0.999 * noise[:, -1].pow(2.0 / 3.0)  # the inverse of the distribution function
         goal = self.to_unit(action).unflatten(1, (self.chunk_size, self.action_size))
         goal = nn.functional.pad(goal, (0, self.flow_shape[1] - self.action_size))
         velocity = self._velocity(features, interpolate(goal, start, t), t)
@@ -182,7 +182,7 @@ class FlowHead(ActionHead):
         return loss, torch.zeros_like(loss)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        return {}  # no chain of steps led to a demonstrated action
+        return {}  # a demonstrated action has no chain of steps
 
     def act(self, features: Features, noise: Tensor) -> Tensor:
         """Return the actions [B, K, *A] of the ODE from noise [B, K * P]."""
@@ -208,7 +208,6 @@ class FlowHead(ActionHead):
         return flow_transition(x, velocity, t, step_size=size, noise_level=self.noise_level)
 
     def _own(self, numbers: Tensor) -> Tensor:
-        """Return numbers [B, K, P] without the padding, as [B, L]."""
         own: Tensor = numbers[..., : self.action_size].flatten(1)
         return own
 
@@ -219,7 +218,6 @@ class FlowHead(ActionHead):
         generator: torch.Generator | None,
         uniform: bool,
     ) -> Tensor:
-        """Draw `count` times S normal numbers, and a uniform number if requested, [*batch, Z]."""
         size = count * self.noise_size
         noise = torch.empty(*batch, size + uniform, device=self.center.device)
         noise.normal_(generator=generator)
@@ -255,7 +253,6 @@ class FlowHead(ActionHead):
         return self.sum_by_part(self._own(log_prob)), self.sum_by_part(self._own(entropy))
 
     def _learnt_transition(self, features: Features, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return mean and log standard deviation [B, K, P] of step `step` from x [B, K, P]."""
         assert self.deviation is not None
         time = embedded_time(self.times[step].expand(x.shape[0]))
         output = self.deviation(torch.cat((features.summary.float(), time), 1)).tanh()
@@ -290,7 +287,6 @@ class SlotExpert(nn.Module):
         )
 
     def forward(self, features: Features, x: Tensor, t: Tensor) -> Tensor:
-        """Return velocities [B, K, A] at x [B, K, A] and times [B]."""
         slots = self.narrow(features.slots).flatten(1)
         velocity: Tensor = self.network(torch.cat((slots, x.flatten(1), embedded_time(t)), 1))
         return velocity.view_as(x)
@@ -304,12 +300,6 @@ def embedded_time(t: Tensor) -> Tensor:
 
 
 def normal_log_prob(value: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return log N(value; mean, exp(log_std)) of each number.
-
-    Args:
-        value: [...].
-        mean: [...].
-        log_std: [...].
-    """
+    """Return log N(value; mean, exp(log_std)) [...] of value [...], mean [...], log_std [...]."""
     standardized = (value - mean) * (-log_std).exp()
     return -0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI

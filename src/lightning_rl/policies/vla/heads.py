@@ -1,7 +1,4 @@
-"""Define action heads: distributions over action chunks, as tokens or Gaussians.
-
-`flow.py` has the flow-matching head.
-"""
+"""Action heads: distributions over action chunks, as tokens or Gaussians."""
 
 import math
 from abc import ABC, abstractmethod
@@ -24,7 +21,7 @@ Level = Literal["token", "action", "chunk"]
 """Granularity of the log-prob: per number, per action or per chunk."""
 
 Statistics = str | tuple[Tensor, Tensor] | None
-"""The source of the values of -1 and 1, see `action_bounds`."""
+"""The source of the action values for -1 and 1, see `action_bounds`."""
 
 
 class ActionHead(nn.Module, ABC):
@@ -82,8 +79,7 @@ class ActionHead(nn.Module, ABC):
 
         Args:
             features: features of the observations [B].
-            noise: [B, Z], from `draw_noise`; None for the mode. A flow has no log-prob of its mode,
-                and returns the action alone.
+            noise: [B, Z], from `draw_noise`; None for the mode. A flow has no log-prob of its mode.
         """
 
     @abstractmethod
@@ -95,12 +91,9 @@ class ActionHead(nn.Module, ABC):
     def clone_loss(
         self, features: Features, action: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of imitating given actions, and the entropy, [B, parts].
+        """Return the loss of imitating given actions [B, K, *A], and the entropy, [B, parts].
 
-        Args:
-            features: features of the observations [B].
-            action: [B, K, *A].
-            noise: [B, Z], from `draw_clone_noise`; None if Z = 0.
+        `noise` [B, Z] comes from `draw_clone_noise`; None if Z = 0.
         """
         log_prob, entropy = self.log_prob_and_entropy(features, self.fields_of(action))
         return -log_prob, entropy
@@ -248,11 +241,11 @@ class GaussianHead(ActionHead):
 
 
 def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """Return the values of -1 and of 1 for each number of a chunk, two tensors [L].
+    """Return the action values for -1 and for 1, for each number of a chunk, two tensors [L].
 
     Args:
         space: space of one chunk, [K, *A]; its bounds are used without statistics.
-        statistics: the values of -1 and of 1 for one action, [*A] each; or a JSON file with `q01`
+        statistics: the values for -1 and for 1 of one action, [*A] each; or a JSON file with `q01`
             and `q99` (or `min` and `max`) of the model's training actions, at the top, under
             `action`, or under a dataset's name.
 
@@ -300,5 +293,5 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
             )
             return [float(x) for x in low], [float(x) for x in high]
     raise ConfigurationError(
-        f"{path} has no q01 and q99, nor min and max, of actions; it has {', '.join(found)}."
+        f"{path} needs q01 and q99, or min and max, of actions; it has {', '.join(found)}."
     )

@@ -1,4 +1,4 @@
-"""Turn instructions into tokens, as the model was trained with them."""
+"""Turn instructions into tokens for a model."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ class InstructionTokenizer:
     """A tokenizer of transformers, or the tokenizer and other steps of a LeRobot policy.
 
     Args:
-        path: local directory of a tokenizer, or of a LeRobot policy that reads instructions, whose
-            tokenizer lies in it, next to it or in the working directory.
+        path: local directory of a tokenizer, or of a LeRobot policy that reads instructions, with
+            its tokenizer in the directory, next to it or in the working directory.
         length: S, maximum tokens of an instruction.
 
     Attributes:

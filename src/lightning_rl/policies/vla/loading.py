@@ -105,7 +105,7 @@ def load_vla_model(
 
 @contextmanager
 def away_from_first(meta: bool) -> Iterator[bool]:
-    """With `meta`, create tensors on `meta` except in the first process; yield whether they are."""
+    """With `meta`, create tensors on `meta`, except in the first process; yield whether."""
     away = meta and not ranks.is_first_process()
     with torch.device("meta") if away else nullcontext():
         yield away
@@ -151,7 +151,7 @@ def import_model_class(model_class: str) -> type[nn.Module]:
     """Import a class by its path, which runs the code of its module.
 
     Raises:
-        ConfigurationError: if the import fails, or the class is no `nn.Module`.
+        ConfigurationError: if the import fails, or the class is not an `nn.Module`.
     """
     module, _, name = model_class.rpartition(".")
     try:
@@ -172,12 +172,7 @@ def import_model_class(model_class: str) -> type[nn.Module]:
 def instantiate_model(
     cls: type[nn.Module], model_config: Mapping[str, Any], provided: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Make a model.
-
-    Args:
-        cls: its class.
-        model_config: arguments of its constructor.
-        provided: more arguments, passed only if the constructor names them.
+    """Make a model; `provided` arguments are passed only if the constructor names them.
 
     Raises:
         ConfigurationError: for an unknown or missing argument.
@@ -228,8 +223,8 @@ def _from_class(
         raise ConfigurationError("kind: class needs model_class, an import path: my_vla.MyVLA.")
     require(
         trust_code or model_class.startswith(ALLOWED),
-        f"{model_class} is not imported: importing runs its code. Set trust_code: true if you "
-        f"trust it; otherwise classes must come from {', '.join(ALLOWED)}.",
+        f"{model_class} is not imported, because importing runs its code. Set trust_code: true if "
+        f"you trust the class; otherwise classes must come from {', '.join(ALLOWED)}.",
     )
     model = instantiate_model(import_model_class(model_class), model_config)
     if path is not None:
@@ -250,8 +245,8 @@ def _from_directory(
     )
     require(
         not (Path(path) / "adapter_config.json").is_file(),
-        f"{path} holds an adapter, and transformers would load its base model instead: give the "
-        "directory of the model as path, and of the adapter as adapter.",
+        f"{path} holds an adapter, but transformers would load its base model: give the directory "
+        "of the model as path, and of the adapter as adapter.",
     )
     transformers = extra("transformers")
     try:
@@ -268,8 +263,8 @@ def _from_directory(
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
-            f"{path} cannot be loaded: {reason} Weights must be .safetensors: a pickle can run any "
-            "code; convert it with save_pretrained where you trust it."
+            f"{path} cannot be loaded: {reason} Weights must be .safetensors, because a pickle can "
+            "run any code. Convert a pickle that you trust with save_pretrained."
         ) from error
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
     report = KeyReport(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), mismatched)
@@ -288,7 +283,10 @@ def _from_config(
     settings = dict(cast(Mapping[str, Any], config))
     require("model_type" in settings, "The configuration has no model_type, such as 'smolvlm'.")
     transformers = extra("transformers")
-    with quiet(transformers), one_message("No model can be made of the configuration"):
+    with (
+        quiet(transformers),
+        one_message("transformers cannot make a model from the configuration"),
+    ):
         made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
         model = transformers.AutoModelForImageTextToText.from_config(made)
     return cast(nn.Module, model.to(dtype))

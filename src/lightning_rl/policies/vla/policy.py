@@ -277,8 +277,6 @@ def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
 def example(space: gymnasium.Space[Any], needs_pictures: bool = True) -> TensorDict:
     """Return an observation [1] of zeros, if a VLA can read the space.
 
-    `needs_pictures`: see `Backbone`.
-
     Raises:
         ConfigurationError: otherwise.
     """

@@ -1,4 +1,4 @@
-"""Define small backbones: for pictures, with 100,000 parameters, and for numbers only."""
+"""Small backbones: for pictures, with 100,000 parameters, and for numbers only."""
 
 from collections.abc import Sequence
 
@@ -153,7 +153,6 @@ def soft_argmax(maps: Tensor) -> Tensor:
 
 
 def _planes(observation: TensorDict) -> Tensor:
-    """Return all pictures as float32 [B, channels, H, W]."""
     rgb: Tensor = observation["rgb"]
     if rgb.dim() == 5:
         rgb = rgb.permute(0, 2, 3, 1, 4).flatten(3)
@@ -162,9 +161,10 @@ def _planes(observation: TensorDict) -> Tensor:
         depth: Tensor = observation["depth"]
         require(
             depth.shape[-2:] == planes.shape[-2:],
-            f"TinyVLA sees depth pictures of the size of rgb, {list(planes.shape[-2:])}; depth is "
-            f"{list(depth.shape[-2:])}. Wrap the env, or take a backbone of your own.",
+            f"TinyVLA needs depth pictures of the size of rgb, {list(planes.shape[-2:])}; depth "
+            f"is {list(depth.shape[-2:])}. Resize one of them in a wrapper, or use another "
+            "backbone.",
         )
         planes = torch.cat((planes, depth if depth.dim() == 4 else depth[:, None]), 1)
-    # A plain background becomes about 0, which makes learning twice as fast.
+    # Shift a plain background to about 0, which doubles the speed of learning.
     return planes - planes.mean((2, 3), keepdim=True)

@@ -83,8 +83,8 @@ class TransformersBackbone(Backbone):
         self.tokens_per_image = _tokens_per_image(settings)
 
     def train(self, mode: bool = True) -> "TransformersBackbone":
-        # Layers with checkpointing recompute activations only if their own flag is set. Dropout is
-        # in their children, which keep the mode.
+        # Layers with checkpointing recompute activations only if their own training flag is set.
+        # Their children, with dropout, keep the mode.
         super().train(mode)
         for module in self.model.modules():
             if getattr(module, "gradient_checkpointing", False) and any(module.children()):
@@ -101,7 +101,7 @@ class TransformersBackbone(Backbone):
         pixels = self._pixels(observation["rgb"])
         batch, cameras = pixels.shape[:2]
         ids, mask = self._token_ids(observation, batch, cameras)
-        # Positions skip padding, so that its length does not change the output.
+        # Positions skip padding, so that the length of the padding does not change the output.
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         own: dict[str, Tensor] = {}
         if self.is_paligemma:  # positions start at 1; type 0 is a prompt with full attention
@@ -125,11 +125,6 @@ class TransformersBackbone(Backbone):
         return Features(slots, slots[:, 0])
 
     def token_head(self, num_bins: int) -> nn.Module:
-        """Return the head of the last tokens of the vocabulary.
-
-        Raises:
-            ConfigurationError: for more bins than tokens.
-        """
         embeddings = cast(Any, self.model).get_output_embeddings()
         size = embeddings.weight.shape[0]
         require(
@@ -140,7 +135,6 @@ class TransformersBackbone(Backbone):
     def _token_ids(
         self, observation: TensorDict, batch: int, cameras: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the input tokens [B, L], and a mask [B, L], 0 for padding."""
         device = observation["rgb"].device
         pictures = torch.full(
             (batch, cameras * self.tokens_per_image), self.image_token, device=device
@@ -160,7 +154,6 @@ class TransformersBackbone(Backbone):
         return torch.cat(parts, 1), torch.cat(masks, 1)
 
     def _pixels(self, rgb: Tensor) -> Tensor:
-        """Return pictures [B, cameras, 3, size, size], scaled for the model."""
         pictures = rgb if rgb.dim() == 5 else rgb[:, None]
         planes = pictures.flatten(0, 1).permute(0, 3, 1, 2).to(torch.float32).div(255.0)
         if planes.shape[-2:] != (self.image_size, self.image_size):
@@ -182,9 +175,9 @@ class TransformersBackbone(Backbone):
         known = (mean, std) if mean is not None and std is not None else image_statistics(path)
         require(
             known is not None or kind == "hf_config",
-            f"{path} does not say how pixels are scaled: there is no preprocessor_config.json "
-            "with image_mean and image_std in it. Copy the model's file there, or set both (0.5 "
-            "for each colour, if the model takes -1 to 1).",
+            f"{path} has no preprocessor_config.json with image_mean and image_std, which scale "
+            "pixels. Copy the model's file there, or set both (0.5 for each colour, if the model "
+            "takes -1 to 1).",
         )
         scaling = known or ([0.5] * 3, [0.5] * 3)
         for name, values in zip(("pixel_mean", "pixel_std"), scaling, strict=True):
@@ -197,11 +190,10 @@ class VocabularyTail(nn.Module):
 
     def __init__(self, embeddings: nn.Linear, num_bins: int) -> None:
         super().__init__()
-        self._embeddings = (embeddings,)  # a tuple, so that the layer is no child of this module
+        self._embeddings = (embeddings,)  # a tuple, so that the layer is not a child of this module
         self.num_bins = num_bins
 
     def forward(self, slots: Tensor) -> Tensor:
-        """Return logits [B, L, n], float32, of slots [B, L, D]."""
         (embeddings,) = self._embeddings
         weight = cast(Any, embeddings).weight[-self.num_bins :]
         return F.linear(slots.float(), weight.float())

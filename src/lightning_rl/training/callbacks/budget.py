@@ -9,10 +9,7 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
 class EnvStepBudget(Callback):
-    """Stop after the iteration that reaches `data.total_env_steps`.
-
-    The last evaluation and checkpoint follow.
-    """
+    """Stop after the iteration that reaches `data.total_env_steps`, evaluate, and save."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._reached(trainer, pl_module):

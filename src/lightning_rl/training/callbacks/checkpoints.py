@@ -32,17 +32,14 @@ PATHS: dict[str, type] = {
     "last_model_path": str,
     "best_k_models": dict,
 }
-"""Paths in the state of a `ModelCheckpoint`, which deletes these files when better ones exist.
-
-The paths are not loaded from checkpoints, which might name any file; scores are loaded.
-"""
+"""Paths in the state of a `ModelCheckpoint`, which deletes these files; they are not loaded."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write checkpoints to a temporary file in the target's folder, flush, and rename it.
 
     Lightning writes via the system's temporary directory, often on another file system, where a
-    move is an interruptible copy. Lightning may also unpickle the files that it reads.
+    move is an interruptible copy, and may unpickle the files that it reads.
     """
 
     def save_checkpoint(
@@ -59,7 +56,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint as plain data, regardless of `weights_only`."""
         checkpoint = read_checkpoint(path, map_location)
         for state in (checkpoint.get("callbacks") or {}).values():
             if isinstance(state, dict):
@@ -74,7 +70,7 @@ class LastCheckpoint(Callback):
         directory: the run directory.
     """
 
-    # No subclass of Lightning's `Checkpoint`, which Lightning would move behind `GracefulStop`.
+    # Do not subclass Lightning's `Checkpoint`, which Lightning would move behind `GracefulStop`.
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
@@ -86,7 +82,6 @@ class LastCheckpoint(Callback):
             ReplayFolder(self.path.parent).remove_unfinished()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, unless `GracefulStop` has saved in the middle of this epoch."""
         if getattr(trainer, "stop_signal", None) is None:
             trainer.save_checkpoint(self.path)
 
@@ -132,7 +127,8 @@ class PeriodicCheckpoint(Callback):
         path = self.directory / f"iteration_{trainer.global_step:06d}.ckpt"
         trainer.save_checkpoint(path, self.weights_only)
         if self.keep is not None and trainer.is_global_zero:
-            # By age: a run that resumed from an earlier iteration has files of later ones.
+            # Sort by age: a run that resumed from an earlier iteration has files of later
+            # iterations.
             files = sorted(path.parent.glob("iteration_*.ckpt"), key=_age)
             for old in files[: -self.keep]:
                 old.unlink(missing_ok=True)
@@ -200,8 +196,8 @@ class BestCheckpoint(ModelCheckpoint):
 class WarmStart(Callback):
     """Initialise the policy of a new run with the weights of a checkpoint.
 
-    The policy must act like the checkpoint's policy, or the run is refused. Only the critic may be
-    new or missing (see `Policy.critic_modules`).
+    The policy must act like the checkpoint's policy; only the critic may be new or missing (see
+    `Policy.critic_modules`).
 
     Args:
         find: returns the path of the checkpoint.

@@ -14,13 +14,10 @@ from lightning_rl.training.callbacks.typed import data_of
 def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
     """Return which implementations a run uses; their results are equal up to rounding.
 
-    Returns:
-        `compiled` and `why`; `steps_compiled` and `steps_why`, for a batched torch env;
-        `cuda_graphs`, whether the update replays CUDA graphs; `flush_denormal`, whether denormal
-        numbers are flushed to zero; `keeps_freed_memory`, whether the C library keeps freed memory;
-        `sums_over_ranks`, the `torch.distributed` backend, null for one process; `acting` and
-        `stepping`, the class names of actor and stepper, null without a collector; and
-        `mujoco_profiler`, whether it is on, after the first rollout of a MuJoCo env.
+    `compiled` and `why`; `steps_compiled` and `steps_why`, for a batched torch env; `cuda_graphs`;
+    `flush_denormal`; `keeps_freed_memory`; `sums_over_ranks`, the `torch.distributed` backend, null
+    for one process; `acting` and `stepping`, the class names of actor and stepper; and
+    `mujoco_profiler`.
     """
     learner = algorithm.learner
     collector = data_of(trainer).collector

@@ -18,13 +18,13 @@ from lightning_rl.training.callbacks.typed import algorithm_of
 class DatasetStatistics(Callback):
     """Begin a run with the statistics of a LeRobot dataset; the run's observations update them.
 
-    All running means and variances of the policy's inputs are set: of `normalize_observation`, and
-    of encoders with `normalize`. A resumed run keeps its own.
+    This sets all running means and variances of the policy's inputs: of `normalize_observation`,
+    and of encoders with `normalize`. A resumed run keeps its own statistics.
 
     Args:
         path: path of the dataset, or of its `meta/stats.json`.
-        keys: the dataset's column for a key of the observation, such as
-            `{arm: observation.state}`. Default: LeRobot's names, as `rl-cli record` writes them.
+        keys: the dataset's column for a key of the observation, such as `{arm: observation.state}`.
+            Default: LeRobot's names, as `rl-cli record` writes them.
 
     Raises:
         ConfigurationError: if there are no statistics, or they do not fit the observation.
@@ -60,7 +60,6 @@ class DatasetStatistics(Callback):
         return max(2, *(int(count.max()) for count in counts)) if counts else 2
 
     def _rollout(self, space: gymnasium.Space[Any]) -> TensorDict:
-        """Return a rollout [1, 3] whose two steps have the mean and variance of the dataset."""
         tree: dict[tuple[str, ...], Tensor] = {}
         for leaf in leaves_of(space):
             mean, std = (self._of(leaf, name) for name in ("mean", "std"))

@@ -34,8 +34,8 @@ def require_video_packages() -> None:
 class Film:
     """Frames with the pictures of M running episodes and their captions.
 
-    A frame is taken every `stride` steps, from step 0. Beyond `capacity` frames, every second one
-    is dropped and the stride doubles: frames are evenly spaced for episodes of any length.
+    A frame is taken every `stride` steps, from step 0. Beyond `capacity` frames, every second frame
+    is dropped and the stride doubles.
 
     Args:
         count: M.
@@ -55,14 +55,10 @@ class Film:
         self._size = (0, 0)
 
     def wants(self, step: int) -> bool:
-        """Return whether to take a frame at this step."""
         return step % self.stride == 0
 
     def show(self, i: int, picture: np.ndarray | None, caption: str) -> None:
-        """Draw the picture of an episode, uint8 [H, W, 3], into the next frame.
-
-        None dims the last picture: the episode has ended.
-        """
+        """Draw the picture of an episode, uint8 [H, W, 3], or dim the last picture (None)."""
         from PIL import Image, ImageDraw
 
         if picture is not None:
@@ -81,15 +77,13 @@ class Film:
         draw.text((x + 5, y + 3), caption, fill=(240, 240, 240))
 
     def take(self, *, last: bool = False) -> None:
-        """Add a frame; the last frame is always kept."""
         if len(self.frames) >= self.capacity and not last:
-            # An even number, so that this step's frame fits the new stride.
+            # Keep an even number, so that this step's frame fits the new stride.
             self.frames = self.frames[::2]
             self.stride *= 2
         self.frames.append(np.asarray(self._canvas).copy())
 
     def write(self, file: IO[bytes], fps: float) -> None:
-        """Write the film as an H.264 mp4."""
         import av
 
         height, width, _ = self.frames[0].shape
@@ -106,7 +100,6 @@ class Film:
             container.mux(stream.encode(None))
 
     def gif(self, fps: float) -> bytes:
-        """Return the film as a small animated GIF."""
         from PIL import Image
 
         step = -(-len(self.frames) // GIF_FRAMES)
@@ -124,7 +117,6 @@ class Film:
         return file.getvalue()
 
     def _open(self, size: tuple[int, int]) -> None:
-        """Create the canvas: a grid close to a square, with even sides, as H.264 requires."""
         from PIL import Image
 
         self._size = size

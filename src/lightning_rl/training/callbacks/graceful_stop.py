@@ -1,4 +1,4 @@
-"""Stop on a signal without losing anything: finish the update, save, stop."""
+"""Stop on a signal: finish the update, save, stop."""
 
 import signal
 import sys
@@ -18,16 +18,15 @@ from lightning_rl.system.runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import data_of
 
 SAME_SIGNAL_SECONDS = 2.0
-"""Seconds in which a second SIGTERM is ignored: `timeout` and `torchrun` send it twice."""
+"""Seconds in which a second SIGTERM is ignored, because `timeout` and `torchrun` send it twice."""
 
 
 class GracefulStop(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C, end the run after the current iteration, and save it.
 
-    With one process, the run does not wait for the unfinished rollout of a background collector;
-    several processes do, because they must stop at the same iteration. A second Ctrl-C ends the run
-    immediately, without saving; so does a second SIGTERM at least `SAME_SIGNAL_SECONDS` after the
-    first. `trainer.stop_signal` holds the signal.
+    A single process does not wait for the unfinished rollout of a background collector. A second
+    Ctrl-C ends the run immediately, without saving; so does a second SIGTERM at least
+    `SAME_SIGNAL_SECONDS` after the first. `trainer.stop_signal` holds the signal.
 
     Args:
         directory: the run directory.
@@ -37,13 +36,12 @@ class GracefulStop(Callback):
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
-        self._received: int | None = None  # by this process; set by the handler only
+        self._received: int | None = None  # of this process; set by the handler only
         self._first = 0.0  # time of the first signal, in seconds
         self._collector: Collector | None = None
         self._previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handlers, which raise and so skip the checkpoint."""
         self._received = None
         self._collector = None
         data = data_of(trainer)
@@ -58,7 +56,6 @@ class GracefulStop(Callback):
             }
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Save and stop in mid-epoch; at its end, evaluation and `LastCheckpoint` come first."""
         if trainer.is_last_batch or trainer.should_stop:
             return
         number = self._received_by_any()
@@ -73,8 +70,8 @@ class GracefulStop(Callback):
             self._stop(trainer, number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore Lightning's signal handlers, but not with several processes."""
-        # On a launcher's signal, Lightning's handler would wait for processes that have ended.
+        # Not with several processes: on a launcher's signal, Lightning's handler would wait for
+        # processes that have ended.
         if ranks.world_size() == 1:
             self._restore()
 
@@ -85,7 +82,8 @@ class GracefulStop(Callback):
             self._restore()
 
     def _received_by_any(self) -> int | None:
-        # Not stored in `_received`: a signal during the wait for the other ranks would be lost.
+        # Do not store it in `_received`: a signal during the wait for the other ranks would be
+        # lost.
         return ranks.max_over_ranks(self._received or 0) or None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -101,7 +99,7 @@ class GracefulStop(Callback):
         sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
 
     def _ends_at_once(self, number: int) -> bool:
-        """Return whether to stop immediately; a SIGTERM after a SIGUSR1 is no reason."""
+        """Return whether to stop immediately, but not for a SIGTERM after a SIGUSR1."""
         if self._received is None:
             return False
         late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS

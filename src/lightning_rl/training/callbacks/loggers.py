@@ -19,7 +19,7 @@ from lightning_rl.system.files import check_still_there, write_atomically, writi
 from lightning_rl.system.lightning_private import forget_writer, has_writer, purge_from
 from lightning_rl.system.plain_yaml import dump_yaml
 
-# TensorBoard is imported at its use: the import takes 0.1 s, and some processes do not need it.
+# Import TensorBoard at its first use: the import takes 0.1 s, and some processes do not need it.
 
 OF_SETTINGS = ".settings"
 """Suffix of the event file that holds only the settings of a run."""
@@ -43,10 +43,7 @@ class EnvStepLogger(Logger):
 
 
 class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
-    """Writes TensorBoard event files.
-
-    TensorBoard's thread writes the files; a later call raises its write errors as `WriteError`.
-    """
+    """Writes TensorBoard event files; write errors are raised as `WriteError` by a later call."""
 
     @property
     @rank_zero_experiment
@@ -60,7 +57,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars as one event: SummaryWriter wakes its thread for each scalar."""
+        """Write scalars as one event, because SummaryWriter wakes its thread for each scalar."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
@@ -68,9 +65,9 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        # The settings have their own event file, which a resumed run replaces: TensorBoard shows
-        # the first row of a run that it reads. No `Experiment` is written: TensorBoard would use
-        # one run's columns for all runs; without an `Experiment` it shows all columns.
+        # The settings have their own event file, which a resumed run replaces, because TensorBoard
+        # shows the first row of a run. Write no `Experiment`: with it, TensorBoard would use one
+        # run's columns for all runs.
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams, text
 
@@ -81,7 +78,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         plain = dict(_flat(params))
         _, session, _ = hparams(plain, {})
         lines = "\n".join(f"    {name}: {value}" for name, value in plain.items())
-        # TensorBoard reads files in the order of their names: the curves continue in a later file.
+        # TensorBoard reads files in the order of their names: continue the curves in a later file.
         self._close()
         with writing(directory):
             writer = FileWriter(str(directory), filename_suffix=OF_SETTINGS)
@@ -112,14 +109,12 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Flush; Lightning's version also writes `hparams.yaml`, too early."""
         if has_writer(self):
             with writing(self.log_dir):
                 self.experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Close the files; after a failure, ignore further write errors."""
         try:
             with writing(self.log_dir):
                 super().finalize(status)
@@ -135,9 +130,9 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 class EnvStepCSV(EnvStepLogger):
     """A CSV table with one row per number of env steps; missing values are empty cells.
 
-    A row is written immediately, and rewritten if more metrics of the same env steps follow, for
-    instance from the evaluation at the end of an epoch. A new metric adds a column, for which the
-    file is rewritten, a few times per run. (Lightning's logger rewrites it for each row.)
+    A row is written immediately, and rewritten if more metrics of the same env steps follow. A new
+    metric adds a column, for which the file is rewritten. (Lightning's logger rewrites it for each
+    row.)
 
     Args:
         path: the file; existing rows are kept, up to the checkpoint that a run resumes from.
@@ -159,8 +154,7 @@ class EnvStepCSV(EnvStepLogger):
     def version(self) -> str:
         return ""
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: `config.yaml` has the settings."""
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -173,7 +167,7 @@ class EnvStepCSV(EnvStepLogger):
         check_still_there(self.path.parent)
         if self._last_row and int(self._last_row["env_steps"]) == row["env_steps"]:
             row = self._last_row | row
-            # Overwrite without truncating first: a kill in between must not lose the row.
+            # Overwrite without truncating first, so that a kill does not lose the row.
             self._file.seek(self._last_row_at)
         self._last_row, self._last_row_at = row, self._file.tell()
         with writing(self.path):
@@ -187,12 +181,11 @@ class EnvStepCSV(EnvStepLogger):
     def finalize(self, status: str) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            # `close` writes what a flush could not write; the flush has raised already.
+            # `close` writes again after a failed flush, which has raised its error.
             with suppress(OSError):
                 file.close()
 
     def _open(self, new: Iterable[str] = (), last: int | None = None) -> None:
-        """Rewrite the file with more columns or fewer rows, and open it for appending."""
         self.finalize("")
         there = [name for row in islice(_rows(self.path), 1) for name in row]
         self._columns = list(dict.fromkeys([*there, *self._columns, *new]))
@@ -216,7 +209,6 @@ class EnvStepCSV(EnvStepLogger):
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """Read a table, without a last line that a kill has truncated."""
     if path.exists():
         with path.open(newline="") as file:
             yield from csv.DictReader(line for line in file if line.endswith("\n"))

@@ -41,9 +41,8 @@ class RunManifest(Callback):
 
     `outcome` is `running`, `finished`, `stopped by SIGTERM` (or another signal), `interrupted`
     (Ctrl-C twice), or `failed: <error>`. A resumed run moves its previous parts to `earlier`; a
-    part with the outcome `running` was killed. `seconds` cover the run, its evaluations and
-    the CPU; `peak_memory` is in bytes. Both cover this process and its threads, without env
-    workers.
+    part with the outcome `running` was killed. `seconds` cover the run, its evaluations and the
+    CPU; `peak_memory` is in bytes. Both exclude env workers.
 
     Args:
         directory: the run directory.
@@ -166,7 +165,6 @@ def _versions() -> dict[str, str | None]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the working directory, with `-dirty` if files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         outcome = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)

@@ -22,9 +22,8 @@ SAMPLES = 2
 class MemoryEstimate(Callback):
     """Print the estimated memory of training, part by part, with the first rollout.
 
-    Activations are the tensors that a forward pass of a few samples saves for the backward pass,
-    scaled to the samples per pass, without temporary memory. They are omitted if the policy does
-    not evaluate actions, which not every algorithm needs.
+    Activations are measured in a forward pass of a few samples, and scaled to the samples per pass,
+    without temporary memory. They are omitted if the policy does not evaluate actions.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
         at_once = algorithm.batch_size
     try:
         each = activation_bytes(policy, rollout)
-    except Exception:  # an estimate must not end a run; the update raises its own errors
+    except Exception:  # an estimate must not end a run
         each = 0
     weights = sum(local(t).nbytes for t in (*module.parameters(), *module.buffers()))
     return {
@@ -73,7 +72,7 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
 
 def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     """Return the bytes per sample of a rollout [N, T+1] that a forward pass saves."""
-    policy.put_in_eval_mode()  # as in the update: dropout would use torch's generator
+    policy.put_in_eval_mode()  # eval mode as in the update: dropout would use torch's generator
     keys = sorted({"observation", "action", *policy.extra_fields})
     samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not views of the rollout
     tensors = map(local, (*policy.parameters(), *policy.buffers()))
@@ -89,7 +88,7 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     precision = autocast(policy.version.device, policy.autocast_dtype)
     watched = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t)
     with precision, torch.enable_grad(), watched:
-        new = policy.evaluate_actions(samples)  # keep it alive, so that no storage is reused
+        new = policy.evaluate_actions(samples)  # keep the tensor, so that no storage is reused
         del new
     return sum(kept.values()) // len(samples)
 

@@ -62,7 +62,7 @@ class MetricsWriter(Callback):
             "charts/SPS_collect": steps / collect,
             "charts/SPS_update": steps / update,
         }
-        # Directly into `callback_metrics`: `self.log` takes 0.25 ms per metric and step.
+        # Write directly into `callback_metrics`: `self.log` takes 0.25 ms per metric and step.
         reward = self.latest.get("charts/episode_reward_avg_100")
         if reward is not None:
             trainer.callback_metrics["charts/episode_reward_avg_100"] = torch.tensor(reward)

@@ -17,8 +17,7 @@ GRACE_SECONDS = 5.0
 class Peers(Callback):
     """Share rank 0's run directory with all ranks; end all processes if rank 0 fails.
 
-    Lightning's launcher ends rank 0 if another process fails, but not the reverse: the others would
-    wait for rank 0 until a timeout.
+    Lightning's launcher ends rank 0 if another process fails, but not the reverse.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -31,7 +30,6 @@ class Peers(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Kill the processes that this one launched; one that failed first may report its error."""
         launched = processes_launched_by(trainer.strategy)
         if ranks.is_lost_rank(exception):
             deadline = time.monotonic() + GRACE_SECONDS

@@ -38,7 +38,6 @@ class EnvStepProgress(ProgressBar):
         self._evaluation: dict[str, Any] = {}
 
     def disable(self) -> None:
-        """Show nothing; Lightning calls this on all ranks but rank 0."""
         self.enabled = False
 
     def enable(self) -> None:

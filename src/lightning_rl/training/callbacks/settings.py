@@ -27,10 +27,9 @@ OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from", "restore_replay"
 class SettingsWriter(Callback):
     """Write the settings of a run to its loggers at the beginning, and into its checkpoints.
 
-    A run has one `SettingsWriter`. The command line has a subclass that writes the configuration;
-    this class, for runs in Python, reads the constructor arguments of algorithm, policy, data
-    module and trainer. A setting that cannot be written (a lambda, an object of a foreign class) is
-    described in words, which the error on loading quotes.
+    The command line has a subclass that writes the configuration; this class, for runs in Python,
+    reads the constructor arguments of algorithm, policy, data module and trainer. A setting that
+    cannot be written (a lambda, an object of a foreign class) is described in words.
     """
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -74,19 +73,18 @@ def _with_defaults(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     filled = {key: _with_defaults(child) for key, child in tree.items()}
-    module, _, name = str(tree.get("class_path")).rpartition(".")  # a class that just ran
-    # A class that no config can name is described in words.
+    module, _, name = str(tree.get("class_path")).rpartition(".")  # a class that has just run
+    # A class without an import path is described in words.
     if "init_args" in tree and module.replace(".", "_").isidentifier():
         filled["init_args"] = _defaults(getattr(import_module(module), name)) | filled["init_args"]
     return filled
 
 
 def _defaults(made: Any) -> dict[str, Any]:
-    """Return the defaults of a constructor as plain values, including those behind `**kwargs`."""
     return copy.deepcopy(_defaults_of(made)) if isinstance(made, type) else {}
 
 
-@cache  # the parser takes 10 to 20 ms per class, half of a short run
+@cache  # cache, because the parser takes 10 to 20 ms per class
 def _defaults_of(made: type) -> dict[str, Any]:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(made, fail_untyped=False)

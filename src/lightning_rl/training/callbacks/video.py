@@ -24,10 +24,10 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 from lightning_rl.training.data import RLDataModule
 
 FEWEST_FRAMES = 8
-"""Minimum frames of a film, even if `max_share` allows fewer; later films then wait."""
+"""Minimum frames of a film, even if `max_share` allows fewer; later films are then delayed."""
 
 SLOWEST = 4.0
-"""Frames per second below which a film plays faster than real time."""
+"""Minimum frames per second; slower films play faster than real time."""
 
 FIRST_GUESS = 0.02
 """Estimated seconds per frame before the first film."""
@@ -38,14 +38,13 @@ class VideoSettings:
     """Which evaluations are filmed, and how.
 
     Args:
-        every_n_evaluations: film every n-th evaluation of a training run; `validate` and `test` are
-            always filmed.
-        at_best: keep a film of the evaluation of `best.ckpt` as `best_<env steps>.mp4`.
-            If this evaluation was not filmed, its episodes are played again.
+        every_n_evaluations: film every n-th evaluation of a training run, and always `validate` and
+            `test`.
+        at_best: keep a film of the evaluation of `best.ckpt` as `best_<env steps>.mp4`. If this
+            evaluation was not filmed, its episodes are played again.
         num_envs: number of episodes shown side by side, from the first seed on.
         fps: maximum frames per second; fewer if the env is slower.
-        max_frames: maximum frames of a film; of longer episodes, every second, fourth, ... step is
-            shown.
+        max_frames: maximum frames of a film; longer episodes show every second, fourth, ... step.
         max_share: maximum fraction of the training time for films, which then have fewer, evenly
             spaced frames; null for no limit. Does not apply to `validate` and `test`.
 
@@ -71,9 +70,9 @@ class VideoSettings:
 class VideoRecorder(Callback):
     """Write `videos/eval_<env steps>.mp4` and `best_...`, and films of `validate` and `test`.
 
-    The film shows the episodes of the evaluation itself, with pictures taken between steps, so that
-    results do not change. A thread encodes it during training. TensorBoard shows the film, and each
-    logger with a `log_video` method, such as `WandbLogger`, receives it.
+    The film shows the episodes of the evaluation itself; results do not change. A thread encodes it
+    during training. TensorBoard, and each logger with a `log_video` method, such as `WandbLogger`,
+    receive the film.
 
     If the env cannot be rendered or the disk cannot be written, a training run continues without
     films, with one warning; `validate`, `test` and `play` raise a `ConfigurationError`.
@@ -83,8 +82,7 @@ class VideoRecorder(Callback):
         settings: which evaluations are filmed, and how.
 
     Attributes:
-        stage: prefix of the film's name outside training, in place of `validate` or `test`; set by
-            `RLTrainer.play`.
+        stage: prefix of the film's name for `RLTrainer.play`.
 
     Raises:
         ConfigurationError: if a package of the extra `video` is missing.
@@ -122,7 +120,7 @@ class VideoRecorder(Callback):
             return
         self._seeds, self._film = list(batch), None
         training = self._training = trainer.state.fn == "fit"
-        # Counted by epochs, which continue in a resumed run.
+        # Count by epochs, which continue in a resumed run.
         evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
         due = not training or evaluations % self.settings.every_n_evaluations == 0
         if due and (not training or self._clock.allows()):
@@ -163,7 +161,7 @@ class VideoRecorder(Callback):
     on_test_end = on_validation_end
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Run an action and count its time; after an error, training continues without films."""
+        """Run an action and count its time; after an error, continue training without films."""
         if self._broken:
             return
         began, before = time.perf_counter(), self._clock.spent
@@ -191,7 +189,7 @@ class VideoRecorder(Callback):
         capacity = settings.max_frames
         if trainer.state.fn == "fit":
             capacity = self._clock.frames(capacity)
-        # Episodes are expected to last as long as in the last evaluation, to render fewer frames.
+        # Expect episodes as long as in the last evaluation, to render fewer frames.
         expected = max(algorithm.evaluation.get("lengths", [0])[:count])
         stride = max(round(env.render_fps / settings.fps), -(-expected // capacity), 1)
         film = self._film = Film(count, stride, capacity)
@@ -224,7 +222,7 @@ class VideoRecorder(Callback):
         fps, real = self.settings.fps, data_of(trainer).eval_env.render_fps / film.stride
         rate = min(fps, max(real, min(SLOWEST, fps)))
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
-        # Loggers show training only.
+        # Loggers get films of training only.
         loggers = trainer.loggers if trainer.state.fn == "fit" else []
         boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard) or _takes_videos(x)]
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
@@ -238,21 +236,19 @@ class VideoRecorder(Callback):
             self._finish(trainer, pl_module, "best", False)
 
     def _wait(self) -> None:
-        """Wait until the previous film is written; raise its error."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             self._clock.spent_behind += writing.result()
 
 
 def _takes_videos(logger: Logger) -> bool:
-    """Return whether a logger accepts films: `log_video(key, videos, step)` as in `WandbLogger`."""
+    """Return whether a logger has `log_video(key, videos, step)`, as `WandbLogger` does."""
     return hasattr(logger, "log_video")
 
 
 def _write(
     film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
 ) -> float:
-    """Write a film, remove the previous best film, inform loggers; return the CPU seconds."""
     began = time.thread_time()
     for path in paths:
         write_atomically(path, lambda file: film.write(file, fps))
@@ -307,7 +303,6 @@ class _TimeShare:
 
 
 def _is_best(trainer: Trainer) -> bool:
-    """Return whether `best.ckpt` is about to be written for this evaluation."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
             current = trainer.callback_metrics.get(callback.monitor)

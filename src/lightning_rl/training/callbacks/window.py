@@ -8,10 +8,7 @@ from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
 class EpisodeLines(Callback):
-    """Print a line per evaluation episode, and the average return.
-
-    `RLTrainer.play` uses this or a `Window` in place of the report.
-    """
+    """Print a line per evaluation episode, and the average return, for `RLTrainer.play`."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         evaluation = algorithm_of(pl_module).evaluation

@@ -1,0 +1,111 @@
+"""Measure RECAP and successes alone on PushBlocks from pictures, for docs/results.md.
+
+    python scripts/recap_blocks.py outputs/blocks --seeds 1 2 3
+
+In half of the 400 demonstrations the expert pushes the wrong block. Finished rounds are kept.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import torch
+import yaml
+
+from lightning_rl import EpisodeWriter, PushBlocks
+from lightning_rl.cli.app import run
+from lightning_rl.datasets.playing import play_side_by_side
+from recap_doors import EPISODES, ROUNDS, Task, curve, success, successes_alone
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"
+SIZE, N_STEPS = 32, 8
+BLOCKS = Task(partial(PushBlocks, size=SIZE), 48, 4, 400)
+VALUE = """
+model:
+  class_path: ValueFit
+  init_args:
+    policy:
+      class_path: ActorOnly
+      init_args:
+        hidden_sizes: [64]
+        encoder:
+          class_path: BackboneEncoder
+          init_args:
+            backbone: {class_path: TinyVLA, init_args: {channels: [8, 16, 16], hidden_size: 64}}
+    learning_rate: 2.0e-3
+    lr_schedule: linear
+    batch_size: 64
+data:
+  env: {class_path: ReturnFrames, init_args: {bins: 51}}
+  num_envs: 64
+  buffer_size: 10
+  total_env_steps: 51_200
+  iterations_per_epoch: 80
+trainer: {accelerator: cpu, logger: false}
+"""
+
+
+def demonstrate(folder: Path, seed: int) -> Path:
+    """Record demonstrations of which half push the wrong block, and fail."""
+    path = folder / "demonstrations"
+    if path.exists():
+        return path
+    env = BLOCKS.make_env(EPISODES)
+    wrong = torch.rand(EPISODES, generator=torch.Generator().manual_seed(seed)) < 0.5
+
+    def choose(*_: object) -> torch.Tensor:
+        state = env.state.copy()
+        other = (state["task"] + 2) % 4  # the other block, to the same side
+        return env.expert(state.set("task", torch.where(wrong, other, state["task"])))
+
+    spaces = (env.single_observation_space, env.single_action_space)
+    writer = EpisodeWriter(path, *spaces, env.render_fps, pictures="png")
+    first = seed * 10**6
+    for episode in play_side_by_side(env, choose, range(first, first + EPISODES), BLOCKS.max_steps):
+        writer.write(episode)
+    writer.finalise()
+    return path
+
+
+def configs(folder: Path, seed: int) -> tuple[Path, Path]:
+    """Write the configs of policy and value."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["seed_everything"] = seed
+    inner = config["model"]["init_args"]["policy"]
+    inner["init_args"]["flow"] = {"noise_level": 0.01}  # acting is nearly the ODE, from drawn noise
+    conditioned = {"class_path": "ConditionedPolicy", "init_args": {"guidance": 1.5}}
+    conditioned["init_args"]["policy"] = inner
+    config["model"]["init_args"]["policy"] = conditioned
+    config["data"]["env"]["init_args"]["env"]["init_args"] = {"size": SIZE}
+    config["data"]["collector"]["init_args"] = {"path": str(demonstrate(folder, seed))}
+    config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
+    files = folder / "policy.yaml", folder / "value.yaml"
+    for file, content in zip(files, (config, yaml.safe_load(VALUE)), strict=True):
+        file.write_text(yaml.safe_dump(content))
+    return files
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    settings = parser.parse_args()
+    for seed in settings.seeds:
+        folder = (settings.folder / str(seed)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        policy, value = configs(folder, seed)
+        run_dir = folder / "recap"
+        options = ["--config", str(policy), "--value", str(value), "--run_dir", str(run_dir)]
+        options += ["--rounds", str(ROUNDS), "--episodes", str(EPISODES), "--num_envs", "200"]
+        options += ["--n_steps", str(N_STEPS), "--eval_episodes", str(BLOCKS.evaluated)]
+        run(["recap", *options, "--seed", str(seed)])
+        last = run_dir / f"round_{ROUNDS}" / "policy"
+        found = curve(run_dir) | {"asked for bad": success(BLOCKS, last, "bad")}
+        print(f"RESULT recap seed {seed}: {json.dumps(found)}", flush=True)
+        found = successes_alone(BLOCKS, policy, folder, seed)
+        print(f"RESULT successes seed {seed}: {json.dumps(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
