@@ -101,9 +101,9 @@ class EncodedObservations(VectorEnvWrapper):
         if any(parameter.requires_grad for parameter in encoder.parameters()):
             self.env.close()
             raise ConfigurationError(
-                f"EncodedObservations: {type(encoder).__name__} has trainable weights, but a replay "
-                "would hold features of older weights. Use a FrozenEncoder, a ResNet with frozen: "
-                "true, or give the encoder to the policy (policy.init_args.encoder)."
+                f"EncodedObservations: {type(encoder).__name__} has trainable weights, but a "
+                "replay would hold features of older weights. Use a FrozenEncoder, a ResNet with "
+                "frozen: true, or give the encoder to the policy (policy.init_args.encoder)."
             )
         return FeatureSpace(encoder, source, self.env.device)
 
