@@ -338,7 +338,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
 
 
 def computes_below_float32(policy: Policy, device: torch.device) -> bool:
-    """Return whether a policy rounds more than float32 on a device, as TensorFloat32 does."""
+    """Return whether a policy computes below float32 on a device, for example in TensorFloat32."""
     if policy.autocast_dtype is not None:
         return True
     if any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters()):

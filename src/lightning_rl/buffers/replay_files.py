@@ -113,7 +113,7 @@ class ReplayFolder:
             self._remove(lambda rank: True)
 
     def remove_unnamed(self) -> None:
-        """Remove files that no checkpoint lists; rank 0 also removes those of missing ranks."""
+        """Remove files that no checkpoint lists; rank 0 also removes files of missing ranks."""
         own, size = ranks.rank(), ranks.world_size()
         if self.path.is_dir():
             self._remove(lambda rank: rank == own or (own == 0 and rank >= size))

@@ -316,7 +316,7 @@ class _Options(RLCLI):
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Check options of `fit`, alone and with each list in `others`; return YAML."""
+    """Check options of `fit`, without and with each list in `others`; return YAML."""
     arguments = complete(["fit", *options]).arguments
     for other in others:
         check_run([*arguments, *other])

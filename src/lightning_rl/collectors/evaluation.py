@@ -53,7 +53,7 @@ def run_episodes(
 ) -> list[Episode]:
     """Play one episode per seed, in parallel; return the episodes in the order of the seeds.
 
-    Each env plays only the episode of its seed: counting the first episodes to finish would favour
+    Each env plays only the episode of its seed: counting the first finished episodes would favour
     short ones. Each episode samples actions by its own generator, so that episodes do not depend on
     each other. Global random streams do not change.
 

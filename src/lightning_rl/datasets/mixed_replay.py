@@ -31,7 +31,7 @@ ADDED = {"intervened": torch.bool, "penalty": torch.float32}
 
 
 class MixedReplay(Replay):
-    """Keep collected transitions in one replay, and demonstrations in a second one.
+    """Keep collected transitions in one replay, and demonstrations in a second replay.
 
     The first round(B * online_ratio) samples of a minibatch [B] come from the online replay, the
     others from the offline replay. If one replay is empty, all samples come from the other.
@@ -43,8 +43,8 @@ class MixedReplay(Replay):
     Args:
         observation_space, action_space, num_envs, device, seed, directory: see `Replay`.
         online: replay of all collected transitions.
-        offline: replay of demonstrations and interventions. A full replay overwrites its oldest
-            transitions, the demonstrations: choose a capacity for both.
+        offline: replay of demonstrations and interventions. A full replay first overwrites
+            the demonstrations: choose a capacity for all of them.
         online_ratio: share of online samples in each minibatch, from 0 to 1.
         demonstrations: initial content of `offline`: a dataset (see `read_episodes`), or the run
             directory or checkpoint of another run with a replay. Default: empty.

@@ -34,7 +34,7 @@ def read_episodes(
         keys: maps columns of the dataset to names of this package, if their own names do not fit:
             `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
             `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
-            `infos`.
+            `infos` can be mapped.
         observation_space: observation space of the env; checked if given, and only its columns are
             read. Pictures become the features of an `EncodedObservations`.
         action_space: action space of the env; checked if given.

@@ -57,7 +57,7 @@ def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 
 READ = ("success", "is_success", *TREES, EXECUTED_ACTION, INTERVENED, "penalty")
-"""Info keys that are read; the last three only if announced."""
+"""Info keys that are read; the last three are read only if the env announces them."""
 
 
 class InfoReader:

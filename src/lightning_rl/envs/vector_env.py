@@ -180,8 +180,8 @@ class VectorEnv(ABC):
             ConfigurationError: this env does not take these events.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} takes no events ({', '.join(events)}). Envs that take events: "
-            "a Task, a MujocoEnv, a ManagedEnv of your own, and a TensorSimulator."
+            f"{type(self).__name__} takes no events ({', '.join(events)}). Envs with events: "
+            "a Task, a MujocoEnv, your own ManagedEnv, and a TensorSimulator."
         )
 
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing

@@ -211,7 +211,7 @@ class FinalObservations:
 
     A rollout holds this object as `final_observation`, as non-tensor data: all slices and views
     share it, and their `final_index` selects rows. A clone has a copy. Concatenated rollouts would
-    have several objects, so that reading them raises.
+    have several objects, so reading from them is an error.
 
     Args:
         rows: [1 + M, *observation], a tensor or a tree, of M episodes; row 0 is zeros, for steps

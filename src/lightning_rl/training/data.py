@@ -149,7 +149,7 @@ class RLDataModule(LightningDataModule):
             call per episode and step.
         eval_env: the evaluation env, in the forms of `env`. Default: the training env.
         max_eval_episode_steps: env steps after which an evaluation episode is truncated. Default:
-            the env's time limit; without one, the env steps of one env in an epoch, at least 1,000.
+            the env's time limit; if it has none, the steps per env in an epoch, at least 1,000.
         env_timeout_s: maximum seconds for creation, a reset or a step of the N envs, also in
             evaluations (see `EnvWatch`); null for no limit, if a person takes part.
         events: changes of the training envs' state by name, such as pushes or other physical

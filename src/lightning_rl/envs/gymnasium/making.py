@@ -283,7 +283,7 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
     if "moviepy" in str(error):
         return ConfigurationError(
             f"Env '{id}' has a wrapper that needs a package which is not installed: pip install "
-            "moviepy. (trainer.video films evaluations without it.)"
+            "moviepy. (trainer.video films evaluations without render_mode.)"
         )
     if "have been moved to" in str(error):
         return ConfigurationError(

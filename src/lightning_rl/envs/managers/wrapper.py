@@ -47,7 +47,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
             env's own actions.
 
     Raises:
-        ConfigurationError: a term that this env cannot have, or see `BoundTerm`.
+        ConfigurationError: for a term that this env cannot have; see also `BoundTerm`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
             raise ConfigurationError(
                 f"{name} has terminations ({', '.join(terminations)}), but an env of this kind "
                 "cannot reset single rows: use terminations with a GymnasiumEnv; tasks and "
-                "MujocoEnv have terminations of their own."
+                "MujocoEnv have their own setting terminations."
             )
         terms = merged(Termination, {}, terminations, name)
         self.env.wrap_single_envs(

@@ -118,7 +118,7 @@ class Reach(MujocoEnv):
 
     The goal is the pose of the tool at random joint positions. A success is within 0.03 m and 0.2
     rad, and `terminated`. Events: `start`, `goal`. Rewards: `distance` (m, weight -1), `angle`
-    (rad, weight -0.2), `near` (closeness in both, weight 0.5), `success` 10, `action` -0.005.
+    (rad, weight -0.2), `near` (weight 0.5), `success` 10, `action` -0.005.
     Metrics: `distance` (m), `angle` (rad).
 
     Args:
