@@ -42,6 +42,7 @@ SLOW_CASES = {
     },
     "numerics/test_flows.py::test_compiled_it_follows_the_eager_run": {
         "noise, sac": "[ppo]",
+        "noise of actions, with help": "[ppo]",
     },
     # --- resume, background: settings that another case has ---
     "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted": {

@@ -253,23 +253,3 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
     centre = (rate + share / 2) / (1 + share)
     half = z * math.sqrt(rate * (1 - rate) / trials + share / (4 * trials)) / (1 + share)
     return [max(0.0, centre - half), min(1.0, centre + half)]
-
-
-class EpisodeSeeds(IterableDataset[list[int]]):
-    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
-
-    All ranks have the same number of batches; some may be empty, because Lightning runs no
-    evaluation hooks without batches.
-    """
-
-    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        share = -(-num_episodes // ranks.world_size())
-        first = ranks.rank() * share
-        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
-        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
