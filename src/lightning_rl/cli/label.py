@@ -172,7 +172,7 @@ def summary(labelled: LabelSummary) -> str:
 def _line(task: TaskSummary) -> str:
     rate = "unknown" if task.success_rate is None else f"{task.success_rate:.2f}"
     name = f"task '{task.task}'" if task.task else "all steps"
-    signal = "" if task.signal is None else f", signal of advantages {task.signal:.2f}"
+    signal = "" if task.signal is None else f", signal of advantages {task.signal:.3g}"
     positive = f"{task.positive / task.steps:.2f} (share {task.share:.2f}"
     return (
         f"  {name}: success rate {rate}, positive {positive} "

@@ -51,7 +51,7 @@ MOST_ERROR = 0.7
 """Largest error of a value, in units of the spread of returns, without a doubt."""
 
 LEAST_SIGNAL = 0.5
-"""Smallest share of signal in n-step advantages without a doubt."""
+"""Smallest share of signal in n-step advantages without a doubt; the largest is its inverse."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,11 @@ class TaskSummary:
                 f"{self.relative_error:.2f}, above {most:g}), so advantages are mostly noise: "
                 f"{first}{cure}"
             )
-        if self.fitted and self.signal is not None and self.signal < LEAST_SIGNAL:
+        low, high = LEAST_SIGNAL, 1 / LEAST_SIGNAL  # above, the value varies too little
+        if self.fitted and self.signal is not None and not low <= self.signal <= high:
             found.append(
-                f"{name}advantages are mostly errors of the value (signal {self.signal:.2f}, below "
-                f"{LEAST_SIGNAL}): raise n_steps, {cure}"
+                f"{name}advantages are mostly errors of the value (signal {self.signal:.3g}, "
+                f"outside [{low:g}, {high:g}]): raise n_steps, {cure}"
             )
         if self.success_rate is not None and self.share > self.success_rate:
             found.append(
@@ -239,7 +240,7 @@ class LabelSettings:
         positive: share of good steps per task, see `positive_steps`. Default: the task's success
             rate, at most 0.3.
         doubtful: warn, or refuse to write, if advantages of a fitted value are mostly noise (signal
-            below 0.5 or error / spread above 1; without `n_steps` above 0.7), or if `positive`
+            outside [0.5, 2] or error / spread above 1; without `n_steps` above 0.7), or if `positive`
             exceeds the success rate.
 
     Raises:
