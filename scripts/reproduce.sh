@@ -18,7 +18,7 @@ if [[ $what == tasks || $what == all ]]; then
   for config in ppo_cart_pole_task grpo_cart_pole_task ppo_push_cube grpo_push_cube ppo_point_mass grpo; do
     python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 4 5 --episodes 100
   done
-  for config in apg_point_mass shac_point_mass; do
+  for config in apg_point_mass shac_point_mass shac_swing_up apg_swing_up ppo_swing_up; do
     python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 --episodes 256
   done
 fi
@@ -29,6 +29,7 @@ if [[ $what == off_policy || $what == all ]]; then
   python scripts/reproduce.py --config sac_cart_pole.yaml --seeds 1 2 3
   python scripts/reproduce.py --config dqn_cart_pole.yaml --seeds 1 2 3
   python scripts/reproduce.py --config dqn_lunar_lander.yaml --seeds 1 2 3   # hours on a busy machine
+  python scripts/offline_push_cube.py outputs/offline
   for task in PushCube PointMass; do
     python scripts/reproduce.py --config sac_many_envs.yaml --seeds 11 12 13 14 15 --data.env "$task"
   done

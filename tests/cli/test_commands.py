@@ -297,8 +297,18 @@ OFF_POLICY = [
 ]
 
 
+BASES = {
+    "sac_residual_push_cube.yaml": "push_cube_bc.yaml",
+    "sac_two_doors_noise.yaml": "two_doors_bc.yaml",
+}
+"""Of configs that build on a frozen policy: the config that trains it."""
+
+
 SEGMENTS = [name for name in sorted(shipped_configs()) if name.startswith(("apg", "shac"))]
 """Of algorithms that step the env themselves."""
+
+FROM_DATA = [name for name in sorted(shipped_configs()) if name.startswith(("awac", "iql"))]
+"""Of algorithms that learn from a dataset alone."""
 
 
 TWO_ITERATIONS = [
@@ -312,10 +322,12 @@ TWO_ITERATIONS = [
 def test_every_shipped_off_policy_config_trains(name):
     if name == "dqn_lunar_lander.yaml":
         pytest.importorskip("Box2D", reason="pip install 'lightning-rl[box2d]'")
-    if name == "hil_pick_cube.yaml":
+    if name.startswith("hil"):
         pytest.importorskip(
-            "gym_hil", reason="gym-hil has an environment of its own: constraints-hil.txt"
+            "gym_hil", reason="gym-hil has an environment of its own: constraints-robots.txt"
         )
+    if "fetch" in name:
+        pytest.importorskip("gymnasium_robotics", reason="as gym-hil: constraints-robots.txt")
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
         sparse = {term: float(term == "success") for term in PushCube.default_rewards}
@@ -329,7 +341,11 @@ def test_every_shipped_off_policy_config_trains(name):
         writer.finalise()
     small = ["--model.random_env_steps", "16", "--model.batch_size", "16"]
     small += ["--model.learning_starts", "16", "--model.compile", "false"]
-    if name == "hil_pick_cube.yaml":
+    if name in BASES:
+        few = ["--data.collector.episodes", "24", *TWO_ITERATIONS]
+        run(["fit", "--config", BASES[name], *few, "--trainer.run_dir", "base"])
+        small += ["--model.policy.checkpoint", "base", "--model.random_env_steps", "0"]
+    if name.startswith("hil"):
         small += ["--data.replay.demonstrations", "null"]
     run(
         [
@@ -345,8 +361,10 @@ def test_every_shipped_off_policy_config_trains(name):
     settings = yaml.safe_load(shipped_configs()[name].read_text())["model"]["init_args"]
     due = max(0, int((state["env_steps"] - 16) * settings["updates_per_env_step"]))
     delayed = due // settings.get("policy_delay", 1)
-    always = ("critic", "gripper", "q")
-    assert due >= 16 or name == "hil_pick_cube.yaml"  # which has two env steps in two iterations
+    always = ("critic", "noise_critic", "gripper", "q")
+    assert due >= 16 or name.startswith(
+        ("hil", "sac_two_doors")
+    )  # which has two env steps in two iterations
     assert passed == {key: due if key in always else delayed for key in passed}
 
 
@@ -355,10 +373,11 @@ def test_every_shipped_config_of_gradients_through_steps_trains(name):
     run(["fit", "--config", name, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
     assert state["guards"]["actor"]["passed"] == 2
-    assert state["env_steps"] == 2 * 64 * 32
+    assert state["env_steps"] == 2 * 64 * (16 if "swing" in name else 32)
 
 
-def test_the_shipped_config_of_a_dataset_alone_trains():
+@pytest.mark.parametrize("name", FROM_DATA)
+def test_the_shipped_config_of_a_dataset_alone_trains(name):
     pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
     env = PushCube(3)
     spaces = env.single_observation_space, env.single_action_space
@@ -366,13 +385,13 @@ def test_the_shipped_config_of_a_dataset_alone_trains():
     for episode in expert_episodes(env, 3, 1):
         writer.write(episode)
     writer.finalise()
-    run(["fit", "--config", "iql_push_cube.yaml", *TWO_ITERATIONS])
+    run(["fit", "--config", name, *TWO_ITERATIONS])
     state = load(last(newest()))["lightning_rl"]
     counts = {count["passed"] for count in state["guards"].values()}
     assert counts == {2 * -(-state["env_steps"] // 2 // 256)}
 
 
-OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, "iql_push_cube.yaml"}
+OTHERS = shipped_configs().keys() - {*OFF_POLICY, *SEGMENTS, *FROM_DATA}
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
@@ -494,7 +513,7 @@ def test_a_wrong_option_ends_in_one_readable_message(options, status, message, c
         ),
         (lambda c: c["data"].update(num_env=1), 2, "close matches: num_envs of RLDataModule"),
         (lambda c: c.update(trainr={}), 2, "Unknown setting 'trainr'; close matches: trainer"),
-        (lambda c: c["data"].pop("env"), 2, "Missing setting: data.env"),
+        (lambda c: c["data"].pop("env"), 1, "Missing setting: data.env, or data.offline"),
         (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: data.env.id"),
         (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: model.policy"),
         (
@@ -720,7 +739,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+OF_MODEL = "known here: APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (

@@ -18,7 +18,7 @@ from lightning_rl import (
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.compiled.steps import StepWriter
-from lightning_rl.envs import CartPole, PointMass, PushBlocks, PushCube
+from lightning_rl.envs import CartPole, CartPoleSwingUp, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
@@ -143,6 +143,7 @@ def seen(env):
 PAIRS = {
     "PushCube": (lambda: PushCube(96, max_episode_steps=20), None),
     "PointMass": (lambda: PointMass(8, max_episode_steps=20), None),
+    "CartPoleSwingUp": (lambda: CartPoleSwingUp(8, max_episode_steps=20), None),
     "PushBlocks": (lambda: PushBlocks(3, max_episode_steps=7, size=8), seen),
     "pictures": (lambda: PushCube(3, max_episode_steps=7, pictures=Pictures(8, 2, True)), seen),
     "memory": (lambda: RecallProbe(6), lstm),

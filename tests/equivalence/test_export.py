@@ -33,6 +33,7 @@ from lightning_rl import (
     PerceptronEncoder,
     PushCube,
     QPolicy,
+    ResidualActorCritic,
     SlowPolicy,
     SpatialSoftmaxCNN,
     SquashedActorCritic,
@@ -129,6 +130,10 @@ POLICIES = {
         lambda: SlowPolicy(NUMBERS, BOX, ActorOnly, delay_ms=0.0),
         (["observation"], ["action"]),
     ),
+    "a correction of another": (
+        lambda: ResidualActorCritic(NUMBERS, BOX, base=ActorCritic),
+        (["observation"], ["action"]),
+    ),
 }
 SMALL = partial(NatureCNN, size=8, channels=(4, 4, 4), resize=(40, 40), normalize=True)
 
@@ -147,7 +152,7 @@ def exported(policy, kind, path):
     return export_policy(policy, ports_of(policy), kind, path, metadata, {}, None)
 
 
-OF_TORCH_ALONE = ("TD3", "discrete SAC", "a Q network", "a gripper", "in a wrapper")
+OF_TORCH_ALONE = ("TD3", "discrete SAC", "a Q network", "a gripper", "in a wrapper", "of another")
 """Whose operations others have too: the graph is the same, and what torch writes of it takes a second each."""
 
 

@@ -80,7 +80,7 @@ REFUSED = {
     "a misspelt id": (
         lambda: "CartPole-v9",
         "data.env is 'CartPole-v9', which is neither the id of a Gymnasium env nor a task of this package (CartPole, "
-        "PointMass, PushBlocks, PushCube); close matches: CartPole-v1, CartPole-v0, CartPole, phys2d/CartPole-v1. "
+        "CartPoleSwingUp, PointMass, PushBlocks, PushCube); close matches: CartPole-v1, CartPole-v0, CartPole, phys2d/CartPole-v1. "
         "For an env of another package name the package that registers it: my_package:Name-v0.",
     ),
     "an env": (

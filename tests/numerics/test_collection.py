@@ -13,7 +13,12 @@ from torch import nn
 
 from lightning_rl import ActorCritic
 from lightning_rl.collectors import SyncCollector, evaluation
-from lightning_rl.collectors.evaluation import bootstrap_interval, run_episodes, summarize
+from lightning_rl.collectors.evaluation import (
+    EpisodeSeeds,
+    bootstrap_interval,
+    run_episodes,
+    summarize,
+)
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import ActionProbe, GymnasiumEnv, TimeLimitProbe, ValueProbe, VectorEnv
 from lightning_rl.policies import Policy
@@ -24,7 +29,7 @@ from lightning_rl.rollout.contract import (
     successors,
     validate,
 )
-from lightning_rl.training.data import EpisodeSeeds, RolloutDataset
+from lightning_rl.training.data import RolloutDataset
 from tests.helpers import assert_same, collect_into, make_collector
 
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from lightning_rl import PPO, ActionChunk, ActorCritic, GymnasiumEnv, RLTrainer
 from lightning_rl.collectors.evaluation import (
+    EpisodeSeeds,
     bootstrap_interval,
     logged_values,
     run_episodes,
@@ -20,7 +21,6 @@ from lightning_rl.collectors.evaluation import (
 from lightning_rl.envs import PointMass, PushCube, TorchEnv
 from lightning_rl.policies import Policy
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.training.data import EpisodeSeeds
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 

@@ -1,5 +1,6 @@
-"""Whole updates of IQL are those of a float64 reference; from mixed data it beats its clone and the data's mean."""
+"""Whole updates of IQL and AWAC are those of float64 references; from mixed data they beat a clone and the data's mean."""
 
+import shutil
 from functools import partial
 
 import gymnasium
@@ -9,29 +10,32 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import (
+    AWAC,
     GRU,
     IQL,
     SAC,
     ActorCritic,
+    Algorithm,
     BehaviorCloning,
     ConfigurationError,
     EpisodeWriter,
     ReplayBuffer,
     SquashedActorCritic,
     TorchEnv,
+    read_episodes,
 )
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.compiled.choice import Choice
-from lightning_rl.datasets import Demonstrations
+from lightning_rl.datasets import Demonstrations, write_minari
 from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.policies.networks.q_networks import ValueAtoms
+from lightning_rl.system import ranks
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, train
 from tests.numerics.test_sac import (
     OBSERVATION_SPACE,
     SPACE,
-    TOLERANCE,
     actor_layers,
     critic_layers,
     exact,
@@ -42,76 +46,93 @@ from tests.references import numeric_gradient
 RATE, TAU, GAMMA, EXPECTILE, BETA, MOST, WITHIN = 1e-2, 0.1, 0.9, 0.8, 2.0, 1.5, 0.9
 
 
-class IQLReference:
+class Reference:
     def __init__(self, module):
         policy = module.policy
-        self.actor, self.value = actor_layers(policy.actor), actor_layers(module.value)
+        self.implicit = isinstance(module, IQL)
+        self.actor = actor_layers(policy.actor)
+        self.value = actor_layers(module.value) if self.implicit else []
         self.critics, self.targets = critic_layers(policy.critic), critic_layers(policy.critic)
         self.adams = [Adam(RATE) for _ in range(3)]
 
+    def act(self, seen):
+        mean, log_std = np.split(forward(self.actor, seen)[0], 2, axis=-1)
+        return mean, np.exp(np.clip(log_std, -20, 2))
+
+    def least(self, seen, unit):
+        return np.min([forward(c, np.hstack([seen, unit]))[0][:, 0] for c in self.targets], 0)
+
+    def value_of(self, seen, noise):
+        if self.implicit:
+            return forward(self.value, seen)[0][:, 0]
+        mean, std = self.act(seen)
+        return self.least(seen, np.tanh(mean + std * noise))
+
     def update(self, batch):
         size, seen = len(batch["reward"]), batch["observation"]
-        both = np.hstack([seen, batch["unit"]])
-        target_q = np.min([forward(c, both)[0][:, 0] for c in self.targets], 0)
-        value, inputs = forward(self.value, seen)
-        u = target_q - value[:, 0]
-        slope = -2 * np.abs(EXPECTILE - (u < 0)) * u / size
-        found, _ = backward(self.value, inputs, slope[:, None])
-        self.adams[0].step(flat(self.value), flat(found))
-        following = forward(self.value, batch["next_observation"])[0][:, 0]
+        target_q = self.least(seen, batch["unit"])
+        if self.implicit:
+            value, inputs = forward(self.value, seen)
+            u = target_q - value[:, 0]
+            slope = -2 * np.abs(EXPECTILE - (u < 0)) * u / size
+            found, _ = backward(self.value, inputs, slope[:, None])
+            self.adams[0].step(flat(self.value), flat(found))
+        following = self.value_of(batch["next_observation"], batch["next_noise"])
         wanted = batch["reward"] + GAMMA * batch["continuing"] * following
         arrays, gradients = [], []
         for critic in self.critics:
-            q, inputs = forward(critic, both)
+            q, inputs = forward(critic, np.hstack([seen, batch["unit"]]))
             found, _ = backward(critic, inputs, (q - wanted[:, None]) / size)
             arrays, gradients = arrays + flat(critic), gradients + flat(found)
         self.adams[1].step(arrays, gradients)
-        advantage = target_q - forward(self.value, seen)[0][:, 0]
+        advantage = target_q - self.value_of(seen, batch["noise"])
         weight = np.minimum(np.exp(BETA * advantage), MOST)
         inner = np.arctanh(np.clip(batch["unit"], -WITHIN, WITHIN))
-
-        def loss():
-            mean, log_std = np.split(forward(self.actor, seen)[0], 2, axis=-1)
-            return -np.mean(weight * log_density(inner, mean, np.exp(np.clip(log_std, -20, 2))))
-
-        self.adams[2].step(flat(self.actor), numeric_gradient(loss, flat(self.actor)))
+        self.adams[2].step(
+            flat(self.actor),
+            numeric_gradient(
+                lambda: -np.mean(weight * log_density(inner, *self.act(seen))), flat(self.actor)
+            ),
+        )
         for slow, fast in zip(self.targets, self.critics, strict=True):
             for a, b in zip(flat(slow), flat(fast), strict=True):
                 a += TAU * (b - a)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_ten_updates_are_those_of_the_reference(dtype, traced_only):
-    """In float32 also compiled."""
+@pytest.mark.parametrize("algorithm", [IQL, AWAC])
+def test_updates_are_those_of_the_reference(algorithm, dtype, traced_only):
+    """In float32 also compiled; there Adam divides tiny gradients by their rounded size."""
     torch.manual_seed(1)
     policy = exact(SquashedActorCritic)(OBSERVATION_SPACE, SPACE, (8, 8))
-    settings = {"learning_rate": RATE, "tau": TAU, "gamma": GAMMA, "expectile": EXPECTILE}
+    settings = {"learning_rate": RATE, "tau": TAU, "gamma": GAMMA}
     settings |= {"advantage_scale": BETA, "max_weight": MOST, "actions_within": WITHIN}
-    module = IQL(policy, value_hidden_sizes=(8,), **settings).to(dtype)
+    own = {"expectile": EXPECTILE, "value_hidden_sizes": (8,)} if algorithm is IQL else {}
+    module = algorithm(policy, **settings, **own).to(dtype)
     for parameter in policy.actor[-1].parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     choice = Choice(dtype == torch.float32, None)
     module.learn_by(Learner(module, module.objectives, module.configure_optimizers(), choice))
     update = module.learner.sequence(tuple(module.objectives), module.update_target, module._moved)
-    reference, rng = IQLReference(module), np.random.default_rng(1)
-    for _ in range(10):
+    reference, rng = Reference(module), np.random.default_rng(1)
+    for _ in range(5):
         batch = {key: rng.normal(size=(16, 3)) for key in ("observation", "next_observation")}
         batch |= {"reward": rng.normal(size=16), "continuing": (rng.random(16) < 0.7) * 1.0}
+        batch |= {key: rng.normal(size=(16, 2)) for key in ("noise", "next_noise")}
         batch["unit"] = rng.uniform(-1, 1, size=(16, 2))
         low, high = np.float64(SPACE.low), np.float64(SPACE.high)
         fields = {key: batch[key] for key in batch if key != "unit"}
         fields["action"] = (low + high) / 2 + (high - low) / 2 * batch["unit"]
         update(TensorDict({k: torch.as_tensor(v).to(dtype) for k, v in fields.items()}, [16]))
         reference.update(batch)
-    pairs = [
-        (actor_layers(policy.actor), reference.actor),
-        (actor_layers(module.value), reference.value),
-    ]
+    most = 1e-6 if dtype == torch.float64 else 1e-4
+    pairs = [(actor_layers(policy.actor), reference.actor)]
+    pairs += [(actor_layers(module.value), reference.value)] if algorithm is IQL else []
     pairs += zip(critic_layers(policy.critic), reference.critics, strict=True)
     pairs += zip(critic_layers(module.target_critic), reference.targets, strict=True)
     for ours, theirs in pairs:
         for a, b in zip(flat(ours), flat(theirs), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=max(TOLERANCE[dtype], 1e-6))
+            np.testing.assert_allclose(a, b, rtol=0, atol=most)
 
 
 class Asks(TorchEnv):
@@ -158,7 +179,8 @@ def mixed(tmp_path_factory):
 
 
 def run_on(path, algorithm=IQL, iterations=6, **model):
-    own = {"gamma": 0.5, "advantage_scale": 10.0, "tau": 0.05} if algorithm is IQL else {}
+    clones = algorithm is BehaviorCloning
+    own = {} if clones else {"gamma": 0.5, "advantage_scale": 10.0, "tau": 0.05}
     settings = {"learning_rate": 5e-3, "n_epochs": 10, "batch_size": 64, "algorithm": algorithm}
     return {
         "env": Asks,
@@ -175,18 +197,20 @@ def run_on(path, algorithm=IQL, iterations=6, **model):
     }
 
 
-def test_from_mixed_data_it_beats_its_clone_and_the_mean_of_the_data(mixed, tmp_path):
+def test_from_mixed_data_they_beat_the_clone_and_the_mean_of_the_data(mixed, tmp_path):
     path, mean = mixed
     found = {}
-    for algorithm in (BehaviorCloning, IQL):
-        module, *_ = train(tmp_path / algorithm.__name__, **run_on(path, algorithm))
+    for algorithm in (BehaviorCloning, IQL, AWAC):
+        module, *_ = train(tmp_path / algorithm.__name__, **run_on(path, algorithm, 4))
         found[algorithm] = module.evaluation["avg_reward"]
-    assert found[IQL] > 7.5  # of 8
-    assert found[IQL] > found[BehaviorCloning] + 0.3 > mean + 0.3
+    for algorithm in (IQL, AWAC):
+        assert found[algorithm] > 7.3  # of 8
+        assert found[algorithm] > found[BehaviorCloning] + 0.3 > mean + 0.3
 
 
-def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(mixed, tmp_path):
-    run = run_on(mixed[0], iterations=4, n_epochs=1)
+@pytest.mark.parametrize("algorithm", [IQL, AWAC])
+def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp_path):
+    run = run_on(mixed[0], algorithm, iterations=4, n_epochs=1)
     module, *_ = train(tmp_path / "whole", **run)
     stop_and_resume(tmp_path / "stopped", 2, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
@@ -196,11 +220,65 @@ def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(mixed, tmp_path):
         model={"algorithm": SAC, "learning_rate": 1e-9, "tau": 1e-9},
         trainer={"init_from": str(last(tmp_path / "whole"))},
     )  # fmt: skip
-    for network in (online.policy.critic, online.target_critic):
-        for ours, theirs in zip(
-            network.parameters(), module.policy.critic.parameters(), strict=True
-        ):
+    own = module.policy
+    pairs = [(online.policy.actor, own.actor), (online.policy.critic, own.critic)]
+    for one, other in [*pairs, (online.target_critic, own.critic)]:
+        for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def offline(run, **data):
+    """The same run on its dataset alone."""
+    return run | {"env": None, "data": run["data"] | {"offline": True} | data}
+
+
+def test_without_an_env_it_learns_the_same(mixed, tmp_path):
+    """With one, that is stepped in evaluations alone."""
+    run = run_on(mixed[0], iterations=2, n_epochs=1)
+    made = []
+
+    def counted(num_envs):
+        made.append(num_envs)
+        return Asks(num_envs)
+
+    with_env, *_ = train(tmp_path / "env", **offline(run) | {"env": counted})
+    assert made == [1, 20]
+    assert with_env.evaluation["episodes"] == 20
+    module, data, trainer = train(tmp_path / "alone", **offline(run))
+    assert not module.evaluation
+    for ours, theirs in zip(module.parameters(), with_env.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [f.level for f in trainer.check(module, data, seconds=0.1)].count("error") == 0
+    with pytest.raises(ConfigurationError, match=r"has a dataset and no env"):
+        trainer.validate(module, datamodule=data)
+
+
+def test_a_dataset_gives_the_spaces(mixed, tmp_path):
+    """As recorded here, of another LeRobot dataset, and of Minari's."""
+    env = Asks(1)
+    wanted = env.single_observation_space, env.single_action_space
+    episodes = read_episodes(mixed[0])
+    observation, action = episodes.spaces()
+    assert (observation.shape, action) == (wanted[0].shape, wanted[1])
+    other = shutil.copytree(mixed[0], tmp_path / "other")
+    (other / "meta/lightning_rl.json").unlink()
+    taken = torch.cat([episode.action for episode in episodes])
+    action = read_episodes(other).spaces()[1]
+    assert (action.low.item(), action.high.item()) == (taken.min().item(), taken.max().item())
+    (other / "meta/stats.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"no bounds of actions in stats\.json"):
+        read_episodes(other).spaces()
+    pytest.importorskip("minari", reason="pip install 'lightning-rl[minari]'")
+    write_minari(tmp_path / "minari", [episodes[0]], *wanted)
+    assert read_episodes(tmp_path / "minari").spaces() == wanted
+
+
+def test_several_processes_are_refused(monkeypatch):
+    module = AWAC(SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,)))
+    monkeypatch.setattr(Algorithm, "setup", lambda self, stage: None)
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    with pytest.raises(ConfigurationError, match="AWAC trains in one process, and there are 2"):
+        module.setup("fit")
 
 
 class Unrewarded(Demonstrations):
@@ -220,13 +298,16 @@ class Unrewarded(Demonstrations):
         ({"policy": {"value_atoms": ValueAtoms(5, 1.0)}}, "remove memory, value_atoms"),
         ({"model": {"expectile": 0.4}}, "expectile"),
         ({"model": {"actions_within": 1.0}}, "actions_within"),
+        (
+            {"data": {"collector": SyncCollector, "offline": True}},
+            "data.collector names no dataset",
+        ),
+        ({"env": None}, "Missing setting: data.env, or data.offline: true"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):
     run = run_on(mixed[0], iterations=1)
-    run = {
-        key: value | change.get(key, {}) if key != "env" else value for key, value in run.items()
-    }
+    run |= {key: run[key] | value if key != "env" else value for key, value in change.items()}
     if run["data"]["collector"] is Unrewarded:
         run["data"]["collector"] = partial(Unrewarded, path=mixed[0])
     with pytest.raises(ConfigurationError, match=words):

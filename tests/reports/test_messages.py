@@ -45,7 +45,7 @@ POLICIES = (
     "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, "
     "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+ALGORITHMS = "APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 ENVS = (
     "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, MujocoEnv, PointMass, "
     "PushBlocks, PushCube, Quadruped, Reach, ReturnFrames, TensorSimulator, WithTerms"

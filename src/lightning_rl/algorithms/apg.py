@@ -204,8 +204,8 @@ def check_differentiable(algorithm: str, env: VectorEnv) -> None:
     require(
         isinstance(env, TorchEnv) and env.differentiable,
         f"{algorithm} needs gradients through the steps of the env, but {type(env).__name__} has "
-        "none: use PointMass or CartPole, or a TorchEnv of your own that sets differentiable = "
-        "True (no ActionChunk or other wrapper around it), or PPO.",
+        "none: use PointMass, CartPole or CartPoleSwingUp, or a TorchEnv of your own that sets "
+        "differentiable = True (no ActionChunk or other wrapper around it), or PPO.",
     )
     space = env.single_observation_space
     parts = space.spaces if isinstance(space, Dict) else {"observation": space}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
+import gymnasium
 import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
@@ -145,6 +146,9 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
         "0, because the noise is random at first, and learning_starts to the number of env steps "
         "before the first update.",
     )
+    space = policy.action_space
+    if random_env_steps > 0 and isinstance(space, gymnasium.spaces.Box):
+        policy.fields_of(torch.zeros(1, *space.shape))  # refuses them if it cannot store them
 
 
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:

@@ -1,6 +1,7 @@
-"""Implicit Q-learning: critics and an actor from a dataset alone, for SAC to continue from."""
+"""Critics and an actor from a dataset alone, for SAC to continue from: IQL and AWAC."""
 
 import copy
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,35 +22,27 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range, require
 
 
-class IQL(Algorithm):
-    """Implicit Q-learning: values within the data, and cloning weighted by the advantage.
+class DatasetActorCritic(Algorithm):
+    """Base class: Q critics of the data, and an actor that clones actions by their advantage.
 
-        L_V  = mean of |e - 1(u < 0)| u^2,  u = min_i Q'_i(s, a) - V(s)
         L_Q  = mean of (r + gamma V(s') - Q_i(s, a))^2, with V(s') = 0 after a termination
         L_pi = -mean of min(exp(beta (min_i Q'_i(s, a) - V(s))), w_max) log pi(a | s)
 
-    The losses never evaluate an action outside of the data. IQL needs `data.collector:
-    Demonstrations`, with a dataset that has rewards. An iteration is `n_epochs` passes over it;
-    each of its steps counts as an env step of the budget. The env gives the spaces, and is only
-    stepped in evaluations. SAC continues from the checkpoint (`trainer.init_from`), with actor and
-    critics.
-
-    Source: Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit
-    Q-Learning", equations 5 to 7, algorithm 1. Differs from the paper: the actor is SAC's, with a
-    squashed Gaussian.
+    A subclass defines the value V. The algorithm needs `data.collector: Demonstrations`, with a
+    dataset that has rewards. An iteration is `n_epochs` passes over it; each of its steps counts as
+    an env step of the budget. The env is only stepped in evaluations; with `data.offline` there
+    may be none. SAC continues from the checkpoint (`trainer.init_from`), with actor and critics.
 
     Args:
         policy: actor and critics, as for SAC.
         batch_size: transitions per minibatch and process.
         gamma: discount per env step.
         n_epochs: passes over the dataset per iteration.
-        expectile: e, in [0.5, 1): .5 values the data's actions, near 1 the best of them.
         advantage_scale: beta, per unit of return; with 0 all actions have the same weight.
         max_weight: w_max, bound on the weight of an action.
-        tau: step size of the target critics after each update, in (0, 1].
+        tau: step size of the target critics Q' after each update, in (0, 1].
         actions_within: actions of the data are clamped to this share of their bounds, where the
             density of a squashed Gaussian would be infinite.
-        value_hidden_sizes: units of the hidden layers of V.
         max_grad_norm: bound on the norm of the gradient of each objective; null for none.
         kwargs: see `Algorithm`.
 
@@ -71,20 +64,18 @@ class IQL(Algorithm):
         batch_size: int = 256,
         gamma: float = 0.99,
         n_epochs: int = 1,
-        expectile: float = 0.7,
         advantage_scale: float = 3.0,
         max_weight: float = 100.0,
         tau: float = 0.005,
         actions_within: float = 0.99,
-        value_hidden_sizes: Sequence[int] = (256, 256),
         max_grad_norm: float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_q_policy(type(self).__name__, policy, SquashedActorCritic)
+        name = type(self).__name__
+        check_q_policy(name, policy, SquashedActorCritic)
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
         check_range("gamma", gamma, least=0, most=1)
         check_range("n_epochs", n_epochs, least=1)
-        check_range("expectile", expectile, least=0.5, below=1)
         check_range("advantage_scale", advantage_scale, least=0)
         check_range("max_weight", max_weight, above=0)
         check_range("tau", tau, above=0, most=1)
@@ -92,26 +83,20 @@ class IQL(Algorithm):
         critic = policy.critic
         require(
             not policy.is_recurrent and critic.atoms is None and critic.normalization != "batch",
-            "IQL trains on single steps, by critics that output a value: remove memory, "
+            f"{name} trains on single steps, by critics that output a value: remove memory, "
             "value_atoms and critic_normalization: batch from model.policy.",
         )
         self.gamma = gamma
         self.n_epochs = n_epochs
-        self.expectile = expectile
         self.advantage_scale = advantage_scale
         self.max_weight = max_weight
         self.tau = tau
         self.actions_within = actions_within
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-        features = critic.weights[0].shape[-2] - policy.distribution.size
-        self.value = mlp(
-            features, value_hidden_sizes, 1, activation="relu", initialization="fan_in"
-        )
 
     def configure_objectives(self) -> list[Objective]:
         policy = self.policy
         return [
-            self.objective(self.value_loss, self.value, name="value"),
             self.objective(self.critic_loss, *policy.critic_modules_to_train(), name="critic"),
             self.objective(self.actor_loss, *policy.actor_modules(), name="actor"),
         ]
@@ -121,30 +106,33 @@ class IQL(Algorithm):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        name, processes = type(self).__name__, ranks.world_size()
         require(
-            stage != "fit" or ranks.world_size() == 1,
-            f"IQL trains in one process, and there are {ranks.world_size()}: each process would "
-            "draw from the whole dataset. Set trainer.devices: 1.",
+            stage != "fit" or processes == 1,
+            f"{name} trains in one process, and there are {processes}: each process would draw "
+            "from the whole dataset. Set trainer.devices: 1.",
         )
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        name, collector = type(self).__name__, type(self.data.collector)
         require(
-            isinstance(self.data.collector, Demonstrations),
-            f"IQL learns from a dataset, but {type(self.data.collector).__name__} collects the "
-            "policy's own actions: set data.collector: "
-            f"{{class_path: Demonstrations, init_args: {{path: ...}}}}, or learn online with SAC.",
+            issubclass(collector, Demonstrations),
+            f"{name} learns from a dataset, but {collector.__name__} collects the policy's own "
+            "actions: set data.collector: {class_path: Demonstrations, init_args: {path: ...}}, or "
+            "learn online with SAC.",
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        name = type(self).__name__
         require(
             bool(rollout["reward"].any()),
-            "All rewards of the dataset are 0 or unknown, but IQL learns from rewards: label them "
-            "(rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
+            f"All rewards of the dataset are 0 or unknown, but {name} learns from rewards: label "
+            "them (rl-cli label), name their column (data.collector.keys), or use BehaviorCloning.",
         )
         require(
             "executed" not in rollout.keys(),
-            "IQL trains on single actions, but the env takes chunks: remove ActionChunk.",
+            f"{name} trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
         add_transition_field(rollout, "next_observation", successors(rollout))
         add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())
@@ -154,22 +142,25 @@ class IQL(Algorithm):
         update = self.learner.sequence(names, self.update_target, self._moved)
         for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator, _nothing):
             for minibatch in epoch:
-                update(minibatch)
+                update(minibatch.update(self.drawn_fields(len(minibatch))))
         self.finish_iteration(rollout)
 
-    def value_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the expectile loss of V on samples [B], and scalars to log."""
-        value = self.value_of(minibatch)
-        loss = expectile_loss(self.target_q(minibatch) - value, self.expectile)
-        return loss, {"value": value.mean()}
+    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+        """Draw the random numbers of a minibatch [B] of `count` samples, by field."""
+        return {}
+
+    @abstractmethod
+    def value_here(self, minibatch: TensorDict) -> Tensor:
+        """Return V [B] of the observations of samples [B]."""
+
+    @abstractmethod
+    def value_there(self, minibatch: TensorDict) -> Tensor:
+        """Return V [B] of the next observations of samples [B]."""
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the temporal-difference loss of the critics on samples [B], and scalars."""
-        following = TensorDict(
-            {"observation": minibatch.get("next_observation")}, minibatch.batch_size
-        )
         with torch.no_grad():
-            value = self.value_of(following)
+            value = self.value_there(minibatch)
             target = minibatch["reward"] + self.gamma * minibatch["continuing"] * value
         q = self.policy.q_values(minibatch, self.policy.unit(minibatch["action"]))
         return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
@@ -178,7 +169,7 @@ class IQL(Algorithm):
         """Return the weighted negative log-prob of samples [B], and scalars to log."""
         policy = self.policy
         with torch.no_grad():
-            advantage = self.target_q(minibatch) - self.value_of(minibatch)
+            advantage = self.target_q(minibatch) - self.value_here(minibatch)
             weight = advantage_weight(advantage, self.advantage_scale, self.max_weight)
             most = self.actions_within
             action = policy.distribution.from_unit(
@@ -191,13 +182,6 @@ class IQL(Algorithm):
         )
         scalars = {"weight": weight.mean(), "entropy": entropy.mean()}
         return -(weight * log_prob).mean(), scalars | {"negative_log_prob": -log_prob.mean()}
-
-    def value_of(self, td: TensorDict) -> Tensor:
-        """Return V [B] of the observations of `td` [B]."""
-        with torch.no_grad():  # the critics' loss trains an encoder
-            features = self.policy.critic_features(td)
-        value: Tensor = self.value(features)
-        return value.squeeze(-1)
 
     @torch.no_grad()
     def target_q(self, minibatch: TensorDict) -> Tensor:
@@ -214,6 +198,107 @@ class IQL(Algorithm):
 
     def _moved(self) -> list[Tensor]:
         return list(self.target_critic.parameters())
+
+
+class IQL(DatasetActorCritic):
+    """Implicit Q-learning: V is an expectile of the values of the data's actions.
+
+        L_V  = mean of |e - 1(u < 0)| u^2,  u = min_i Q'_i(s, a) - V(s)
+
+    The losses never evaluate an action outside of the data. The other losses, and `SAC` afterwards:
+    see `DatasetActorCritic`.
+
+    Source: Kostrikov, Nair and Levine 2022, "Offline Reinforcement Learning with Implicit
+    Q-Learning", equations 5 to 7, algorithm 1. Differs from the paper: the actor is SAC's, with a
+    squashed Gaussian.
+
+    Args:
+        policy: actor and critics, as for SAC.
+        expectile: e, in [0.5, 1): .5 values the data's actions, near 1 the best of them.
+        value_hidden_sizes: units of the hidden layers of V.
+        kwargs: see `DatasetActorCritic`.
+
+    Raises:
+        ConfigurationError: see `DatasetActorCritic`.
+    """
+
+    def __init__(
+        self,
+        policy: SquashedActorCritic,
+        expectile: float = 0.7,
+        value_hidden_sizes: Sequence[int] = (256, 256),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(policy, **kwargs)
+        check_range("expectile", expectile, least=0.5, below=1)
+        self.expectile = expectile
+        features = policy.critic.weights[0].shape[-2] - policy.distribution.size
+        self.value = mlp(
+            features, value_hidden_sizes, 1, activation="relu", initialization="fan_in"
+        )
+
+    def configure_objectives(self) -> list[Objective]:
+        value = self.objective(self.value_loss, self.value, name="value")
+        return [value, *super().configure_objectives()]
+
+    def value_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the expectile loss of V on samples [B], and scalars to log."""
+        value = self.value_of(minibatch)
+        loss = expectile_loss(self.target_q(minibatch) - value, self.expectile)
+        return loss, {"value": value.mean()}
+
+    def value_here(self, minibatch: TensorDict) -> Tensor:
+        return self.value_of(minibatch)
+
+    def value_there(self, minibatch: TensorDict) -> Tensor:
+        return self.value_of(_following(minibatch))
+
+    def value_of(self, td: TensorDict) -> Tensor:
+        """Return V [B] of the observations of `td` [B]."""
+        with torch.no_grad():  # the critics' loss trains an encoder
+            features = self.policy.critic_features(td)
+        value: Tensor = self.value(features)
+        return value.squeeze(-1)
+
+
+class AWAC(DatasetActorCritic):
+    """Advantage-weighted actor-critic: V is the value of an action of the policy.
+
+        V(s) = min_i Q'_i(s, a), with a drawn from pi(. | s)
+
+    The losses, and `SAC` afterwards: see `DatasetActorCritic`.
+
+    Source: Nair et al. 2020, "AWAC: Accelerating Online Reinforcement Learning with Offline
+    Datasets", algorithm 1, with beta = 1 / lambda. Differs from the paper: bounded weights, and
+    advantages of the target critics.
+
+    Args:
+        policy: actor and critics, as for SAC.
+        kwargs: see `DatasetActorCritic`.
+
+    Raises:
+        ConfigurationError: see `DatasetActorCritic`.
+    """
+
+    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+        shape = 2, count, self.policy.distribution.size
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        return {"noise": noise[0], "next_noise": noise[1]}
+
+    def value_here(self, minibatch: TensorDict) -> Tensor:
+        return self._drawn_value(minibatch, minibatch["noise"])
+
+    def value_there(self, minibatch: TensorDict) -> Tensor:
+        return self._drawn_value(_following(minibatch), minibatch["next_noise"])
+
+    def _drawn_value(self, td: TensorDict, noise: Tensor) -> Tensor:
+        action, _ = self.policy.draw_unit(td, noise)
+        return self.policy.q_values(td, action, self.target_critic).amin(0)
+
+
+def _following(minibatch: TensorDict) -> TensorDict:
+    """Return the next observations of samples [B], as observations."""
+    return TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
 
 
 def _nothing(flat: TensorDict, order: Tensor, sizes: Any) -> dict[str, Tensor]:

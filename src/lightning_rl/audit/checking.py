@@ -58,7 +58,13 @@ class RunCheck(Callback):
             scaling=_scaling(algorithm),
         )
         self.findings = env_check.findings
-        env_check.run()
+        if data.has_env:
+            env_check.run()
+        else:
+            self.add("env", "ok", "there is none: data.offline trains on the dataset alone")
+            with self._finding("collector"):
+                self._collect(data)
+            data.close()
         if (play := env_check.play) is not None and not env_check.failed:
             with self._finding("collector"):
                 acting = self._collect(data)

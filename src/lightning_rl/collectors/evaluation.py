@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
 from lightning_rl.envs import VectorEnv
@@ -17,6 +18,7 @@ from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers, first_state
 from lightning_rl.rollout.masks import MASK, refuse_empty_masks
+from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 MAX_EPISODE_STEPS = 100_000
@@ -38,6 +40,26 @@ Watcher = Callable[[int, Tensor, Tensor], None]
 
 Arguments: the step, the returns so far [N] float64, and the mask of running episodes [N] bool.
 """
+
+
+class EpisodeSeeds(IterableDataset[list[int]]):
+    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
+
+    All ranks have the same number of batches; some may be empty, because Lightning runs no
+    evaluation hooks without batches.
+    """
+
+    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
+        share = -(-num_episodes // ranks.world_size())
+        first = ranks.rank() * share
+        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
+        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ videos/{key}/chunk-000/file-000.mp4
 ```
 
 This package adds `meta/lightning_rl.json`, which LeRobot ignores: the place of each column in the
-env's observation, and its shape. It adds two columns to the table of episodes: `success`, null if
-unknown, and `final/<key>`, the true final observation. A video holds the final observation as the
-frame after the episode's last frame, and the column holds its time.
+env's observation, its shape (LeRobot has no scalars), and finite bounds of actions. It adds two
+columns to the table of episodes: `success`, null if unknown, and `final/<key>`, the true final
+observation. A video holds the final observation as the frame after the episode's last frame, and
+the column holds its time.
 
 Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), version v3.0.
 """
@@ -333,6 +334,10 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
         shape = content["action"]["shape"] if start.ndim else []
         if start.dtype.kind not in "iu" or list(start.shape) != shape:
             raise ValueError("action_start is not a number for each part of an action")
+        bounds = {}
+        if "action_bounds" in content:
+            bounds["action_bounds"] = np.asarray(content["action_bounds"])
+            check_bounds(bounds["action_bounds"], content["action"]["shape"])
         extras = dict(content.get("extras", {}))
         if not all(isinstance(one, str) and one for one in [*extras, *extras.values()]):
             raise ValueError("extras does not map columns to names")
@@ -346,7 +351,14 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} does not describe the columns of info.json ({error!r}): remove it, or restore "
             "it."
         ) from error
-    return {**content, "observation": leaves, **action, "extras": extras}
+    return {**content, "observation": leaves, **action, **bounds, "extras": extras}
+
+
+def check_bounds(bounds: np.ndarray, shape: Sequence[int]) -> None:
+    """Raise a ValueError if bounds of actions are not [2, *shape] with finite low < high."""
+    fits = bounds.dtype.kind in "iuf" and bounds.size == 2 * prod(shape) and len(bounds) == 2
+    if not (fits and np.isfinite(bounds).all() and (bounds[0] < bounds[1]).all()):
+        raise ValueError("the bounds of actions are not finite low < high for each number")
 
 
 def check_paths(leaves: Sequence[Leaf], path: Path) -> None:

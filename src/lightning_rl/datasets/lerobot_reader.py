@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.buffers.columns import available_bytes
@@ -21,6 +21,7 @@ from lightning_rl.datasets.episode import Episode, Episodes
 from lightning_rl.datasets.lerobot_format import Leaf, leaves_of
 from lightning_rl.datasets.pictures import CURE, decode_picture, read_frames
 from lightning_rl.datasets.tables import TableFile, read_table, readable
+from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout.contract import tree_of_leaves
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, closest, require
@@ -69,6 +70,7 @@ class LeRobotEpisodes(Episodes):
         self.leaves = self._find_observation(names, described, observation_space)
         lerobot.check_paths(self.leaves, path)
         self._action = self._find_action(described, action_space)
+        self._bounds: np.ndarray | None = described.get("action_bounds")
         self.columns = {".".join(("observation", *leaf.path)): leaf.key for leaf in self.leaves}
         self.columns |= {"action": self._action.key, **self._columns}
         self.first_action = _first_action(described, action_space)
@@ -305,6 +307,37 @@ class LeRobotEpisodes(Episodes):
             final_known=final_known,
             end_rule=self.rule.decided,
         )
+
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        leaf = self._action
+        dtype: Any = np.dtype(leaf.dtype)
+        require(
+            dtype.kind == "f",
+            f"The dataset at {self.path} does not describe the choices of its actions ({leaf.dtype}"
+            "): set data.env, the env of the recording.",
+        )
+        bounds = self._measured_bounds() if self._bounds is None else self._bounds
+        low, high = bounds.astype(dtype).reshape(2, *leaf.shape)
+        action = gymnasium.spaces.Box(low, high, leaf.shape, dtype.type)
+        return space_of(self[0].observation), action
+
+    def _measured_bounds(self) -> np.ndarray:
+        """Return the least and the greatest actions, [2, A], by `meta/stats.json`."""
+        file = part_of(self.path, lerobot.STATISTICS)
+        try:
+            found = lerobot.read_json(file)[self._action.key]
+            bounds = np.asarray([found["min"], found["max"]], np.float64)
+            lerobot.check_bounds(bounds, self._action.shape)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"The dataset at {self.path} has no bounds of actions in {file.name} ({error!r}): "
+                "set data.env, the env of the recording."
+            ) from error
+        rank_zero_info(
+            f"The dataset at {self.path} does not record the bounds of its actions: the least and "
+            f"greatest actions bound the policy's, {bounds[0]} and {bounds[1]}."
+        )
+        return bounds
 
     def _column(self, table: Any, key: str, shape: tuple[int, ...], name: str) -> np.ndarray:
         arrow = lerobot.import_extra("pyarrow")

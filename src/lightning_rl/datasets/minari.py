@@ -210,6 +210,9 @@ class MinariEpisodes(Episodes):
             end_rule=str(metadata.get("end_rule", "")),
         )
 
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        return self._storage.observation_space, self._storage.action_space
+
     def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
         action, space = raw["actions"], self._storage.action_space
         require(

@@ -357,6 +357,9 @@ class EpisodeWriter:
             described: dict[str, Any] = {"observation": leaves, "action": vars(self._action)}
             if choices_of(self._action_space):
                 described["action_start"] = first_choice(self._action_space).tolist()
+            box = self._action_space
+            if type(box) is gymnasium.spaces.Box and box.is_bounded():
+                described["action_bounds"] = [box.low.tolist(), box.high.tolist()]
             renamed = {_extra_column(name): name for name in self._extras or () if "/" in name}
             described |= {"extras": renamed} if renamed else {}
             described |= {"end_rules": sorted(self._end_rules)} if self._end_rules else {}

@@ -23,6 +23,7 @@ from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
 from lightning_rl.envs.probes import TwoDoors as TwoDoors
 from lightning_rl.envs.probes import ValueProbe as ValueProbe
 from lightning_rl.envs.tasks import CartPole as CartPole
+from lightning_rl.envs.tasks import CartPoleSwingUp as CartPoleSwingUp
 from lightning_rl.envs.tasks import PointMass as PointMass
 from lightning_rl.envs.tasks import PushBlocks as PushBlocks
 from lightning_rl.envs.tasks import PushCube as PushCube
@@ -31,8 +32,8 @@ from lightning_rl.envs.torch.tensor_simulator import TensorSimulator as TensorSi
 from lightning_rl.envs.torch.torch_env import TorchEnv as TorchEnv
 from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import VectorEnv as VectorEnv
-from lightning_rl.envs.vector_env import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.action_mask import ActionMask as ActionMask
+from lightning_rl.envs.wrappers.base import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.encoded import EncodedObservations as EncodedObservations
 from lightning_rl.envs.wrappers.hide import HideEntries as HideEntries
 from lightning_rl.envs.wrappers.penalty import GripperPenalty as GripperPenalty

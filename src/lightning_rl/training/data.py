@@ -22,10 +22,18 @@ from lightning_rl.buffers import (
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
-from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
+from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.datasets.offline import spaces_of_collector
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.factories import EnvFactory, check_one_arm, env_factory, make_env
+from lightning_rl.envs.factories import (
+    EnvFactory,
+    check_no_pauses,
+    check_one_arm,
+    checked_info_fields,
+    env_factory,
+    make_env,
+)
 from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
@@ -105,32 +113,13 @@ def _check_ranges(
     check_range("data.eval_seed", eval_seed, least=0)
 
 
-class EpisodeSeeds(IterableDataset[list[int]]):
-    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
-
-    All ranks have the same number of batches; some may be empty, because Lightning runs no
-    evaluation hooks without batches.
-    """
-
-    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        share = -(-num_episodes // ranks.world_size())
-        first = ranks.rank() * share
-        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
-        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-
 class RLDataModule(LightningDataModule):
     """Own the envs, the collector and the replay, and pass rollouts to the trainer.
 
     Args:
         env: the training env: an env class, a `partial` or a function that makes it from
-            `num_envs`; in Python also the id of a Gymnasium env or the name of a task.
+            `num_envs`; in Python also the id of a Gymnasium env or the name of a task. Required
+            unless `offline`.
         num_envs: N, envs stepped in parallel by each process.
         buffer_size: T, steps per env in a rollout.
         total_env_steps: budget in env steps, over all processes: training stops after the iteration
@@ -155,7 +144,13 @@ class RLDataModule(LightningDataModule):
         events: changes of the training envs' state by name, such as pushes or other physical
             parameters, for envs of terms, such as a `Task`; see `Event`.
         eval_events: the same for the evaluation envs. Default: none.
+        extra_fields: entries of the info of each env step that rollouts and replays store, as
+            float32: {name: shape}, such as {tip_speed: [], contact_force: [3]}. An algorithm reads
+            them as `info/<name>`.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
+        offline: train on the dataset of the collector, `Demonstrations`, alone. The env, if there
+            is one, is only stepped in evaluations; without one there are none, and the dataset
+            gives the spaces.
 
     Raises:
         ConfigurationError: if a number is out of range, or if the env rejects its settings.
@@ -168,7 +163,7 @@ class RLDataModule(LightningDataModule):
 
     def __init__(
         self,
-        env: EnvLike,
+        env: EnvLike | None = None,
         num_envs: int = 8,
         buffer_size: int = 128,
         total_env_steps: int = 1_000_000,
@@ -185,6 +180,8 @@ class RLDataModule(LightningDataModule):
         seed: int | None = None,
         events: dict[str, Event | None] | None = None,
         eval_events: dict[str, Event | None] | None = None,
+        extra_fields: dict[str, list[int]] | None = None,
+        offline: bool = False,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -199,19 +196,21 @@ class RLDataModule(LightningDataModule):
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         _check_ranges(num_envs, env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
-        self.total_env_steps = total_env_steps
-        self._iterations_per_epoch = iterations_per_epoch
+        self.total_env_steps, self._iterations_per_epoch = total_env_steps, iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self._make_env = env_factory(env, "data.env")
+        self.offline, self._spaces = offline, spaces_of_collector(collector) if offline else None
+        require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
+        self._make_env = env_factory(self._spaces if env is None else env, "data.env")
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
         self._events, self._eval_events = events, eval_events
+        self._extra_fields = checked_info_fields(extra_fields or {})
         self._make_collector, self._make_replay = collector, replay
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # next to the resumed checkpoint
@@ -228,18 +227,22 @@ class RLDataModule(LightningDataModule):
     def _fail_collector(self, error: Exception) -> bool:
         return self.collector is not None and self.collector.fail(error)
 
+    @property
+    def _make_training_env(self) -> Callable[[int], VectorEnv]:
+        kept: Any = {"events": self._events, "extra_fields": self._extra_fields}
+        # No lambda: a remote collector pickles it.
+        return partial(make_env, self._make_env, setting="data.env", **kept)
+
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
-        return (calls or self.calls).make(
-            lambda count: make_env(self._make_env, count, "data.env", self._events),
-            self.num_envs,
-        )
+        num_envs = 1 if self.offline else self.num_envs
+        return (calls or self.calls).make(self._make_training_env, num_envs)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments, with resolved seeds and with factories as envs."""
         other_env = self._make_eval_env is not self._make_env
         return {
-            "env": self._make_env,
+            "env": self._make_env if self.has_env else None,
             "num_envs": self.num_envs,
             "buffer_size": self.buffer_size,
             "total_env_steps": self.total_env_steps,
@@ -256,7 +259,19 @@ class RLDataModule(LightningDataModule):
             "seed": self.seed,
             "events": self._events,
             "eval_events": self._eval_events,
+            "extra_fields": {name: list(shape) for name, shape in self._extra_fields.items()},
+            "offline": self.offline,
         }
+
+    @property
+    def has_env(self) -> bool:
+        """Whether there is a training env, and not only the spaces of a dataset."""
+        return self._make_env is not self._spaces
+
+    def setup(self, stage: str) -> None:
+        """Turn evaluations during training off if there is no env."""
+        if stage == "fit" and self._make_eval_env is self._spaces:
+            cast(Any, self.trainer).limit_val_batches = 0
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
@@ -341,6 +356,7 @@ class RLDataModule(LightningDataModule):
                 count,
             )
             self._eval_env.stop_interventions()  # evaluate the policy without interventions
+            check_no_pauses(self._eval_env)
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
                 theirs = getattr(self._eval_env, f"single_{kind}_space")
@@ -369,19 +385,20 @@ class RLDataModule(LightningDataModule):
             self._env = self.new_env()
         evaluates = self.trainer.limit_val_batches != 0 and self.evaluates_on_the_training_env
         check_one_arm(self._env, evaluates)
+        check_no_pauses(self._env)
         self.collector = self._make_collector(
             CollectorContext(
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
                 episode_settings=learner.episode_settings,
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
-                # No lambda, because a remote collector pickles the function.
-                make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
+                make_env=partial(self._make_training_env, self.num_envs),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
             )
         )
         if self._make_replay is not None:
+            goals = self._env.goals
             self.replay = self._make_replay(
                 self.observation_space,
                 learner.policy.replayed_space,
@@ -389,6 +406,7 @@ class RLDataModule(LightningDataModule):
                 learner.policy.version.device,
                 self.seed_for("replay"),
                 directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
+                **({} if goals is None else {"goals": goals}),
             )
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(

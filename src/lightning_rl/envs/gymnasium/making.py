@@ -29,7 +29,9 @@ EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 NAMESPACES = {
     "ALE": ("ale_py", "gymnasium[atari]"),
     "dm_control": ("shimmy", "shimmy[dm-control]"),
-    "gym_hil": ("gym_hil", "lightning-rl[hil]"),
+    "gym_aloha": ("gym_aloha", "lightning-rl[robots]"),
+    "gym_hil": ("gym_hil", "lightning-rl[robots]"),
+    "gym_pusht": ("gym_pusht", "lightning-rl[robots]"),
 }
 """Namespaces of env ids: the module that registers the envs, and its package."""
 

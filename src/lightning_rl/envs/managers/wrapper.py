@@ -24,7 +24,8 @@ from lightning_rl.envs.managers.term import Metric, Observation, Reward, Termina
 from lightning_rl.envs.managers.view import EnvView, SeesNoState, entries_of
 from lightning_rl.envs.torch.counter_random import key_of
 from lightning_rl.envs.vector_env import Observation as Observed
-from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv, VectorEnvWrapper
+from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv
+from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
 

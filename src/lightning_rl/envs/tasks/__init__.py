@@ -7,3 +7,4 @@ from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumVectorTask as Gymna
 from lightning_rl.envs.tasks.point_mass import PointMass as PointMass
 from lightning_rl.envs.tasks.push_blocks import PushBlocks as PushBlocks
 from lightning_rl.envs.tasks.push_cube import PushCube as PushCube
+from lightning_rl.envs.tasks.swing_up import CartPoleSwingUp as CartPoleSwingUp

@@ -78,6 +78,7 @@ class Task(ManagedEnv):
 
     Attributes:
         observation_size: size of an observation of the state.
+        action_size: size of an action.
         action_kinds: allowed kinds of action targets.
         render_size: height and width of a picture, in pixels.
 
@@ -88,6 +89,7 @@ class Task(ManagedEnv):
     render_size = (256, 256)
 
     observation_size: ClassVar[int]
+    action_size: ClassVar[int] = 2
     default_action: ClassVar[ActionTerm]
     default_episode_steps: ClassVar[int]
     action_kinds: ClassVar[tuple[Kind, ...]]
@@ -120,7 +122,7 @@ class Task(ManagedEnv):
         self.action, self.pictures = action, pictures
         self.step_dt = 1.0 / self.render_fps
         terms = TermSettings(rewards, terminations, metrics, observations, events, curriculum)
-        super().__init__(num_envs, space, action.space(2), steps, device, terms)
+        super().__init__(num_envs, space, action.space(self.action_size), steps, device, terms)
 
     @abstractmethod
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:

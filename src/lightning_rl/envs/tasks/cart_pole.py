@@ -1,12 +1,13 @@
 """Balance a pole on a cart that a position drive moves along a rail."""
 
 import math
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.managers.actions import DeltaPosition
+from lightning_rl.envs.managers.actions import ActionTerm, DeltaPosition, Kind
 from lightning_rl.envs.managers.term import Metric, Reward, Termination
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task
@@ -68,9 +69,11 @@ class CartPole(Task):
 
     differentiable = True
     observation_size, start_size = 6, 2
-    default_action, default_episode_steps = DeltaPosition(0.1), 500
+    default_action: ClassVar[ActionTerm] = DeltaPosition(0.1)
+    default_episode_steps = 500
     render_fps = 25
     render_size = (256, 384)
+    shown = (0.0, 0.35), (2.5, 1.6)  # the middle of a picture, and its width and height, in m
     default_rewards = {  # noqa: RUF012
         "upright": Reward(upright, weight=1.0),
         "pole_velocity": Reward("measured", {"name": "speed"}, weight=-0.005),
@@ -80,7 +83,7 @@ class CartPole(Task):
         "success": Termination(stands, {"angle": 0.02, "speed": 0.05}, ends="nothing"),
     }
     default_metrics = {"distance_to_goal": Metric("measured", {"name": "angle"})}  # noqa: RUF012
-    action_kinds = ("position", "velocity", "force")
+    action_kinds: ClassVar[tuple[Kind, ...]] = ("position", "velocity", "force")
 
     def make_constants(self) -> None:
         self._limits = torch.tensor([RAIL, FALLEN], device=self.device)
@@ -88,7 +91,7 @@ class CartPole(Task):
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         position = (uniform * 2.0 - 1.0) * self._start
-        return _state(position, torch.zeros_like(position), torch.zeros_like(position))
+        return state_of(position, torch.zeros_like(position), torch.zeros_like(position))
 
     def observe(self, state: TensorDict) -> Tensor:
         position = state["position"] / self._limits * 0.5 + 0.5
@@ -104,7 +107,7 @@ class CartPole(Task):
         return {"angle": angle, "speed": speed}
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)
+        canvas = Canvas(len(state), height, width, *self.shown, device=self.device)
         x, angle = state["position"].unbind(1)
         fixed = torch.zeros(1, 2, device=self.device)
         along, up = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=self.device)
@@ -130,7 +133,7 @@ class CartPole(Task):
             x, angle = x + v * TIMESTEP, angle + spin * TIMESTEP
             v = v.masked_fill(x.abs() > RAIL, 0.0)
             x = x.clamp(-RAIL, RAIL)
-        return _state(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
+        return state_of(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
 
     def _effort(self, joint: int, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
         kind, limit = self.action.kind, EFFORT_LIMIT[joint]
@@ -172,6 +175,7 @@ def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tup
     )
 
 
-def _state(position: Tensor, velocity: Tensor, effort: Tensor) -> TensorDict:
+def state_of(position: Tensor, velocity: Tensor, effort: Tensor) -> TensorDict:
+    """Return the state [N] of a position [N, 2], a velocity [N, 2] and an effort [N, 2]."""
     values = {"position": position, "velocity": velocity, "effort": effort}
     return TensorDict(values, [len(position)])
