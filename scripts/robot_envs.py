@@ -41,17 +41,28 @@ STEPS = 50
 """Random steps that are timed."""
 
 
-def lift() -> gymnasium.Env:
-    """Make robosuite's Lift with a Panda, by states."""
-    import robosuite
-    from robosuite.wrappers import GymWrapper
+class Lift(gymnasium.Env):
+    """robosuite's Lift with a Panda, by states; `unwrapped` of its wrapper is no Gymnasium env."""
 
-    blind = dict.fromkeys(("has_renderer", "use_camera_obs", "has_offscreen_renderer"), False)
-    env = robosuite.make("Lift", robots="Panda", **blind)
-    return gymnasium.wrappers.DtypeObservation(GymWrapper(env), np.float32)
+    def __init__(self) -> None:
+        import robosuite
+        from robosuite.wrappers import GymWrapper
 
+        blind = dict.fromkeys(("has_renderer", "use_camera_obs", "has_offscreen_renderer"), False)
+        self._env = GymWrapper(robosuite.make("Lift", robots="Panda", ignore_done=True, **blind))
+        self.observation_space, self.action_space = (
+            gymnasium.spaces.Box(space.low, space.high, space.shape, np.float32)
+            for space in (self._env.observation_space, self._env.action_space)
+        )
 
-gymnasium.register("robosuite/Lift-v0", lift, max_episode_steps=100)
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self._env.reset()[0], {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *_ = self._env.step(action)
+        return observation, reward, False, False, {}
+
 
 ENVS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "FetchReach": ("gymnasium_robotics", "FetchReach-v4", {}),
@@ -89,6 +100,7 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVS)}")
     names = parser.parse_args().names or list(ENVS)
+    gymnasium.register("robosuite/Lift-v0", Lift, max_episode_steps=100)
     print("| env | package | env steps per CPU s | trained |\n|---|---|---|---|")
     failed = [name for name in names if not shown(name)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

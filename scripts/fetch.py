@@ -1,8 +1,8 @@
-"""Train `sac_fetch_push.yaml` on some seeds, and print the success of each.
+"""Train a config of Fetch's arm on some seeds, and print the success of each.
 
     export MUJOCO_GL=egl
-    python scripts/fetch_push.py fetch_push --seeds 1 2 3
-    python scripts/fetch_push.py fetch_push --seeds 1 --data.total_env_steps 100_000
+    python scripts/fetch.py fetch_push --seeds 1 2 3
+    python scripts/fetch.py fetch_reach --config sac_fetch_reach.yaml
 
 The same command continues a killed one: each seed has a run directory, and resumes from its last
 checkpoint. Options of `rl-cli fit` follow its own. Needs the environment of
