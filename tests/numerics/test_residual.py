@@ -132,6 +132,7 @@ def test_it_is_resumed_exactly(whole, tmp_path):
     assert_same_run(whole[0], tmp_path)
 
 
+@pytest.mark.slow  # quick: equivalence/test_off_policy.py, the same of SAC with a memory
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(whole, tmp_path):
     run = settings()
     run["data"]["collector"] = partial(AsyncCollector, max_staleness=0, timeout_s=30)
