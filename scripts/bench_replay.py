@@ -2,7 +2,9 @@
 
 One thread, observations and actions like HalfCheetah-v5's (17 and 6 numbers), and a full buffer of
 1M transitions. Measures `extend` with one env and one step, and a minibatch of 256 alone and among
-64; then the memory of both, and of 200,000 images of 64x64x3 on disk (unless `--pictures 0`).
+64; minibatches of 256 of pictures and of features, next to which an update can be timed
+(`bench_pictures.py`); then the memory, and of 200,000 images of 64x64x3 on disk (unless
+`--pictures 0`).
 """
 
 import argparse
@@ -13,13 +15,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ReplayBuffer
 from lightning_rl.rollout.contract import allocate_rollout
 
 VECTOR, ACTION = Box(-np.inf, np.inf, (17,)), Box(-1.0, 1.0, (6,))
 PICTURE = Box(0, 255, (64, 64, 3), np.uint8)
+FEATURES = Box(-np.inf, np.inf, (8192,))
+CAMERA = Box(0, 255, (128, 128, 3), np.uint8)
+SEEN = {
+    "a picture of 48x48": Box(0, 255, (48, 48, 3), np.uint8),
+    "two pictures of 128x128": Dict({"front": CAMERA, "wrist": CAMERA}),
+    "two times 8,192 features": Dict({"front": FEATURES, "wrist": FEATURES}),
+}
 FIELDS = 4 * (17 + 6 + 1) + 2
 """Bytes of a transition's fields: observation, action, reward, terminated, truncated."""
 
@@ -30,7 +39,7 @@ def anonymous_bytes() -> int:
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
 
 
-def rollout_of(space: Box, steps: int, episode: int) -> object:
+def rollout_of(space: Box | Dict, steps: int, episode: int) -> object:
     """Return a rollout of one env with episodes of that many steps."""
     extra = {"continues": ((), torch.bool)}
     rollout = allocate_rollout(space, ACTION, 1, steps, extra_fields=extra)
@@ -77,6 +86,13 @@ def main() -> None:
 
             each = microseconds(draw, number) / count
             print(f"batches({count}, 256), n_steps={n_steps}: {each:.0f} us a minibatch")
+
+    for name, space in SEEN.items():
+        seen = ReplayBuffer(space, ACTION, 1, "cpu", 1, capacity=5_000)
+        for _ in range(10):
+            seen.extend(rollout_of(space, 500, 100))
+        each = microseconds(lambda seen=seen: [None for _ in seen.batches(8, 256)], 10) / 8
+        print(f"batches(8, 256), {name}: {each / 1e3:.1f} ms a minibatch")
 
     if options.pictures:
         with tempfile.TemporaryDirectory(dir=options.directory) as directory:

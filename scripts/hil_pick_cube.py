@@ -6,6 +6,11 @@
     python scripts/hil_pick_cube.py train demonstrations/pick_cube --without interventions
     python scripts/hil_pick_cube.py clone demonstrations/pick_cube
     python scripts/hil_pick_cube.py random
+    python scripts/hil_pick_cube.py record demonstrations/pick_cube_pixels --pictures
+    python scripts/hil_pick_cube.py train demonstrations/pick_cube_pixels --pictures
+
+With `--pictures` the policy sees the two cameras (`configs/hil_pick_cube_pixels.yaml`), and is
+evaluated after each 5,000 env steps.
 
 `train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations; options of `rl-cli`
 follow its own. Then it plays 50 episodes without help, on unused seeds, with the weights after
@@ -13,7 +18,7 @@ follow its own. Then it plays 50 episodes without help, on unused seeds, with th
 episodes, CPU seconds of the training, the share of steps with interventions, and their number in
 the last 1,000 steps.
 
-Needs the environment of constraints-hil.txt.
+Needs the environment of constraints-robots.txt.
 """
 
 import argparse
@@ -37,6 +42,7 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
+from lightning_rl.checkpoints.loading import env_of, load_trained
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets.writer import EpisodeWriter
@@ -56,9 +62,11 @@ def main() -> None:
     record_parser.add_argument("path", type=Path)
     record_parser.add_argument("--episodes", type=int, default=20)
     record_parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
+    record_parser.add_argument("--pictures", action="store_true")
     train_parser = commands.add_parser("train")
     train_parser.add_argument("demonstrations")
     train_parser.add_argument("--seed", type=int, default=1)
+    train_parser.add_argument("--pictures", action="store_true")
     train_parser.add_argument("--output-dir", type=Path, default=Path("outputs"))
     without = ("interventions", "demonstrations")
     train_parser.add_argument("--without", nargs="*", choices=without, default=[])
@@ -67,8 +75,10 @@ def main() -> None:
     clone_parser.add_argument("--seed", type=int, default=1)
     commands.add_parser("random").add_argument("--seed", type=int, default=1)
     chosen, rest = parser.parse_known_args()
+    if chosen.command == "train" and chosen.pictures and "interventions" in chosen.without:
+        parser.error("--without interventions is for states: remove --pictures")
     if chosen.command == "record":
-        record(chosen.path, chosen.episodes, chosen.seed)
+        record(chosen.path, chosen.episodes, chosen.seed, chosen.pictures)
     elif chosen.command == "clone":
         policy = clone(chosen.demonstrations, chosen.seed)
         print(json.dumps({"cloning": evaluate(policy), "seed": chosen.seed}))
@@ -85,14 +95,16 @@ def make_env(num_envs: int = 1) -> GymnasiumEnv:
     )
 
 
-def record(path: Path, episodes: int, first_seed: int) -> None:
+def record(path: Path, episodes: int, first_seed: int, pictures: bool) -> None:
     """Record the expert's successful episodes, one per seed."""
     import gym_hil  # noqa: F401  # registers the env
     import gymnasium
 
-    env: Any = PickCube(gymnasium.make("gym_hil/PandaPickCube-v0", **ENV))
+    settings = {**ENV, "image_obs": pictures}
+    env: Any = PickCube(gymnasium.make("gym_hil/PandaPickCube-v0", **settings), not pictures)
     expert = PickCubeExpert(noise=0.1, seed=first_seed)
-    writer = EpisodeWriter(path, env.observation_space, env.action_space, 10.0, "Pick up the cube.")
+    about = 10.0, "Pick up the cube.", "png"
+    writer = EpisodeWriter(path, env.observation_space, env.action_space, *about)
     lengths: list[int] = []
     seed = first_seed
     while len(lengths) < episodes:
@@ -100,7 +112,7 @@ def record(path: Path, episodes: int, first_seed: int) -> None:
         expert.reset()
         ended, steps = False, 0
         while not ended:
-            action = expert(observation)
+            action = expert(env.state)
             following, reward, terminated, truncated, info = env.step(action)
             penalty = {"penalty": info["discrete_penalty"]}
             writer.add(observation, action, reward, terminated, truncated, extra=penalty)
@@ -120,14 +132,15 @@ def train(
     demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]
 ) -> dict[str, Any]:
     """Train by rl-cli, and evaluate the policy."""
-    name = "-".join(["hil_pick_cube", *chosen.without, str(seed)])
+    config = f"hil_pick_cube{'_pixels' * chosen.pictures}"
+    name = "-".join([config, *chosen.without, str(seed)])
     run_dir = chosen.output_dir / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     fixed = {
-        "config": CONFIGS / "hil_pick_cube.yaml",
+        "config": CONFIGS / f"{config}.yaml",
         "seed_everything": seed,
         "trainer.run_dir": run_dir,
         "trainer.limit_val_batches": 0,
-        "trainer.checkpoint_every_n_iterations": 3_000,
+        "trainer.checkpoint_every_n_iterations": 5_000 if chosen.pictures else 3_000,
         "data.replay.demonstrations": demonstrations,
     }
     options = [f"--{key}={value}" for key, value in fixed.items()]
@@ -141,8 +154,9 @@ def train(
     checkpoints = run_dir / "checkpoints"
     found: dict[str, Any] = {"seed": seed, "without": chosen.without, "cpu_seconds": seconds}
     for path in (checkpoints / "last.ckpt", *sorted(checkpoints.glob("iteration_*.ckpt"))):
-        module = GripperSAC.load_from_checkpoint(path)
-        found[f"after_{module.env_steps}"] = evaluate(module.policy)
+        steps = GripperSAC.load_from_checkpoint(path).env_steps
+        policy, saved = load_trained(path, trust_code=True)
+        found[f"after_{steps}"] = evaluate(policy, env_of(saved))
     return found | interventions(checkpoints / "last.ckpt")
 
 
@@ -179,9 +193,10 @@ def interventions(checkpoint: Path) -> dict[str, float]:
     return {"intervened": taken.mean().item(), "intervened_in_the_last_1000": last}
 
 
-def evaluate(policy: Any) -> dict[str, float]:
+def evaluate(policy: Any, env: Any = None) -> dict[str, float]:
     """Play episodes without help, each with its own seed, the same for every policy."""
-    env = make_env()
+    env = make_env() if env is None else env
+    env.stop_interventions()
     seeds = range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + EPISODES)
     played = [run_episodes(policy, env, [seed], deterministic=True)[0] for seed in seeds]
     env.close()

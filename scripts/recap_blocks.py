@@ -40,8 +40,8 @@ data:
   env: {class_path: ReturnFrames, init_args: {bins: 51}}
   num_envs: 64
   buffer_size: 10
-  total_env_steps: 51_200
-  iterations_per_epoch: 80
+  total_env_steps: 25_600
+  iterations_per_epoch: 40
 trainer: {accelerator: cpu, logger: false}
 """
 
@@ -77,6 +77,7 @@ def configs(folder: Path, seed: int) -> tuple[Path, Path]:
     conditioned = {"class_path": "ConditionedPolicy", "init_args": {"guidance": 1.5}}
     conditioned["init_args"]["policy"] = inner
     config["model"]["init_args"]["policy"] = conditioned
+    config["data"]["total_env_steps"] = 120_000
     config["data"]["env"]["init_args"]["env"]["init_args"] = {"size": SIZE}
     config["data"]["collector"]["init_args"] = {"path": str(demonstrate(folder, seed))}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}

@@ -51,6 +51,8 @@ def measured(seed: int) -> dict[str, Any]:
     base = ["--model.policy.checkpoint", str(clone)]
     steered, seconds = trained("two_doors_noise.yaml", seed, *base)
     rows["steered by PPO"] = success(steered), seconds
+    steered, seconds = trained("sac_two_doors_noise.yaml", seed, *base)
+    rows["steered by NoiseSAC"] = success(steered), seconds
     return {name: {"success": a, "seconds": round(b, 1)} for name, (a, b) in rows.items()}
 
 

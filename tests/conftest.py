@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack, chdir
 from functools import cache
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,17 @@ def pytest_collection_finish():
     gc.enable()
 
 
+STARTED = count(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Freeze what tests have imported since, now and then: each pass over it takes a seventh of a second."""
+    if next(STARTED) % 50 == 0:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_sessionfinish():
     if "tests.commands" in sys.modules:
         sys.modules["tests.commands"].end()
@@ -149,11 +161,11 @@ def pytest_xdist_auto_num_workers():
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
     try:
-        count = float(len(os.sched_getaffinity(0)))
+        cpus = float(len(os.sched_getaffinity(0)))
     except AttributeError:  # macOS
-        count = float(os.cpu_count() or 1)
+        cpus = float(os.cpu_count() or 1)
     quota = Path("/sys/fs/cgroup/cpu.max")  # of a container, in microseconds per period
     if quota.exists() and not quota.read_text().startswith("max"):
         allowed, period = map(int, quota.read_text().split())
-        count = min(count, allowed / period)
-    return min(max(round(count), 1) + 1, MOST_WORKERS)
+        cpus = min(cpus, allowed / period)
+    return min(max(round(cpus), 1) + 1, MOST_WORKERS)

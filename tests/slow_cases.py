@@ -9,11 +9,18 @@ SLOW_CASES = {
     "equivalence/test_off_policy.py::test_compiled_it_follows_the_eager_run": {
         "SAC that remembers": "[TD3 that remembers, in chunks]",
         "SAC on a torch task": "[SAC, all at once]",
+        "goals in hindsight": "[SAC, all at once]",
+        "goals in hindsight, by DQN": "[DQN of pictures]",
         "CrossQ": "test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
         "CrossQ that remembers": "[TD3 that remembers, in chunks]",
         "SAC, categorical and residual": "[TD3 that remembers, in chunks]",
         "a policy of one's own, told little": "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled",
         "DQN that remembers what is allowed": "[DQN of pictures]",
+        "discrete SAC, of what is allowed": "numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference[True-4-True]",
+        "an arm with a gripper, and help": "numerics/test_encoders.py::test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled[False]",
+    },
+    "equivalence/test_own_algorithms.py::test_compiled_it_does_what_it_does_uncompiled": {
+        "encoder": "numerics/test_encoders.py::test_compiled_it_follows_the_eager_run[PPO, two encoders]",
     },
     "equivalence/test_compiled_steps.py::test_starts_of_many_numbers_are_made_of_the_rows_that_need_one": {
         "CartPoleSwingUp": "[PushCube]",
@@ -35,6 +42,7 @@ SLOW_CASES = {
     },
     "numerics/test_flows.py::test_compiled_it_follows_the_eager_run": {
         "noise, sac": "[ppo]",
+        "noise of actions, with help": "[ppo]",
     },
     # --- resume, background: settings that another case has ---
     "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted": {
@@ -54,8 +62,8 @@ SLOW_CASES = {
         "CrossQ": "[SAC that remembers]",
     },
     "equivalence/test_own_algorithms.py::test_it_trains_is_saved_and_resumes_bit_for_bit": {
-        "off-false": "[off-true]",
-        "on-true": "[off-true]",
+        "off-true": "equivalence/test_off_policy.py::test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
+        "on-true": "equivalence/test_compiled_steps.py::test_a_compiled_run_that_is_resumed_equals_the_uninterrupted_one_to_the_bit",
     },
     "equivalence/test_resume.py::test_resume_is_exact_for": {
         "Acrobot": "[CartPole]",

@@ -43,6 +43,8 @@ LEVELS = {
     "rollout": 1,
     "collectors/statistics": 1,
     "policies": 2,
+    "policies/frozen": 3,
+    "policies/residual": 3,
     "policies/steering": 3,
     "envs": 3,
     "robots": 4,

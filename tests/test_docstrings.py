@@ -32,7 +32,7 @@ INTERNAL = (
     *(f"envs/managers/{name}.py" for name in ("events", "observations", "outcome")),
     "envs/managers/simulator_events.py",
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
-    *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
+    *(f"envs/gymnasium/{name}.py" for name in ("goals", "kept_info", "replay", "workers")),
     "compiled/[!cs]*",
     "compiled/cuda_graphs.py",
     *(

@@ -43,6 +43,9 @@ from lightning_rl.algorithms import (
     GripperSAC as GripperSAC,
 )
 from lightning_rl.algorithms import (
+    NoiseSAC as NoiseSAC,
+)
+from lightning_rl.algorithms import (
     OffPolicyAlgorithm as OffPolicyAlgorithm,
 )
 from lightning_rl.algorithms import (
@@ -56,6 +59,9 @@ from lightning_rl.algorithms import (
 )
 from lightning_rl.audit.check_env import (
     check_env as check_env,
+)
+from lightning_rl.buffers import (
+    HindsightReplay as HindsightReplay,
 )
 from lightning_rl.buffers import (
     Replay as Replay,
@@ -286,10 +292,16 @@ from lightning_rl.policies import (
     QPolicy as QPolicy,
 )
 from lightning_rl.policies import (
+    ResNet10 as ResNet10,
+)
+from lightning_rl.policies import (
     ResNet18 as ResNet18,
 )
 from lightning_rl.policies import (
     SlowPolicy as SlowPolicy,
+)
+from lightning_rl.policies import (
+    SpatialEmbedding as SpatialEmbedding,
 )
 from lightning_rl.policies import (
     SpatialSoftmaxCNN as SpatialSoftmaxCNN,
@@ -312,11 +324,17 @@ from lightning_rl.policies import (
 from lightning_rl.policies import (
     load_vla_model as load_vla_model,
 )
+from lightning_rl.policies.residual import (
+    ResidualActorCritic as ResidualActorCritic,
+)
 from lightning_rl.policies.steering import (
     NoiseActorCritic as NoiseActorCritic,
 )
 from lightning_rl.policies.steering import (
     NoisePolicy as NoisePolicy,
+)
+from lightning_rl.policies.steering import (
+    SteeredActorCritic as SteeredActorCritic,
 )
 from lightning_rl.robots.env import (
     RobotEnv as RobotEnv,

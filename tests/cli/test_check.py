@@ -101,8 +101,8 @@ def test_rollouts_that_cut_whole_episodes_are_told():
     _, findings = check("--config", "grpo.yaml", "--data.buffer_size", "100")
     (cut,) = [one for one in findings if one.level == "warning"]
     assert cut.text == (
-        "32 envs × 100 env steps, and an episode may last 500: such episodes are cut, and compared by their return "
-        "so far"
+        "32 envs × 100 env steps, and an episode may last 500: the rollout cuts long episodes, and compares "
+        "their returns up to the cut"
     )
     assert cut.cure == "Raise data.buffer_size, or shorten the episodes."
 
@@ -181,7 +181,7 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
         ),
         (
             ["--config", "grpo.yaml", "--data.num_envs", "30"],
-            "rl-cli: error: data.num_envs=30 does not divide into groups of model.group_size=8: "
+            "rl-cli: error: data.num_envs=30 is no multiple of model.group_size=8: "
             "use a multiple, such as 32.\n",
         ),
         (

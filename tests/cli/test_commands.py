@@ -297,6 +297,13 @@ OFF_POLICY = [
 ]
 
 
+BASES = {
+    "sac_residual_push_cube.yaml": "push_cube_bc.yaml",
+    "sac_two_doors_noise.yaml": "two_doors_bc.yaml",
+}
+"""Of configs that build on a frozen policy: the config that trains it."""
+
+
 SEGMENTS = [name for name in sorted(shipped_configs()) if name.startswith(("apg", "shac"))]
 """Of algorithms that step the env themselves."""
 
@@ -315,10 +322,12 @@ TWO_ITERATIONS = [
 def test_every_shipped_off_policy_config_trains(name):
     if name == "dqn_lunar_lander.yaml":
         pytest.importorskip("Box2D", reason="pip install 'lightning-rl[box2d]'")
-    if name == "hil_pick_cube.yaml":
+    if name.startswith("hil"):
         pytest.importorskip(
-            "gym_hil", reason="gym-hil has an environment of its own: constraints-hil.txt"
+            "gym_hil", reason="gym-hil has an environment of its own: constraints-robots.txt"
         )
+    if "fetch" in name:
+        pytest.importorskip("gymnasium_robotics", reason="as gym-hil: constraints-robots.txt")
     if name == "rlpd_push_cube.yaml":
         pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
         sparse = {term: float(term == "success") for term in PushCube.default_rewards}
@@ -332,7 +341,11 @@ def test_every_shipped_off_policy_config_trains(name):
         writer.finalise()
     small = ["--model.random_env_steps", "16", "--model.batch_size", "16"]
     small += ["--model.learning_starts", "16", "--model.compile", "false"]
-    if name == "hil_pick_cube.yaml":
+    if name in BASES:
+        few = ["--data.collector.episodes", "24", *TWO_ITERATIONS]
+        run(["fit", "--config", BASES[name], *few, "--trainer.run_dir", "base"])
+        small += ["--model.policy.checkpoint", "base", "--model.random_env_steps", "0"]
+    if name.startswith("hil"):
         small += ["--data.replay.demonstrations", "null"]
     run(
         [
@@ -348,8 +361,10 @@ def test_every_shipped_off_policy_config_trains(name):
     settings = yaml.safe_load(shipped_configs()[name].read_text())["model"]["init_args"]
     due = max(0, int((state["env_steps"] - 16) * settings["updates_per_env_step"]))
     delayed = due // settings.get("policy_delay", 1)
-    always = ("critic", "gripper", "q")
-    assert due >= 16 or name == "hil_pick_cube.yaml"  # which has two env steps in two iterations
+    always = ("critic", "noise_critic", "gripper", "q")
+    assert due >= 16 or name.startswith(
+        ("hil", "sac_two_doors")
+    )  # which has two env steps in two iterations
     assert passed == {key: due if key in always else delayed for key in passed}
 
 
@@ -807,8 +822,8 @@ WHOLE = [
     ),
     (
         "--trainer.accumulate_grad_batches 2",
-        "trainer.accumulate_grad_batches must be 1, got 2: for Lightning one rollout is a batch; the update makes "
-        "its own minibatches. For larger minibatches raise model.batch_size; if memory runs out, set the policy's "
+        "trainer.accumulate_grad_batches must be 1, got 2: a batch of Lightning is a rollout, which the update "
+        "splits into minibatches. For larger minibatches raise model.batch_size; if memory runs out, set the policy's "
         "micro_batch_size, which accumulates gradients.",
     ),
     (
@@ -818,7 +833,7 @@ WHOLE = [
     ),
     (
         "--trainer.gradient_clip_algorithm value",
-        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the norm of the whole "
+        "trainer.gradient_clip_algorithm must be null, got value: the update clips by the norm of the whole "
         "gradient: set model.max_grad_norm.",
     ),
     (
@@ -828,8 +843,8 @@ WHOLE = [
     ),
     (
         "--trainer.strategy fsdp_cpu_offload",
-        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy for "
-        "acting. Use --trainer.strategy ddp or fsdp, or one device.",
+        "trainer.strategy fsdp_cpu_offload is not supported: every process needs the whole policy to "
+        "act. Use --trainer.strategy ddp or fsdp, or one device.",
     ),
 ]
 

@@ -165,10 +165,12 @@ def test_what_there_is_not_is_refused_with_what_there_is(capsys):
     assert "No run at empty: it holds no run." in refused("empty", capsys=capsys)
     err = refused("outputs", "--metric", "eval/success_rate", capsys=capsys)
     assert "None of the 1 runs can be shown." in err
-    assert "has no eval/success_rate, but eval/avg_reward; it is finished. Name another" in err
+    assert (
+        "has no eval/success_rate, but eval/avg_reward; it is finished. Set another --metric" in err
+    )
     make_run("other_20260101_000000", [1, 2, 3, 4], env="Hopper-v5")
     err = refused("outputs", capsys=capsys)
-    assert "These runs have 2 envs, whose returns cannot be compared: CartPole-v1: outputs/" in err
+    assert "These runs have 2 envs with different returns: CartPole-v1: outputs/" in err
     err = refused("outputs", "--output", "report.pdf", capsys=capsys)
     assert "--output report.pdf must end in one of .html, .md, .json" in err
     with pytest.raises(SystemExit):

@@ -43,7 +43,7 @@ def fit(wrapper):
     policy = {"class_path": "ActorCritic", "init_args": {"hidden_sizes": [8]}}
     config = {
         "model": {"class_path": "PPO", "init_args": {"policy": policy, "batch_size": 8}},
-        "data": data | {"num_eval_episodes": 1, "eval_env": env},
+        "data": data | {"num_eval_episodes": 1, "max_eval_episode_steps": 32, "eval_env": env},
         "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "logger": False},
     }
     Path("config.yaml").write_text(yaml.safe_dump(config))

@@ -37,6 +37,7 @@ from lightning_rl import (
     BehaviorCloning,
     EpisodeWriter,
     GripperSAC,
+    HindsightReplay,
     LeRobotPolicy,
     NatureCNN,
     NoiseActorCritic,
@@ -60,6 +61,7 @@ from lightning_rl.envs.tasks import Pictures
 from lightning_rl.optim.update import Update
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
+from tests import goal_envs  # noqa: F401  # registers an env
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
@@ -83,6 +85,10 @@ OFF_POLICY = {
     "policy": {"normalize_observation": True, "value_atoms": ValueAtoms(11, 5.0)},
     "model": {"algorithm": SAC, "updates_per_env_step": 0.1, "normalize_reward": True},
     "data": FIVE | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
+}
+HINDSIGHT = OFF_POLICY | {
+    "env": "tests/Point-v0",
+    "data": OFF_POLICY["data"] | {"replay": partial(HindsightReplay, capacity=100)},
 }
 HELPED = {
     "PPO": {"model": {"n_epochs": 2, "batch_size": 8}},
@@ -715,10 +721,10 @@ def main(directory):
     taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced"), "batch_size": 8}
     taught = OFF_POLICY | {"policy": {"policy_class": ActorOnly}, "model": taught}
     run("taught", **taught | {"data": OFF_POLICY["data"] | {"total_env_steps": 256}})
-    run("off-policy", **OFF_POLICY)
-    run("off-policy, stopped", Send(1), **OFF_POLICY)
+    run("off-policy", **HINDSIGHT)
+    run("off-policy, stopped", Send(1), **HINDSIGHT)
     checkpoint = last(directory / "off-policy, stopped")
-    run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **OFF_POLICY)
+    run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **HINDSIGHT)
     for name in ("masks", "parts, noise"):
         run(name, **ALLOWED[name] | {"data": FIVE | {"total_env_steps": 256}})
     for name, settings in HELPED.items():

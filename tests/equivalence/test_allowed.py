@@ -158,6 +158,7 @@ def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch)
     config = Path(__file__).parents[2] / "configs" / "ppo.yaml"
     small = ["--data.num_envs", "4", "--data.buffer_size", "16", "--data.total_env_steps", "128"]
     small += ["--model.batch_size", "32", "--data.num_eval_episodes", "2"]
+    small += ["--data.max_eval_episode_steps", "32"]
     for env in (
         "{class_path: tests.probes.StructureProbe, init_args: {kind: bits}}",
         "{class_path: tests.probes.MaskProbe}",

@@ -412,12 +412,12 @@ def remembering(env):
 
 REFUSED = {
     "a decision": (Decides, None, "test_compiled_steps.py, line "),
-    "a list": (Lists, None, "a step changes Lists.past, which is no part of its state"),
-    "an attribute": (Sets, None, "a step changes Sets.steps, which is no part of its state"),
-    "a tensor written": (Writes, None, "a step changes Writes.sum, which is no part of its state"),
+    "a list": (Lists, None, "a step changes Lists.past, which is not part of the state"),
+    "an attribute": (Sets, None, "a step changes Sets.steps, which is not part of the state"),
+    "a tensor written": (Writes, None, "a step changes Writes.sum, which is not part of the state"),
     "global draws": (Draws, None, "random numbers are drawn by aten.randn.default: draw by"),
     "a step of its own": (StepsItself, None, "StepsItself overrides step"),
-    "a policy's own state": (Walk, remembering, "a step changes Remembers.past, which is no part"),
+    "a policy's own state": (Walk, remembering, "a step changes Remembers.past, which is not part"),
     "multinomial": (Walk, own_draws, "random numbers are drawn by aten.multinomial.default"),
 }
 

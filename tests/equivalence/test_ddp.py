@@ -121,9 +121,10 @@ def test_two_ranks_fit_and_evaluate_the_value_of_one_process(directory, ranks):
     alone = ddp_runs.same_value(directory, 1)
     one, other = both(ranks, "value", "state")
     assert_same(one, other)
-    for key, value in alone.state_dict().items():
+    for key, value in one.items():
+        expected = alone.state_dict()[key]
         torch.testing.assert_close(
-            one[key], value, rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+            value, expected, rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
         )
     for found in both(ranks, "value", "evaluation"):
         assert found["metrics"] == pytest.approx(alone.evaluation["metrics"], rel=1e-4)

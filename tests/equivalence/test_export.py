@@ -33,6 +33,7 @@ from lightning_rl import (
     PerceptronEncoder,
     PushCube,
     QPolicy,
+    ResidualActorCritic,
     SlowPolicy,
     SpatialSoftmaxCNN,
     SquashedActorCritic,
@@ -129,6 +130,10 @@ POLICIES = {
         lambda: SlowPolicy(NUMBERS, BOX, ActorOnly, delay_ms=0.0),
         (["observation"], ["action"]),
     ),
+    "a correction of another": (
+        lambda: ResidualActorCritic(NUMBERS, BOX, base=ActorCritic),
+        (["observation"], ["action"]),
+    ),
 }
 SMALL = partial(NatureCNN, size=8, channels=(4, 4, 4), resize=(40, 40), normalize=True)
 
@@ -147,7 +152,7 @@ def exported(policy, kind, path):
     return export_policy(policy, ports_of(policy), kind, path, metadata, {}, None)
 
 
-OF_TORCH_ALONE = ("TD3", "discrete SAC", "a Q network", "a gripper", "in a wrapper")
+OF_TORCH_ALONE = ("TD3", "discrete SAC", "a Q network", "a gripper", "in a wrapper", "of another")
 """Whose operations others have too: the graph is the same, and what torch writes of it takes a second each."""
 
 
@@ -370,7 +375,7 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
     out = capsys.readouterr().out
     assert out.startswith(
-        "Without the env's metadata (control period, joints), because the env is not available: The configuration "
+        "The export has no env metadata (control period, joints), because the env is not available: The configuration "
         f"in {last(arm_run)} names 'tests/Jointed-v0' as data.env"
     )
     assert "code that it names is not run. Add --trust_code true if you trust its source" in out
@@ -514,7 +519,7 @@ def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
     with pytest.raises(ConfigurationError) as error:
         exported(VLAPolicy(VLA, CHUNK, Large(), "gaussian"), kind, tmp_path / "x")
     assert str(error.value) == (
-        "A Large is not traced into one graph: its model has code of its own, and is too large for an ONNX file. "
+        "A Large cannot be traced into one graph, because its model is too large for an ONNX file. "
         "Export it with --format safetensors, for load_policy; adapters are then written by peft."
     )
     assert issubclass(CustomVLA, torch.nn.Module)

@@ -252,8 +252,8 @@ REFUSED = {
     ),
     "pattern": (
         {"backbone": Critic},
-        "The block 'backbone.layers' of VLAPolicy is a ModuleList, which is never called: name the "
-        r"modules in it, 'backbone.layers\.\*'",
+        "The block 'backbone.layers' of VLAPolicy is a ModuleList, which has no forward: use the "
+        r"pattern 'backbone.layers\.\*' for the modules in it",
     ),
     "scalar": (
         {"backbone": Scalar},

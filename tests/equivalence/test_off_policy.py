@@ -19,6 +19,7 @@ from lightning_rl import (
     DiscreteSAC,
     GripperSAC,
     GymnasiumEnv,
+    HindsightReplay,
     NatureCNN,
     PerceptronEncoder,
     PushCube,
@@ -30,6 +31,7 @@ from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_resume import stop_and_resume
+from tests.goal_envs import GoalProbe
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.learning.test_probes import PictureProbe
 from tests.probes import MaskProbe
@@ -132,6 +134,13 @@ RUNS = {
         "exploration_fraction": 0.8,
         "policy": {"exploration": "boltzmann", "memory": partial(GRU, size=4), "normalize_observation": True},
     },
+    "goals in hindsight": {
+        "env": partial(GymnasiumEnv, id="tests/Point-v0"), "replay": partial(HindsightReplay, capacity=60), "n_steps": 2,
+        "policy": {"normalize_observation": True}, "normalize_reward": True,
+    },
+    "goals in hindsight, by DQN": {
+        "algorithm": DQN, "env": partial(GoalProbe, discrete=True), "replay": partial(HindsightReplay, capacity=60, strategy="episode"),
+    },
 }  # fmt: skip
 
 
@@ -207,6 +216,7 @@ def test_renormalised_critics_are_compiled_and_resumed_alike(
         "SAC that remembers",
         "discrete SAC, of what is allowed",
         "DQN that remembers what is allowed",
+        "goals in hindsight",
     ],
 )
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
@@ -258,5 +268,5 @@ def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
         train(tmp_path, **settings(collector=dropping))
     assert str(refused.value) == (
         "data.collector.overflow=overwrite drops unread rollouts, but SAC trains on each env step, with "
-        "updates_per_env_step=1 updates. Use overflow: block, and raise max_staleness if the envs wait too often."
+        "updates_per_env_step=1 updates. Use overflow: block, and raise max_staleness if the envs often wait."
     )

@@ -127,6 +127,7 @@ OFF_POLICY_CONFIG = """
       total_env_steps: 256
       iterations_per_epoch: 2
       num_eval_episodes: 2
+      max_eval_episode_steps: 32
 """
 
 ON_POLICY = '''
@@ -177,6 +178,7 @@ ON_POLICY_CONFIG = """
       total_env_steps: 512
       iterations_per_epoch: 2
       num_eval_episodes: 2
+      max_eval_episode_steps: 32
 """
 ENCODER = '''
     """An encoder with a parameter and running statistics of its own."""
@@ -221,6 +223,7 @@ ENCODER_CONFIG = """
       total_env_steps: 512
       iterations_per_epoch: 2
       num_eval_episodes: 2
+      max_eval_episode_steps: 32
 """
 KINDS = {
     "off": (OFF_POLICY, OFF_POLICY_CONFIG),

@@ -15,12 +15,13 @@ from lightning_rl import (
     AsyncCollector,
     CartPole,
     ConfigurationError,
+    HindsightReplay,
     RayCollector,
-    ReplayBuffer,
     SyncCollector,
 )
 from lightning_rl.collectors import ray
 from lightning_rl.collectors.weights import changing_weights
+from tests import goal_envs  # noqa: F401  # registers an env
 from tests.equivalence.features import ALL
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.remote import Threads
@@ -51,9 +52,9 @@ RUNS = {
     "GRPO": {"model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32}},
     "chunks, partial info, warm-up, normalisers, policy and algorithm of one's own": ALL,
     "SAC": {
-        "env": "Pendulum-v1",
+        "env": "tests/Point-v0",
         "model": {"algorithm": SAC},
-        "data": {"replay": partial(ReplayBuffer, capacity=1000)},
+        "data": {"replay": partial(HindsightReplay, capacity=1000), "extra_fields": {"force": [3]}},
     },
 }
 

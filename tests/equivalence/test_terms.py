@@ -88,7 +88,7 @@ UNCOMPILED = {
         "env.uniform(count) in a term",
     ),
     "a decision": (decided, "test_terms.py, line "),
-    "an attribute": (Counting, "a step changes Counting.count, which is no part of its state"),
+    "an attribute": (Counting, "a step changes Counting.count, which is not part of the state"),
 }
 
 
@@ -217,7 +217,7 @@ def test_thirty_lines_and_a_yaml_train_and_resume_and_a_checkpoint_names_them_on
         run(["fit", "--ckpt_path", str(part), *more])
     said = capsys.readouterr().err
     assert "names 'my_terms." in said
-    assert "is no term of lightning_rl" in said
+    assert "is not a term of lightning_rl" in said
     assert "--trust_code true" in said
     run(["fit", "--ckpt_path", str(part), *more, "--trust_code", "true"])
     assert_same_run(whole, part)

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_rl.cli.config_files import find_config
 from tests.commands import Command
-from tests.equivalence.test_ddp import on_two_ranks
+from tests.equivalence.test_ddp import free_port, of_rank, on_two_ranks
 from tests.helpers import assert_same_run, last, load
 
 MODULE = """
@@ -61,12 +61,12 @@ LAUNCHERS = {
     "lightning": ("lightning_rl", ()),
     "torchrun": ("torch.distributed.run", (*TORCHRUN, "lightning_rl")),
 }
-"""The program, and what stands before the arguments of `rl-cli`; both start processes from nothing."""
+"""The program, and what stands before the arguments of `rl-cli`; both start processes from nothing, `forks` does not."""
 
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    """Start training on two processes; whatever is left of them is killed in the end."""
+    """Start training on two processes, return those started here; whatever is left is killed in the end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fragile.py").write_text(MODULE)
     (tmp_path / "run.yaml").write_text(CONFIG)
@@ -74,12 +74,14 @@ def launch(tmp_path, monkeypatch):
 
     def begin(*options, launcher="lightning"):
         fit = ["fit", "--config", "run.yaml", "--config", "trainer/ddp.yaml", *options]
-        program, before = LAUNCHERS[launcher]
-        process = Command(
-            *before, *fit, program=program, env={"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        )
-        begun.append(process)
-        return process
+        env = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        if launcher == "forks":
+            port = free_port()
+            begun.extend(Command(*fit, env=env | of_rank(rank, port)) for rank in range(2))
+        else:
+            program, before = LAUNCHERS[launcher]
+            begun.append(Command(*before, *fit, program=program, env=env))
+        return begun
 
     yield begin
     for process in begun:
@@ -136,7 +138,7 @@ class TestTwoProcesses:
         ],
     )
     def test_an_exception_on_one_rank_ends_both(self, rank, launcher, launch, tmp_path):
-        process = launch("--data.env.fails_on", str(rank), launcher=launcher)
+        (process,) = launch("--data.env.fails_on", str(rank), launcher=launcher)
         at_work(process, tmp_path)
         log = end_of(process)
         assert process.returncode != 0
@@ -147,7 +149,7 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("rank", [0, 1])
     def test_an_env_that_hangs_on_one_rank_ends_both(self, rank, launch, tmp_path):
         hang = ("--data.env.fails_on", str(rank), "--data.env.hangs", "true")
-        process = launch(*hang, "--data.env_timeout_s", "2")
+        (process,) = launch(*hang, "--data.env_timeout_s", "2")
         at_work(process, tmp_path)
         log = end_of(process)
         assert process.returncode != 0
@@ -157,19 +159,20 @@ class TestTwoProcesses:
     @pytest.mark.parametrize(
         ("to", "launcher"),
         [
-            (0, "lightning"),
+            (0, "forks"),
             pytest.param("all", "torchrun", marks=pytest.mark.slow),
+            pytest.param(0, "lightning", marks=pytest.mark.slow),
             pytest.param(1, "lightning", marks=pytest.mark.slow),
             pytest.param("all", "lightning", marks=pytest.mark.slow),
         ],
     )
     def test_sigterm_ends_both_with_a_whole_checkpoint(self, to, launcher, launch, tmp_path):
-        process = launch(launcher=launcher)
+        process, *other = launch(launcher=launcher)
         ranks = at_work(process, tmp_path)
         for pid in {"all": [process.pid, *ranks], 0: ranks[:1], 1: ranks[1:]}[to]:
             os.kill(pid, signal.SIGTERM)
-        log = end_of(process)
-        if launcher == "lightning":
+        log = "".join(map(end_of, [process, *other]))
+        if launcher != "torchrun":
             assert process.returncode == 128 + signal.SIGTERM, log
         assert log.count("Stopped by a signal") == 1, log
         (run_dir,) = (tmp_path / "outputs").iterdir()

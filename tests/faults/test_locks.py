@@ -233,7 +233,7 @@ def test_a_class_that_writes_is_refused(path, place):
     _, outside = place
     value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
     config = yaml.safe_dump(placed("wrappers", value))
-    with pytest.raises(ConfigurationError, match="which writes files to paths from its settings"):
+    with pytest.raises(ConfigurationError, match="which writes files to paths in its settings"):
         checked_config(config, Path("policy.ckpt"))
 
 
@@ -393,10 +393,10 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
     }
     attack(run_dir, trained, config, by_command("validate"))
     assert capsys.readouterr().err.splitlines()[:2] == [
-        "Settings of the checkpoint that concern files, machines or code are not used: trainer.callbacks "
+        "Ignored settings of the checkpoint, because they concern files, machines or code: trainer.callbacks "
         "(EarlyStopping), trainer.devices (100000), trainer.num_nodes (2), trainer.plugins (Popen), "
         "trainer.profiler (simple), trainer.strategy (deepspeed). To use them, pass them again, add --trust_code "
-        "true if you trust its source, or give the run's config.yaml as --config.",
+        "true if you trust the checkpoint's source, or give the run's config.yaml as --config.",
         "The checkpoint's configuration reads these files as data: some?[2J.pt "
         "(data.collector.init_args.path).",
     ]

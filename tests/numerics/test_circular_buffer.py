@@ -517,8 +517,7 @@ def test_a_segment_is_written_by_one_writer_at_a_time():
     with pytest.raises(RuntimeError) as error:
         buffer.begin_write()
     assert str(error.value) == (
-        "Segment 0 is still being written: one writer at a time, and commit() before the next "
-        "begin_write()."
+        "Segment 0 is still being written: call commit() before the next begin_write()."
     )
 
 

@@ -207,7 +207,7 @@ REFUSED = {
     "of any env. The first is env 0, step 1: ",
     Dropping: "Dropping.evaluate_actions and Dropping.forward return different log-probs",
     SamplingAgain: "evaluate_actions samples again",
-    Columns: "Columns.evaluate_actions returned sample_log_prob of shape [1] for each step, and forward one of []",
+    Columns: "Columns.evaluate_actions returned sample_log_prob of shape [1] for each step, but forward returned []",
 }
 
 

@@ -387,7 +387,7 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     (tmp_path / "other/thesis.tex").write_text("")
     with pytest.raises(
         ConfigurationError,
-        match=r"holds thesis.tex, but no dataset: give an empty",
+        match=r"holds thesis.tex, but not a dataset: give an empty",
     ):
         EpisodeWriter(tmp_path / "other", OBSERVATION, ACTION, FPS)
     with pytest.raises(ConfigurationError, match="cannot be written into a dataset: use Box"):

@@ -157,12 +157,12 @@ def test_keys_for_numbered_actions(window):
 WRONG = {
     "actions": (
         lambda: opened(SpaceMouse(), Discrete(2)),
-        "A SpaceMouse gives actions [A] of a Box, but this env takes Discrete(2): use a function of the observation, "
+        "A SpaceMouse returns actions [A] of a Box, but the action space is Discrete(2): use a function of the observation, "
         "or a queue.Queue.",
     ),
     "neutral": (
         lambda: opened(Gamepad(neutral=[0.0, 3.0]), Box(-1, 1, (2,))),
-        "neutral=[0.0, 3.0] is no action of Box(-1.0, 1.0, (2,), float32): give 2 numbers within its bounds.",
+        "neutral=[0.0, 3.0] is not an action of Box(-1.0, 1.0, (2,), float32): give 2 numbers within its bounds.",
     ),
     "two meanings": (
         lambda: Keyboard({"success": "up"}, {"up": "+0"}),
@@ -317,7 +317,7 @@ def test_a_space_mouse_that_is_pulled_out(mouse, monkeypatch):
     with pytest.raises(ConfigurationError) as error:
         source.poll(None)
     assert str(error.value) == (
-        "The space-mouse cannot be read any more (read error): plug it in again, and resume the run: rl-cli fit "
+        "The space-mouse has become unreadable (read error): plug it in again, and resume the run: rl-cli fit "
         "--ckpt_path last."
     )
     source.close()

@@ -171,7 +171,10 @@ def test_what_does_not_fit_is_refused():
     box = gymnasium.spaces.Box(-1, 1, (2,))
     td = TensorDict({"observation": torch.zeros(1, 3), "action": torch.zeros(1).long()}, [1])
     for call, words in (
-        (lambda: QPolicy(OBSERVATION_SPACE, box), "a Discrete space; the action space is Box"),
+        (
+            lambda: QPolicy(OBSERVATION_SPACE, box),
+            "a Discrete action space; the action space is Box",
+        ),
         (
             lambda: QPolicy(OBSERVATION_SPACE, FOUR, exploration="greedy"),
             "allowed: epsilon, boltzmann",

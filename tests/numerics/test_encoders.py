@@ -866,9 +866,7 @@ def test_a_replay_holds_what_a_frozen_encoder_made_of_pictures(key, tmp_path):
 
 
 def test_features_of_weights_that_are_trained_are_not_kept():
-    with pytest.raises(
-        ConfigurationError, match="NatureCNN has weights that training would change"
-    ):
+    with pytest.raises(ConfigurationError, match="NatureCNN has trainable weights, but a replay"):
         EncodedObservations(2, SEEN, SMALL)
     with pytest.raises(
         ConfigurationError, match="key='camera' is not in the observation, which has no"

@@ -880,7 +880,7 @@ def test_a_wrapper_answers_as_the_env_in_it():
     env = ValueProbe(2)
     env.reports_penalty, env.render_fps, env.metadata = True, 7.0, {"joint_names": ["a"]}
     wrapped = Wrapped(env)
-    for name in VectorEnv.__annotations__ | {"extra_fields": None}:
+    for name in VectorEnv.__annotations__ | {"extra_fields": None, "goals": None}:
         assert getattr(wrapped, name) == getattr(env, name)
     methods = {
         name for name, value in vars(VectorEnv).items() if callable(value) and name[0] != "_"
@@ -896,6 +896,7 @@ def test_a_wrapper_answers_as_the_env_in_it():
             "render": ([1],),
             "load_state_dict": ({},),
             "add_events": ({},),
+            "keep_info": ({},),
         }
         getattr(wrapped, name)(*arguments.get(name, ()))
         assert called.pop() == (name, arguments.get(name, ()))

@@ -342,8 +342,8 @@ def test_one_that_is_not_finite_is_named_by_env_and_step():
         check_finite(rollout)
     assert str(error.value) == (
         f"The env returned a final_observation that is not finite: nan in env {env}, at step {20 + step} of the "
-        "rollout, entry [1]. Training stops. Correct the env, or clip its values in a wrapper. last.ckpt holds the "
-        "end of the last epoch."
+        "rollout, entry [1]. Training stops. Correct the env, or clip its values in a wrapper. Resume from last.ckpt, "
+        "which holds the end of the last epoch."
     )
     check_finite(rollout[:, :20])  # it is of a step that was cut off
     clear_final_observations(rollout)

@@ -21,14 +21,17 @@ from lightning_rl import (
     BehaviorCloning,
     Demonstrations,
     FlowSettings,
+    GymnasiumEnv,
     NoiseActorCritic,
     NoisePolicy,
+    NoiseSAC,
     PerceptronBackbone,
     PushBlocks,
     ReplayBuffer,
     RLDataModule,
     RLTrainer,
     SquashedActorCritic,
+    SteeredActorCritic,
     SyncCollector,
     VLAPolicy,
 )
@@ -39,11 +42,29 @@ from lightning_rl.functional import flow_transition, interpolate
 from lightning_rl.policies.vla import Features, FlowHead
 from lightning_rl.system.errors import ConfigurationError
 from tests import references
+from tests.arms import HELP
 from tests.helpers import assert_same_run, last, make_collector, scalars
 
 SDE, LEARNT = FlowSettings(), FlowSettings(steps=3, noise="learnt")
 DOORS = partial(ActionChunk, env=TwoDoors, chunk_size=8)
 BLOCKS = partial(ActionChunk, env=lambda n: PushBlocks(n, size=16), chunk_size=4)
+
+
+class Proprio(gymnasium.ObservationWrapper):
+    """The observation as a VLA reads it."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Dict({"proprio": env.observation_space})
+
+    def observation(self, observation):
+        return {"proprio": observation}
+
+
+def helped_arm(num_envs):
+    """An arm that takes two actions together; a script takes over at each third step."""
+    arm = partial(GymnasiumEnv, id="tests/Arm-v0", wrappers=[Proprio])
+    return ActionChunk(num_envs, arm, 2)
 
 
 def flow_policy(*spaces, **kwargs):
@@ -330,7 +351,7 @@ def test_actions_that_were_not_executed_count_in_no_loss(tmp_path):
     assert torch.equal(*losses)
 
 
-@pytest.mark.parametrize("name", ["ppo", "clone", "noise, sac"])
+@pytest.mark.parametrize("name", ["ppo", "clone", "noise, sac", "noise of actions, with help"])
 def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     *what, settings, data = RESUMED[name]
     eager, compiled = (
@@ -356,6 +377,13 @@ RESUMED = {
         DOORS,
         partial(NoiseActorCritic, base=flow_policy, hidden_sizes=(16,)),
         {"batch_size": 8, "random_env_steps": 0, "updates_per_env_step": 0.05},
+        {"replay": partial(ReplayBuffer, capacity=64)},
+    ),
+    "noise of actions, with help": (
+        NoiseSAC,
+        helped_arm,
+        partial(SteeredActorCritic, base=flow_policy, hidden_sizes=(16,)),
+        {"batch_size": 8, "random_env_steps": 0, "updates_per_env_step": 0.1},
         {"replay": partial(ReplayBuffer, capacity=64)},
     ),
 }
@@ -503,6 +531,34 @@ def test_critics_judge_the_noise_which_the_replay_keeps():
     assert policy.action_space.shape == rollout["action"].shape[2:] == (8, 1)
 
 
+def test_critics_judge_what_was_done_and_those_of_noise_what_the_flow_makes_of_it():
+    policy = make_policy(helped_arm, SteeredActorCritic, base=flow_policy, hidden_sizes=(16,))
+    module = NoiseSAC(policy, random_env_steps=0)
+    rollout = make_collector(SyncCollector, helped_arm(4), policy, 9, 1).collect()
+    replay = ReplayBuffer(policy.observation_space, policy.replayed_space, 4, capacity=64)
+    replay.extend(policy.replayed(rollout))
+    (batch,) = replay.batches(1, 64)
+    helped = batch["action"][batch["intervened"]]
+    assert len(helped) > 8
+    done = (helped - torch.as_tensor(HELP)).abs().amax(-1).amin(1)
+    assert (done == 0).all()  # one of the two actions was the script's
+    tried, noise = torch.randn(64, 6), torch.randn(64, 6)
+    batch.update({"tried_noise": tried, "next_noise": noise})
+    features = policy.base.features(batch)
+    noise_q = policy.noise_critic(features.summary, tried.clamp(-2, 2) / 2)
+    action = policy.base.decode(features, tried.clamp(-2, 2))
+    wanted = policy.critic(features.summary, policy.unit(action))
+    loss, _ = module.noise_critic_loss(batch)
+    torch.testing.assert_close(loss, 0.5 * (noise_q - wanted).square().mean(1).sum())
+    loss.backward()
+    assert all(p.grad is None for p in policy.critic.parameters())
+    there = TensorDict({"observation": batch["next_observation"]}, [64])
+    drawn, _ = policy.draw_unit(there, noise)
+    wanted = policy.unit(policy.base.decode(policy.base.features(there), 2 * drawn))
+    torch.testing.assert_close(module.next_step(batch).action, wanted)
+    assert torch.equal(policy.q_values(batch, drawn), policy.noise_critic(features.summary, drawn))
+
+
 def test_what_cannot_be_steered_is_refused(clone, tmp_path):
     with pytest.raises(ConfigurationError, match="VLAPolicy has no initial noise that could be st"):
         make_policy(BLOCKS, NoisePolicy, base=VLAPolicy)
@@ -522,6 +578,8 @@ def test_what_cannot_be_steered_is_refused(clone, tmp_path):
         ConfigurationError, match="random_env_steps=5000 draws random actions, but the cri"
     ):
         SAC(steered)
+    with pytest.raises(ConfigurationError, match="SteeredActorCritic cannot learn from given act"):
+        NoiseSAC(make_policy(cls=SteeredActorCritic, checkpoint=str(clone)), random_env_steps=5)
     td = TensorDict({"action": torch.zeros(2, 8, 1), "executed_action": torch.zeros(2, 8, 1)}, [2])
     with pytest.raises(ConfigurationError, match="a person takes over in this env"):
         steered.replayed(td)

@@ -1,6 +1,7 @@
 """A gripper beside an arm: one convention of commands, penalties from the env to each update, and its neighbours."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -18,6 +19,7 @@ from lightning_rl import (
     GripperActorCritic,
     GripperSAC,
     GymnasiumEnv,
+    Intervention,
     MixedReplay,
     ReplayBuffer,
     RLDataModule,
@@ -396,6 +398,41 @@ def test_the_expert_comes_over_the_cube_closes_and_lifts():
     assert commands[-1] == CLOSE
     assert set(commands[:-1]) == {STAY}  # a command is given where something is to change, no more
     assert np.abs(observation[21:23]).max() < 0.5
+
+
+class SeenByCameras(Simulation):
+    """The same with pictures instead of the cube's position, which its simulator knows."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "agent_pos": Box(-np.inf, np.inf, (18,)),
+            "pixels": gymnasium.spaces.Dict(dict.fromkeys(("front", "wrist"), Box(0, 255, (8, 8, 3), np.uint8))),
+        }
+    )  # fmt: skip
+
+    @property
+    def data(self):
+        assert self.cube is not None
+        return SimpleNamespace(sensor=lambda name: SimpleNamespace(data=self.cube))
+
+    def seen(self):
+        pictures = {key: np.full((8, 8, 3), i, np.uint8) for i, key in enumerate(("front", "wrist"))}  # fmt: skip
+        return {"agent_pos": super().seen()["agent_pos"], "pixels": pictures}
+
+
+def test_from_pictures_the_policy_does_not_know_the_cube_and_the_helper_does():
+    helped = [Intervention(PickCube(make()), ScriptedHelp(40, 0.5)) for make in (Simulation, SeenByCameras)]  # fmt: skip
+    (known, _), (seen, _) = (env.reset(seed=4) for env in helped)
+    taken = 0
+    for _ in range(30):
+        assert helped[1].observation_space.contains(seen)
+        assert set(seen) == {"front", "wrist", "state"}
+        np.testing.assert_array_equal(seen["state"], known[:18])
+        action = np.array([0.1, 0.0, 0.0, STAY], np.float32)
+        (known, *_, first), (seen, *_, second) = (env.step(action) for env in helped)
+        np.testing.assert_array_equal(first["executed_action"], second["executed_action"])
+        taken += second["intervened"]
+    assert taken > 5
 
 
 def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():

@@ -634,7 +634,7 @@ def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
             return {**super().extra_fields, "state": ((1,), torch.float32)}
 
     policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
-    with pytest.raises(ConfigurationError, match="Recurrent has a state and cannot evaluate"):
+    with pytest.raises(ConfigurationError, match="Recurrent has a state, but cannot evaluate"):
         SAC(policy)
 
 

@@ -396,6 +396,25 @@ def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
     assert len(steps) == 1
 
 
+def test_it_judges_an_arm(trained):
+    """By the arm's positions, here; what the arm executed is still told."""
+    limits = {"shoulder.pos": [0.0, 300.0], "elbow.pos": [-9.0, 9.0]}
+    settings = {"robot": "lightning_rl.robots.stand_in.StandInArm", "limits": limits, "fps": 500.0}
+    arm = gymnasium.make("lightning_rl/Robot-v0", **settings, max_speed=1e6)
+    env = ClassifiedReward(arm, checkpoint=trained)
+    try:
+        env.reset()
+        before = env.step(np.array([100.0 + 10 * (GOAL - 3), 0.0], np.float32))
+        assert before[1:4] == (0.0, False, False)
+        there = env.step(np.array([100.0 + 10 * GOAL, 0.0], np.float32))
+        assert there[1:4] == (1.0, True, False)
+        assert there[4]["success"]
+        assert there[4]["executed_action"].tolist() == [180.0, 0.0]
+        assert {"late_ticks", "success_probability"} <= set(there[4]["metrics"])
+    finally:
+        env.close()
+
+
 def test_in_processes_of_their_own_they_do_the_same(trained):
     wrapper = partial(ClassifiedReward, checkpoint=trained)
     results = []

@@ -18,6 +18,7 @@ from lightning_rl import (
     GymnasiumEnv,
     Intervention,
     InterventionDecision,
+    RLTrainer,
     Script,
     Teleoperator,
 )
@@ -447,6 +448,27 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
         Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
 
 
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        ("success", (1.0, True, False, {"success": True})),
+        ("terminate_episode", (0.0, True, False, {"success": False})),
+        ("rerecord_episode", (0.0, False, True, {"rerecord": True})),
+    ],
+)
+def test_an_event_of_a_teleoperator_ends_the_episode(event, outcome):
+    source = Teleoperator(LEADER, {"events": True, "ends": {2: event}})
+    env = Intervention(gymnasium.make("lightning_rl/Robot-v0", **SETTINGS, step_size=2.0), source)
+    try:
+        env.reset()
+        assert env.step(np.zeros(2, np.float32))[1:4] == (0.0, False, False)
+        *_, reward, terminated, truncated, info = env.step(np.zeros(2, np.float32))
+    finally:
+        env.close()
+    assert (reward, terminated, truncated) == outcome[:3]
+    assert outcome[3].items() <= info.items()
+
+
 def helps(observation):
     """A person who brings the arm to 30 degrees, and says so."""
     if observation[0] < 30.0:
@@ -512,6 +534,30 @@ def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypat
     with pytest.raises(SystemExit):
         run([*options, "--execute", "5", "--trust_code", "true"])
     assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["env", "eval_env"])
+def test_chunks_that_would_stop_an_arm_are_refused(given, tmp_path):
+    from lightning_rl import ActionChunk
+    from tests.helpers import make_data, make_ppo, train
+
+    journal = tmp_path / "journal"
+
+    def chunked(num_envs):
+        kwargs = {"robot_kwargs": {"journal": str(journal)}, "max_episode_steps": 6}
+        return ActionChunk(num_envs, lambda n: robot_env(n, **kwargs), 3)
+
+    def act():
+        if given == "env":
+            data = {"num_envs": 1, "buffer_size": 32}
+            train(tmp_path, env=chunked, data=data, trainer={"limit_val_batches": 0})
+        else:
+            data = make_data(chunked, num_envs=1, num_eval_episodes=1)
+            RLTrainer(run_dir=str(tmp_path), accelerator="cpu").validate(make_ppo(data), data)
+
+    with pytest.raises(ConfigurationError, match="ActionChunk would stop the arm"):
+        act()
+    assert not sends(journal)
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_statistics_that_are_missing_or_of_something_else_are_refused(tmp_path):
     path = tmp_path / "s.json"
     for content, message in {
         "{": "cannot be read",
-        '{"state": {}, "mean": [0]}': "has no q01 and q99, nor min and max, of actions; it has state",
+        '{"state": {}, "mean": [0]}': "needs q01 and q99, or min and max, of actions; it has state",
         '{"q01": [1, 1], "q99": [1, 2]}': "need finite bounds, low < high",
     }.items():
         path.write_text(content)

@@ -71,11 +71,11 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
     [
         ({"r": 4, "target_modules": ["q_projx"]}, "target_modules has 'q_projx'.*q_proj"),
         ({"r": 4, "target_modules": ["q_proj", "not_there"]}, "has 'not_there', but no module"),
-        ({"rank": 4}, "lora has 'rank', which is no argument of LoraConfig, did you mean 'r'"),
+        ({"rank": 4}, "lora has 'rank', which is not an argument of LoraConfig, did you mean 'r'"),
         ({"r": 0}, "lora has r=0; the rank must be a whole number of at least 1"),
         ({"r": 2.5}, "lora has r=2.5"),
         ({"target_modules": "q_proj"}, "'q_proj' matches no module.*regular expression"),
-        ({"target_modules": "*q_proj"}, "is no regular expression: nothing to repeat"),
+        ({"target_modules": "*q_proj"}, "is not a regular expression: nothing to repeat"),
         (
             {"target_modules": ["self_attn"]},
             "cannot be added to SmolVLM.*self_attn|Target module SmolVLMVisionAttention",

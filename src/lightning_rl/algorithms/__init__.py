@@ -9,6 +9,7 @@ from lightning_rl.algorithms.gripper_sac import GripperSAC as GripperSAC
 from lightning_rl.algorithms.grpo import GRPO as GRPO
 from lightning_rl.algorithms.iql import AWAC as AWAC
 from lightning_rl.algorithms.iql import IQL as IQL
+from lightning_rl.algorithms.noise_sac import NoiseSAC as NoiseSAC
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from lightning_rl.algorithms.ppo import PPO as PPO

@@ -1,6 +1,6 @@
 """Log-probs of whole actions [B], or of their parts [B, L]: tokens, or actions of a chunk.
 
-Parts that an episode's end within a chunk left unexecuted do not count.
+If an episode ends within a chunk, the actions after its end do not count.
 """
 
 from collections.abc import Sequence

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
+import gymnasium
 import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
@@ -145,6 +146,9 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
         "0, because the noise is random at first, and learning_starts to the number of env steps "
         "before the first update.",
     )
+    space = policy.action_space
+    if random_env_steps > 0 and isinstance(space, gymnasium.spaces.Box):
+        policy.fields_of(torch.zeros(1, *space.shape))  # refuses them if it cannot store them
 
 
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
@@ -334,7 +338,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
 
 
 def computes_below_float32(policy: Policy, device: torch.device) -> bool:
-    """Return whether a policy rounds more than float32 on a device, as TensorFloat32 does."""
+    """Return whether a policy computes below float32 on a device, for example in TensorFloat32."""
     if policy.autocast_dtype is not None:
         return True
     if any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters()):

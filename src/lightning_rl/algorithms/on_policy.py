@@ -126,7 +126,7 @@ class OnPolicyAlgorithm(Algorithm):
     # --- helpers of training_step ---
 
     def policy_action_mask(self, rollout: TensorDict) -> Tensor | None:
-        """Return a mask [N, T] of steps with the policy's own action; None if all have one."""
+        """Return a mask [N, T] of steps with the policy's own action; None: all steps."""
         other = [rollout[key] for key in ("intervened", "padding") if key in rollout.keys()]
         return ~torch.stack(other).any(0)[:, :-1] if other else None
 

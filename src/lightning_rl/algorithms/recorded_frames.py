@@ -67,7 +67,7 @@ class FrameAlgorithm(Algorithm):
         """The evaluation env.
 
         Raises:
-            ConfigurationError: if it is not of `env_class`.
+            ConfigurationError: if the env is not an `env_class`.
         """
         env, wanted = self.data.eval_env, self.env_class.__name__
         require(

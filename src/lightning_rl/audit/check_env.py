@@ -429,7 +429,7 @@ class EnvCheck:
             self.add("seeds", "note", text, cure)
         elif alike:
             text = f"all {env.num_envs} envs begin with the same observation: they share a seed"
-            cure = "Give each env a seed of its own: reset(seed=...) of env i gets seed + i."
+            cure = "Give each env another seed: reset(seed=...) of env i gets seed + i."
             self.add("seeds", "warning", text, cure)
         elif by_seed:
             text = "different seeds gave the same starts: reset ignores its seed"

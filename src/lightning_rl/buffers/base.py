@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import ConfigurationError
 
 
@@ -43,8 +44,8 @@ class Replay(ABC):
     """Replay buffer of an off-policy algorithm: stores rollouts, and samples minibatches.
 
     The data module makes it from `data.replay`; the algorithm reads it as `Algorithm.replay`. The
-    constructor of a subclass takes these five arguments first, and `directory` by name; the config
-    sets its other arguments.
+    constructor of a subclass takes these five arguments first, and by name `directory`, and `goals`
+    if the env has goals; the config sets its other arguments.
 
     Args:
         observation_space: observation space of one env.
@@ -53,6 +54,7 @@ class Replay(ABC):
         device: the learner's device, where minibatches go.
         seed: seed of the sampling.
         directory: run directory, for temporary files.
+        goals: judges other goals of a goal env.
     """
 
     @abstractmethod
@@ -72,8 +74,8 @@ class Replay(ABC):
         Fields: `observation`; `action`, as executed by the env; `reward` [B], the discounted sum of
         n rewards; `next_observation`, after the last of these n steps; `discount` [B], of the value
         of `next_observation`, 0 if the episode terminated. If rollouts have them, also `intervened`
-        [B] and `penalty` [B], summed like the rewards. A sum has fewer than n rewards at the end of
-        an episode or of the stored steps.
+        [B], `info/<name>` [B, ...] of the first step, and `penalty` [B], summed like the rewards. A
+        sum has fewer than n rewards at the end of an episode or of the stored steps.
 
         Args:
             count: number of minibatches.
@@ -149,5 +151,6 @@ class ReplayFactory(Protocol):
         /,
         *,
         directory: Path,
+        goals: GoalFunction | None = None,
     ) -> Replay:
         """Make the replay; see `Replay` for the arguments."""

@@ -86,8 +86,8 @@ class CircularBuffer:
         with self._changed:
             if self._writing is not None:
                 raise RuntimeError(
-                    f"Segment {self._writing.index} is still being written: one writer at a time, "
-                    "and commit() before the next begin_write()."
+                    f"Segment {self._writing.index} is still being written: call commit() "
+                    "before the next begin_write()."
                 )
             self._wait("writer", self._has_room, math.inf)
             self._refuse_stopped()

@@ -6,9 +6,7 @@ something else, and the true next observation is stored aside. In flat columns, 
 is one step of one env.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,22 @@ from lightning_rl.buffers.columns import (
     leaves_of_space,
     reserve,
 )
-from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
+from lightning_rl.buffers.replay_files import (
+    CURE,
+    Part,
+    ReplayLog,
+    parts_of,
+    read_part,
+    write_part,
+)
 from lightning_rl.rollout.contract import (
+    INFO,
     FieldSpec,
     final_observations,
     tree_of_leaves,
     validate,
 )
+from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.rollout.sequences import Sequences, with_sequences
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -97,6 +104,7 @@ class ReplayBuffer(Replay):
         device: the learner's device.
         seed: seed of the sampling.
         directory: run directory, for `storage: disk`.
+        goals: unused here; see `HindsightReplay`.
         capacity: maximum number of transitions, over all N envs of this process; new ones replace
             the oldest.
         storage: `cpu`, process memory, which grows as the replay fills; `device`, the learner's
@@ -117,6 +125,7 @@ class ReplayBuffer(Replay):
         seed: int = 0,
         *,
         directory: Path = Path(),
+        goals: GoalFunction | None = None,
         capacity: int = 1_000_000,
         storage: Place = "cpu",
     ) -> None:
@@ -147,7 +156,7 @@ class ReplayBuffer(Replay):
         self._offsets: Tensor | None = None  # rows that can be sampled, if there is padding
         self._last_break = 0  # last slot with a break of the stream in any env
         self._beginnings: dict[int, Tensor] = {}  # first rows of sequences, by length
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[Path, ReplayLog] = {}
 
     def _specs(self, of_a_rollout: Mapping[Column, FieldSpec] | None = None) -> _Specs:
         added = PLAIN if of_a_rollout is None else of_a_rollout
@@ -197,10 +206,21 @@ class ReplayBuffer(Replay):
     # --- what comes in ---
 
     def extend(self, rollout: TensorDict) -> None:
-        """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer."""
+        """Copy a rollout [N, T+1] into the ring, or only its last steps if it is longer.
+
+        Raises:
+            ConfigurationError: if a restored ring holds other entries of infos.
+        """
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
+        held = {column for column in self._ring if column[0].startswith(INFO)}
+        require(
+            held == _infos_of(rollout).keys(),
+            f"The restored replay holds {', '.join(c for (c,) in sorted(held)) or 'no entry'} of "
+            "the infos, but data.extra_fields differs: resume with the same fields, or start with "
+            "an empty replay: --restore_replay false.",
+        )
         steps = rollout.batch_size[1] - 1
         left_out = max(0, steps - self._slots)
         first = self._end + left_out
@@ -360,8 +380,9 @@ class ReplayBuffer(Replay):
                 values[from_aside] = self._aside.get(name, aside[from_aside])
             fields["next_observation", *name[1:]] = values
         fields["discount",] = discount
-        if ("intervened",) in self._ring:
-            fields["intervened",] = self._ring["intervened",].index_select(0, rows)
+        for name in self._ring:
+            if name == ("intervened",) or name[0].startswith(INFO):
+                fields[name] = self._ring[name].index_select(0, rows)
         return fields, last
 
     # --- sequences ---
@@ -587,7 +608,7 @@ class ReplayBuffer(Replay):
 
     def _save(self, folder: Path) -> list[str]:
         """Write the steps that no file in the folder holds; return the names of all its files."""
-        log = self._logs.setdefault(folder, _Log())
+        log = self._logs.setdefault(folder, ReplayLog())
         log.forget_before(self._oldest, folder)
         if log.parts and log.parts[-1].last < self._end:
             share = self._rows * self._row_bytes // MOST_PARTS
@@ -629,7 +650,7 @@ class ReplayBuffer(Replay):
             f"{CURE}",
         )
         self._begin = self._end = max(begin, end - self._slots)
-        log = self._logs[folder.absolute()] = _Log()
+        log = self._logs[folder.absolute()] = ReplayLog()
         for part in parts:
             if part.last > self._begin:
                 content = read_part(folder, part)
@@ -699,6 +720,7 @@ class ReplayBuffer(Replay):
             added = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
         if STATE in content:
             added |= _of_a_state(content[STATE])
+        added |= _infos_of(content)
         return added | {name: spec for name, spec in OPTIONAL.items() if name in content}
 
     def _check(
@@ -790,39 +812,6 @@ class _Aside:
         return content
 
 
-@dataclass
-class _Log:
-    """Content of the files in a folder.
-
-    Attributes:
-        parts: the files, of consecutive slots.
-        aside_begin: first aside number in the last file.
-        aside_end: number after the last one.
-    """
-
-    parts: list[Part] = field(default_factory=list)
-    aside_begin: int = 0
-    aside_end: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.parts[-1].last if self.parts else 0
-
-    def forget_before(self, oldest: int, folder: Path) -> None:
-        """Forget files of steps no longer stored; forget all files if one is missing."""
-        self.parts = [part for part in self.parts if part.last > oldest]
-        there = set(os.listdir(folder)) if folder.is_dir() else set()
-        if not there.issuperset(part.name for part in self.parts):
-            self.parts = []
-        if not self.parts:
-            self.aside_begin = self.aside_end = 0
-
-    def reopen(self) -> None:
-        """Forget the last file, to write its steps again together with newer ones."""
-        self.parts.pop()
-        self.aside_end = self.aside_begin
-
-
 def _specs_of(rollout: TensorDict) -> _Specs:
     if "executed" in rollout.keys():
         chunk = rollout["executed"].shape[-1]
@@ -831,7 +820,15 @@ def _specs_of(rollout: TensorDict) -> _Specs:
         specs = dict(PLAIN)
     if STATE[0] in rollout.keys():
         specs |= _of_a_state(rollout["state"])
+    specs |= _infos_of(rollout)
     return specs | {name: spec for name, spec in OPTIONAL.items() if name[0] in rollout.keys()}
+
+
+def _infos_of(fields: Any) -> _Specs:
+    """Return the columns of the env's infos in a rollout [N, T+1], or in the content of a file."""
+    names = {key if isinstance(key, tuple) else (key,): key for key in fields.keys()}
+    kept = {n: fields[key] for n, key in names.items() if n[0].startswith(INFO)}
+    return {name: (tuple(value.shape[2:]), value.dtype) for name, value in kept.items()}
 
 
 def _of_a_state(state: Tensor) -> _Specs:

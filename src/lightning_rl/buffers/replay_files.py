@@ -1,8 +1,10 @@
 """Keep the replay in unchanging files, named by digests, until no checkpoint lists them."""
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +100,39 @@ def _digest(content: Mapping[Column, Tensor]) -> str:
     return digest.hexdigest()
 
 
+@dataclass
+class ReplayLog:
+    """Content of the files of a replay in a folder.
+
+    Attributes:
+        parts: the files, of consecutive slots.
+        aside_begin: first aside number in the last file.
+        aside_end: number after the last one.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    aside_begin: int = 0
+    aside_end: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.parts[-1].last if self.parts else 0
+
+    def forget_before(self, oldest: int, folder: Path) -> None:
+        """Forget files of steps no longer stored; forget all files if one is missing."""
+        self.parts = [part for part in self.parts if part.last > oldest]
+        there = set(os.listdir(folder)) if folder.is_dir() else set()
+        if not there.issuperset(part.name for part in self.parts):
+            self.parts = []
+        if not self.parts:
+            self.aside_begin = self.aside_end = 0
+
+    def reopen(self) -> None:
+        """Forget the last file, to write its steps again together with newer ones."""
+        self.parts.pop()
+        self.aside_end = self.aside_begin
+
+
 class ReplayFolder:
     """Removes replay files that no checkpoint in the folder `checkpoints` lists."""
 
@@ -113,7 +148,7 @@ class ReplayFolder:
             self._remove(lambda rank: True)
 
     def remove_unnamed(self) -> None:
-        """Remove files that no checkpoint lists; rank 0 also removes those of missing ranks."""
+        """Remove files that no checkpoint lists; rank 0 also removes files of missing ranks."""
         own, size = ranks.rank(), ranks.world_size()
         if self.path.is_dir():
             self._remove(lambda rank: rank == own or (own == 0 and rank >= size))

@@ -45,7 +45,7 @@ def load_policy(
 
     Raises:
         ConfigurationError: if the file cannot be read, names other classes, does not describe its
-            policy, or holds the weights of another policy than the given one.
+            policy, or holds weights that do not fit the given policy.
     """
     found = load_trained(path, trust_code=trust_code, output_dir=output_dir, policy=policy)
     return TrainedPolicy(found.policy.to(device))

@@ -28,7 +28,7 @@ def _in(package: str, names: str) -> str:
 _ENCODERS = (
     "Encoder",
     "BackboneEncoder DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder "
-    "ResNet18 SpatialSoftmaxCNN",
+    "ResNet10 ResNet18 SpatialEmbedding SpatialSoftmaxCNN",
 )
 _PROBES = "ActionProbe FiveDoors TimeLimitProbe TwoDoors ValueProbe"
 _ENVS = (
@@ -38,7 +38,7 @@ _ENVS = (
     "TensorSimulator WithTerms "
     f"{_in(f'{OURS}.envs', _PROBES)}",
 )
-_REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
+_REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"
 _ACTIONS = "DeltaPosition Force Position Velocity"
 _TERMS = (
@@ -62,13 +62,13 @@ _POLICIES = (
     "Policy",
     "ActorCritic ActorOnly ConditionedPolicy CustomVLA DeterministicActorCritic "
     "DiscreteActorCritic GripperActorCritic LeRobotPolicy NoiseActorCritic NoisePolicy QPolicy "
-    "SlowPolicy SquashedActorCritic VLAPolicy",
+    "ResidualActorCritic SlowPolicy SquashedActorCritic SteeredActorCritic VLAPolicy",
 )
 _TABLE = {
     "model": (
         "Algorithm",
-        "APG AWAC BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL PPO RewardClassifier SAC "
-        "SHAC TD3 ValueFit",
+        "APG AWAC BehaviorCloning DQN DiscreteSAC GRPO GripperSAC IQL NoiseSAC PPO "
+        "RewardClassifier SAC SHAC TD3 ValueFit",
     ),
     "policy": _POLICIES,
     "backbone": ("Backbone", "PerceptronBackbone TinyVLA TransformersBackbone"),

@@ -42,6 +42,7 @@ from lightning_rl.cli.parsing import (
 from lightning_rl.cli.recap import recap
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
+from lightning_rl.policies import residual  # noqa: F401  # a short name in YAML needs its class
 from lightning_rl.system import ranks
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
@@ -315,7 +316,7 @@ class _Options(RLCLI):
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Check options of `fit`, alone and with each list in `others`; return YAML."""
+    """Check options of `fit`, without and with each list in `others`; return YAML."""
     arguments = complete(["fit", *options]).arguments
     for other in others:
         check_run([*arguments, *other])

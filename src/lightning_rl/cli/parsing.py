@@ -26,7 +26,7 @@ BEFORE = "settings before"
 """Key of the settings of a class that another class has replaced."""
 
 ALONE = ("--help", "-h", "--print_config", "--video")
-"""Options without a value; options that end with `.help` may lack one, too."""
+"""Options without a value. Options that end with `.help` may have no value, too."""
 
 
 class Refusal(SystemExit):
@@ -54,7 +54,7 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
     """Merge options, and the files of `--config`, into one tree; later settings win.
 
     The settings of a class stand next to its `class_path`. If another class replaces it, the old
-    settings move to `BEFORE`; the new class uses those that it has too.
+    settings move to `BEFORE`, from which the new class takes the settings that it also has.
     """
     tree: dict[str, Any] = {}
     for option in normalize_options(options):

@@ -1,4 +1,4 @@
-"""Execute a chunk of actions while the policy computes the next one."""
+"""Execute a chunk of actions while the policy computes the next chunk."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

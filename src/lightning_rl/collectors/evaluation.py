@@ -42,6 +42,26 @@ Arguments: the step, the returns so far [N] float64, and the mask of running epi
 """
 
 
+class EpisodeSeeds(IterableDataset[list[int]]):
+    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
+
+    All ranks have the same number of batches; some may be empty, because Lightning runs no
+    evaluation hooks without batches.
+    """
+
+    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
+        share = -(-num_episodes // ranks.world_size())
+        first = ranks.rank() * share
+        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
+        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
 @torch.no_grad()
 def run_episodes(
     policy: Policy,
@@ -55,7 +75,7 @@ def run_episodes(
 ) -> list[Episode]:
     """Play one episode per seed, in parallel; return the episodes in the order of the seeds.
 
-    Each env plays only the episode of its seed: counting the first episodes to finish would favour
+    Each env plays only the episode of its seed: counting the first finished episodes would favour
     short ones. Each episode samples actions by its own generator, so that episodes do not depend on
     each other. Global random streams do not change.
 
@@ -233,23 +253,3 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
     centre = (rate + share / 2) / (1 + share)
     half = z * math.sqrt(rate * (1 - rate) / trials + share / (4 * trials)) / (1 + share)
     return [max(0.0, centre - half), min(1.0, centre + half)]
-
-
-class EpisodeSeeds(IterableDataset[list[int]]):
-    """Seeds of the evaluation episodes, in batches of at most `num_envs`.
-
-    All ranks have the same number of batches; some may be empty, because Lightning runs no
-    evaluation hooks without batches.
-    """
-
-    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        share = -(-num_episodes // ranks.world_size())
-        first = ranks.rank() * share
-        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
-        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)

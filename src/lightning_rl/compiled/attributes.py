@@ -149,7 +149,7 @@ class Snapshot:
 
 @contextmanager
 def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Replace attributes (holder, name, value) within a context; `MISSING` removes one."""
+    """Replace attributes (holder, name, value) within a context; `MISSING` removes them."""
     kept = []
     try:
         for holder, name, value in values:

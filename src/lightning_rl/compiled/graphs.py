@@ -177,7 +177,7 @@ class Graphs:
     def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
-        """Trace without constants for changed attributes; return the unneeded ones, and the trace.
+        """Trace without constants for changed attributes; return these attributes, and the trace.
 
         A changed number becomes a tensor; other changed attributes are removed while tracing. If
         tracing then fails, the attribute stays a constant, and each of its values has its own

@@ -430,7 +430,7 @@ def compile_steps(
     choice: StepsChoice,
     ahead: bool,
 ) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
-    """Return compiled actors and steppers, one pair per rollout [N, T+1], or the `plain` ones.
+    """Return a compiled actor and stepper per rollout [N, T+1], or the `plain` actors and steppers.
 
     Graphs are compiled here, before any thread starts. `choice` records why graphs are unavailable.
     `ahead` is described in `CompiledSteps`.

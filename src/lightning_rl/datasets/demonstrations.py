@@ -135,6 +135,11 @@ class Demonstrations(Collector):
         self._rollouts = state.get("rollouts", 0)
 
     def _allocate(self, rows: int, lengths: list[int]) -> TensorDict:
+        require(
+            not self.env.info_fields,
+            f"data.extra_fields keeps {', '.join(self.env.info_fields)} of each step of the env, "
+            "but demonstrations have no infos: remove data.extra_fields.",
+        )
         rollout = allocate_rollout(
             self.env.single_observation_space,
             self.env.single_action_space,

@@ -1,7 +1,7 @@
 """Represent recorded episodes, and convert them to rollouts."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -236,6 +236,7 @@ class Episodes(Sequence[Episode]):
         rule: decides how episodes ended; None if `read` does not use one.
         columns: column of each part of an observation, the action and the reward, for messages.
         first_action: number of the first choice in the files, see `first_choice`.
+        encode: turns recorded observations into the env's; None if they are equal.
     """
 
     path: Path
@@ -246,6 +247,7 @@ class Episodes(Sequence[Episode]):
     rule: EndRule | None = None
     columns: Mapping[str, str] = {}
     first_action: np.ndarray = np.asarray(0)
+    encode: Callable[[Any], Any] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -285,6 +287,8 @@ class Episodes(Sequence[Episode]):
                     refuse = self.actions_outside == "refuse"
                     clipped += episode.clip_actions(self.action_space, refuse, name)
                 steps += len(episode)
+                if self.encode is not None:
+                    episode.observation = self.encode(episode.observation)
                 yield episode
         finally:
             if clipped:

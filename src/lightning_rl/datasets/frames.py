@@ -83,8 +83,8 @@ class LabelledFrames(RecordedFrames):
             observation, only these are shown: `{observation.images.front: observation.front}`.
         positive_frames: number of frames at the end of a successful episode that show success,
             including the true final observation if the dataset has it.
-        negatives: frames without success: `all` others, or only frames of failed episodes.
-        held_out: share of the episodes to hold out, of successes and failures each, at least one.
+        negatives: frames without success: `all` other frames, or only frames of failed episodes.
+        held_out: share of the successes and of the failures to hold out, at least one episode each.
         split_seed: draws the held-out episodes.
         device: device of the frames.
 

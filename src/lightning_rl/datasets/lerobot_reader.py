@@ -181,7 +181,7 @@ class LeRobotEpisodes(Episodes):
             )
 
     def places(self) -> list[tuple[Path, int, Path, int]]:
-        """Return per episode: data file, first row there, file and row in the table of episodes."""
+        """Return per episode: data file, first row in it, file and row in the table of episodes."""
         found = []
         for row in self._rows:
             path = self._data_file(row)

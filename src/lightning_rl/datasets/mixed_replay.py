@@ -18,7 +18,8 @@ from lightning_rl.datasets.ends import Ends
 from lightning_rl.datasets.episode import Episode, Episodes, Outside
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.datasets.replays import rewarded
-from lightning_rl.rollout.contract import final_observations, map_tree
+from lightning_rl.rollout.contract import INFO, final_observations, map_tree
+from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded
 from lightning_rl.system.runs import find_checkpoint
@@ -31,7 +32,7 @@ ADDED = {"intervened": torch.bool, "penalty": torch.float32}
 
 
 class MixedReplay(Replay):
-    """Keep collected transitions in one replay, and demonstrations in a second one.
+    """Keep collected transitions in one replay, and demonstrations in a second replay.
 
     The first round(B * online_ratio) samples of a minibatch [B] come from the online replay, the
     others from the offline replay. If one replay is empty, all samples come from the other.
@@ -41,10 +42,10 @@ class MixedReplay(Replay):
     Robotic Manipulation via Human-in-the-Loop Reinforcement Learning").
 
     Args:
-        observation_space, action_space, num_envs, device, seed, directory: see `Replay`.
+        observation_space, action_space, num_envs, device, seed, directory, goals: see `Replay`.
         online: replay of all collected transitions.
-        offline: replay of demonstrations and interventions. A full replay overwrites its oldest
-            transitions, the demonstrations: choose a capacity for both.
+        offline: replay of demonstrations and interventions. A full replay first overwrites
+            the demonstrations: choose a capacity for all of them.
         online_ratio: share of online samples in each minibatch, from 0 to 1.
         demonstrations: initial content of `offline`: a dataset (see `read_episodes`), or the run
             directory or checkpoint of another run with a replay. Default: empty.
@@ -69,6 +70,7 @@ class MixedReplay(Replay):
         seed: int = 0,
         *,
         directory: Path = Path(),
+        goals: GoalFunction | None = None,
         online: ReplayFactory = ReplayBuffer,
         offline: ReplayFactory = ReplayBuffer,
         online_ratio: float = 0.5,
@@ -83,7 +85,8 @@ class MixedReplay(Replay):
         self._spaces = observation_space, action_space
         self.online_ratio = online_ratio
         self.keep_interventions = keep_interventions
-        where = {"directory": directory}
+        where: dict[str, Any] = {"directory": directory}
+        where |= {} if goals is None else {"goals": goals}
         self.online = online(*self._spaces, num_envs, device, seed, **where)
         # The offline replay has one stream: episodes and interventions of all envs follow each
         # other.
@@ -136,6 +139,13 @@ class MixedReplay(Replay):
             "executed" not in rollout.keys(),
             "MixedReplay stores single actions, but the env takes chunks of actions: remove "
             "ActionChunk, or use a ReplayBuffer.",
+        )
+        infos = [str(key) for key in rollout.keys() if str(key).startswith(INFO)]
+        require(
+            not infos,
+            f"data.extra_fields keeps {', '.join(infos)} of each step, but MixedReplay joins the "
+            "steps with demonstrations, which have no infos: remove data.extra_fields, or set "
+            "data.replay: ReplayBuffer.",
         )
         self._read_demonstrations()
         if not self._begun:

@@ -54,7 +54,7 @@ class VideoWriter:
 
 
 def _open_without_priority(codec: Any) -> None:
-    """Open a codec, and reset the scheduling of its threads and of this one."""
+    """Open a codec, and reset the scheduling of its threads and of this thread."""
     # As root, SVT-AV1 gives these threads the highest real-time priority (SCHED_FIFO, 99), which
     # starves all other processes.
     if not hasattr(os, "sched_setscheduler"):  # Linux has it

@@ -1,16 +1,18 @@
 """Open a dataset in LeRobot's or Minari's format."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_rl.datasets.ends import Ends
+from lightning_rl.datasets.ends import EndRule, Ends
 from lightning_rl.datasets.episode import Episodes, Outside
 from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
 from lightning_rl.datasets.minari import MinariEpisodes, minari_folder
+from lightning_rl.envs.wrappers.encoded import encoded, recorded_space
 from lightning_rl.system.errors import require
 from lightning_rl.system.files import expanded
 
@@ -32,9 +34,9 @@ def read_episodes(
         keys: maps columns of the dataset to names of this package, if their own names do not fit:
             `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
             `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
-            `infos`.
+            `infos` can be mapped.
         observation_space: observation space of the env; checked if given, and only its columns are
-            read.
+            read. Pictures become the features of an `EncodedObservations`.
         action_space: action space of the env; checked if given.
         fps: frames per second of the env; checked if given.
         ends: how episodes ended if the dataset does not record it: see `EndRule`. The rule is
@@ -56,7 +58,10 @@ def read_episodes(
         "meta/info.json) or of a Minari dataset (it contains data/metadata.json).",
     )
     kind = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
-    episodes: Episodes = kind(directory, keys or {}, observation_space, action_space, ends)
+    recorded = None if observation_space is None else recorded_space(observation_space)
+    episodes: Episodes = kind(directory, keys or {}, recorded, action_space, ends)
+    if observation_space is not None and recorded != observation_space:
+        episodes.encode = partial(encoded, observation_space)
     episodes.action_space, episodes.actions_outside = action_space, actions_outside
     there = episodes.fps
     require(
@@ -65,7 +70,12 @@ def read_episodes(
         f"{fps or 0:g} steps per second, so an action would have another duration. Record the "
         "dataset with this env, or set the env to the dataset's rate.",
     )
-    rule = episodes.rule
+    _report_rule(directory, episodes.rule)
+    return episodes
+
+
+def _report_rule(directory: Path, rule: EndRule | None) -> None:
+    """Log the rule that decides how episodes ended, as a warning if it is a guess."""
     if rule is not None and rule.assumed:
         rank_zero_warn(
             f"The dataset at {directory} does not record which episodes were truncated: "
@@ -74,4 +84,3 @@ def read_episodes(
         )
     elif rule is not None:
         rank_zero_info(f"Dataset {directory}: {rule.words}.")
-    return episodes

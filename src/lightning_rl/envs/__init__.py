@@ -32,8 +32,8 @@ from lightning_rl.envs.torch.tensor_simulator import TensorSimulator as TensorSi
 from lightning_rl.envs.torch.torch_env import TorchEnv as TorchEnv
 from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import VectorEnv as VectorEnv
-from lightning_rl.envs.vector_env import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.action_mask import ActionMask as ActionMask
+from lightning_rl.envs.wrappers.base import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.encoded import EncodedObservations as EncodedObservations
 from lightning_rl.envs.wrappers.hide import HideEntries as HideEntries
 from lightning_rl.envs.wrappers.penalty import GripperPenalty as GripperPenalty

@@ -1,6 +1,6 @@
 """Act by chunks of K actions, which the env executes one after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -13,9 +13,9 @@ from lightning_rl.envs.vector_env import (
     Observation,
     Seed,
     VectorEnv,
-    VectorEnvWrapper,
     interventions,
 )
+from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.envs.wrappers.chunk_wrapper import ChunkWrapper, repeated
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, require
@@ -110,6 +110,16 @@ class ActionChunk(VectorEnvWrapper):
         }
         # Skip the wrapped env's fields: their shapes fit single actions.
         return own | super(VectorEnvWrapper, self).extra_fields
+
+    @property
+    def goals(self) -> None:
+        """No goals: the rewards between the observations of a chunk cannot be computed again."""
+
+    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        raise ConfigurationError(
+            f"data.extra_fields keeps {', '.join(shapes)} of each step, but a step of ActionChunk "
+            "is several steps of the env: remove one of the two."
+        )
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None

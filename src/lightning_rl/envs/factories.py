@@ -1,7 +1,7 @@
 """Make envs from an id, a class or a function."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import gymnasium
 
 from lightning_rl.envs import tasks
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
+from lightning_rl.envs.infos import READ
 from lightning_rl.envs.step_results import check_space
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.vector_env import VectorEnv
@@ -24,6 +25,9 @@ TASKS = {
     if isinstance(cls, type) and issubclass(cls, Task)
 }
 """Tasks of this package, by name."""
+
+READ_ANYWAY = ("final_obs", "final_metrics", *READ)
+"""Info entries that `VectorEnv.step` defines."""
 
 OF_THE_VECTOR = ("num_envs", "vectorization_mode", "max_episode_steps", "render_mode")
 """Settings that Gymnasium's vector envs add to the spec of their id."""
@@ -70,11 +74,13 @@ def make_env(
     num_envs: int,
     setting: str,
     events: Mapping[str, Any] | None = None,
+    extra_fields: Mapping[str, tuple[int, ...]] | None = None,
 ) -> VectorEnv:
-    """Make an env with `num_envs` copies and with these events, and check its spaces.
+    """Make an env with `num_envs` copies, events and kept entries of infos; check its spaces.
 
     Raises:
-        ConfigurationError: the factory returned something else, or the env takes no such events.
+        ConfigurationError: the factory returned something else, or the env takes no such events
+            or keeps no entries of its infos.
     """
     try:
         made: Any = factory(num_envs)
@@ -104,10 +110,31 @@ def make_env(
         check_space(f"{setting}: {owner}", "action", made.single_action_space)
         if events:
             made.add_events(events)
+        if extra_fields:
+            made.keep_info(extra_fields)
     except ConfigurationError:
         made.close()
         raise
     return made
+
+
+def checked_info_fields(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of `data.extra_fields` by name.
+
+    Raises:
+        ConfigurationError: a name that is read anyway, or a shape with sizes below 1.
+    """
+    for name, shape in given.items():
+        require(
+            name not in READ_ANYWAY,
+            f"data.extra_fields names '{name}', which is read without it where the env reports it.",
+        )
+        require(
+            all(size >= 1 for size in shape),
+            f"data.extra_fields.{name} is the shape {list(shape)}: give sizes of at least 1, or [] "
+            "for one number.",
+        )
+    return {name: tuple(shape) for name, shape in given.items()}
 
 
 def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
@@ -131,6 +158,20 @@ def check_one_arm(env: VectorEnv, evaluates: bool) -> None:
         "An evaluation during training would move the arm that the training moves: set "
         "trainer.limit_val_batches: 0, and evaluate later by rl-cli validate; or set "
         "data.eval_env.",
+    )
+
+
+def check_no_pauses(env: VectorEnv) -> None:
+    """Refuse chunks of actions in the env of a real arm.
+
+    Raises:
+        ConfigurationError: `env` is real, and its actions are chunks.
+    """
+    require(
+        not env.metadata.get("is_real") or env.steps_per_action == 1,
+        "ActionChunk would stop the arm after each chunk, while the policy computes the next one: "
+        "remove ActionChunk from data.env. rl-cli record --ckpt_path plays a policy of chunks "
+        "without pauses, in the env without ActionChunk.",
     )
 
 

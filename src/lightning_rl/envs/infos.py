@@ -29,6 +29,7 @@ TREES = ("rewards", "metrics")
 EnvReport = dict[str, Any]
 """Reports of N envs: `success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}, if reported.
 
+With `data.extra_fields`: `kept_info` {name: [N, ...]}, float32.
 With interventions: `executed_action` {i: [*A]} of envs with a different action, and `intervened`
 [N]. With penalties: `penalty` [N].
 """
@@ -56,8 +57,11 @@ def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in info.items()}
 
 
-READ = ("success", "is_success", *TREES, EXECUTED_ACTION, INTERVENED, "penalty")
-"""Info keys that are read; the last three only if announced."""
+KEPT = "kept_info"
+"""Info key of the entries that rollouts store, by name; see `KeptInfo`."""
+
+READ = ("success", "is_success", *TREES, KEPT, EXECUTED_ACTION, INTERVENED, "penalty")
+"""Info keys that are read; the last three are read only if the env announces them."""
 
 
 class InfoReader:
@@ -93,6 +97,7 @@ class InfoReader:
             or "success" in info
             or "rewards" in info
             or "is_success" in info
+            or KEPT in info
             or (
                 self._announced
                 and (EXECUTED_ACTION in info or INTERVENED in info or "penalty" in info)
@@ -121,6 +126,11 @@ class InfoReader:
         for kind in TREES:
             if kind in info:
                 self._put_numbers(report, kind, info[kind], i)
+        for name, array in info.get(KEPT, {}).items():
+            columns = report.setdefault(KEPT, {})
+            if name not in columns:
+                columns[name] = np.zeros((self._num_envs, *array.shape), np.float32)
+            columns[name][i] = array
 
     def read_arrays(
         self, info: dict[str, Any], done: np.ndarray, names: Mapping[str, str] | None = None
@@ -249,7 +259,8 @@ def to_tensors(report: EnvReport) -> dict[str, Any]:
     for kind in TREES:
         if report.get(kind):
             tensors[kind] = {name: torch.from_numpy(array) for name, array in report[kind].items()}
-    return tensors
+    kept = report.get(KEPT, {})
+    return tensors | {name: torch.from_numpy(array) for name, array in kept.items()}
 
 
 def read_interventions(name: str, report: EnvReport, actions: np.ndarray) -> dict[str, np.ndarray]:

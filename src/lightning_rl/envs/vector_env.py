@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_rl.envs.infos import check_info
 from lightning_rl.envs.step_results import ObservedChoices, check_like
 from lightning_rl.rollout.contract import (
+    INFO,
     FieldSpec,
     FinalObservationWriter,
     copy_tree,
@@ -20,6 +21,7 @@ from lightning_rl.rollout.contract import (
     step_views,
     time_major,
 )
+from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import ConfigurationError
 
 Observation = Tensor | TensorDict
@@ -72,6 +74,9 @@ class VectorEnv(ABC):
     reports_penalty: bool = False
     """Whether `step` reports the penalty of part of the action, and rollouts store it."""
 
+    info_fields: Mapping[str, tuple[int, ...]] = {}
+    """Shapes of the info entries that rollouts store, by name; see `keep_info`."""
+
     @property
     def progress(self) -> int:
         """Progress counter that rises during long calls, such as a replay of episodes.
@@ -85,7 +90,13 @@ class VectorEnv(ABC):
         """Additional rollout fields of each step, which `info` contains."""
         space = self.single_action_space
         taken_over = intervention_fields(space) if self.reports_interventions else {}
-        return taken_over | (PENALTY_FIELD if self.reports_penalty else {})
+        kept = {INFO + name: (shape, torch.float32) for name, shape in self.info_fields.items()}
+        return taken_over | (PENALTY_FIELD if self.reports_penalty else {}) | kept
+
+    @property
+    def goals(self) -> GoalFunction | None:
+        """The function that judges other goals; None if the env is no goal env."""
+        return None
 
     @abstractmethod
     def reset(
@@ -180,66 +191,23 @@ class VectorEnv(ABC):
             ConfigurationError: this env does not take these events.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} takes no events ({', '.join(events)}). Envs that take events: "
-            "a Task, a MujocoEnv, a ManagedEnv of your own, and a TensorSimulator."
+            f"{type(self).__name__} takes no events ({', '.join(events)}). Envs with events: "
+            "a Task, a MujocoEnv, your own ManagedEnv, and a TensorSimulator."
         )
+
+    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Store entries of each step's info in rollouts, as float32; call before the first `reset`.
+
+        Args:
+            shapes: shape of each entry in one env, by name.
+
+        Raises:
+            ConfigurationError: this env keeps no entries of its info.
+        """
+        self.info_fields = shapes
 
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
         """Free processes and windows. May be called more than once."""
-
-
-class VectorEnvWrapper(VectorEnv):
-    """Base class of wrappers: forwards everything that a subclass does not override.
-
-    The constructor of a subclass takes `num_envs` and the env as configured, and passes the built
-    env to this constructor.
-    """
-
-    @abstractmethod
-    def __init__(self, env: VectorEnv) -> None:
-        self.env = env
-        for attribute in VectorEnv.__annotations__:
-            setattr(self, attribute, getattr(env, attribute))
-
-    @property
-    def progress(self) -> int:
-        return self.env.progress
-
-    @property
-    def extra_fields(self) -> dict[str, FieldSpec]:
-        return self.env.extra_fields
-
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        return self.env.reset(seed, options)
-
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        return self.env.step(action)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        return self.env.load_state_dict(state)
-
-    def make_renderable(self) -> None:
-        self.env.make_renderable()
-
-    def render(self, rows: Sequence[int]) -> np.ndarray:
-        return self.env.render(rows)
-
-    def show(self) -> None:
-        self.env.show()
-
-    def stop_interventions(self) -> None:
-        self.env.stop_interventions()
-
-    def add_events(self, events: Mapping[str, Any]) -> None:
-        self.env.add_events(events)
-
-    def close(self) -> None:
-        self.env.close()
 
 
 class StepReports(NamedTuple):
@@ -285,7 +253,8 @@ class StepwiseStepper(RolloutStepper):
         )
         self._finals = FinalObservationWriter(rollout)
         self._results = [storage[key].unbind(0) for key in RESULTS]
-        self._extra = {key: storage[key].unbind(0) for key in env.extra_fields}
+        self._extra = {k.removeprefix(INFO): storage[k].unbind(0) for k in env.extra_fields}
+        self._info_fields = tuple(env.info_fields)
         self._intervened = env.reports_interventions
         self._remote = storage["terminated"].device.type != "cpu"
         self._choices = ObservedChoices(type(env).__name__, env.single_observation_space)
@@ -303,6 +272,8 @@ class StepwiseStepper(RolloutStepper):
         if self._intervened:
             info = info | interventions(self._env, self._actions[t], info)
         check_info(self._env, info, self._env.num_envs, tuple(self._extra))
+        for key in self._info_fields:  # another shape might broadcast
+            check_like(type(self._env).__name__, info[key], self._extra[key][t], f"info {key}")
         for key, slots in self._extra.items():
             slots[t].copy_(info[key])
         if "final_obs" in info:

@@ -55,7 +55,7 @@ class EnvWatch:
 
     After too long a call, processes of the envs are killed and the call raises `EnvTimeoutError`.
     Python cannot interrupt an env in the calling thread: then the pending rollout of another thread
-    fails (`on_hang`), or, without one, the process ends with the message. Only `vectorization:
+    fails (`on_hang`), or, if there is none, the process ends with the message. Only `vectorization:
     async` detects C code that holds Python's lock.
 
     Args:
@@ -149,7 +149,7 @@ class EnvWatch:
         return called
 
     def _end(self, call: "_Call") -> None:
-        """Kill the processes of a call; without any, fail the rollout or exit."""
+        """Kill the processes of a call. If it has none, fail the rollout, or exit."""
         frames = _frames_of(call.thread)
         owners = [frame.f_locals.get("self") for frame in frames]
         steppers = [one for one in owners if isinstance(one, HangReporter)]

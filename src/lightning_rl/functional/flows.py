@@ -64,7 +64,7 @@ def guide(conditional: Tensor, absent: Tensor, guidance: Tensor) -> Tensor:
 
     Args:
         conditional: [B, ...], output with the condition.
-        absent: [B, ...], output without it.
+        absent: [B, ...], output without the condition.
         guidance: [B].
     """
     return torch.lerp(absent, conditional, guidance.view(-1, *[1] * (absent.dim() - 1)))

@@ -125,8 +125,8 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float)
     """Return mean(-log_alpha * (log pi(a|s) + target_entropy)).
 
     Source: Haarnoja et al. 2018, equation 18. Differs from the paper, like most implementations:
-    the loss is linear in log alpha, not alpha, so that a small temperature changes as fast as a
-    large one.
+    the loss is linear in log alpha, not alpha, so that small and
+    large temperatures change at the same rate.
 
     Args:
         log_alpha: [].

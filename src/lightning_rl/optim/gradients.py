@@ -1,9 +1,9 @@
 """Store the results of a minibatch in one tensor [L + P + n + 1] that can be summed.
 
-It holds L scalars, a gradient [P], a flag for each of n parameters whether the loss reaches it, and
-a one, all times the number of samples. Sums over micro-batches and ranks, divided by the last
-element, are means again. A parameter that the loss does not reach has no gradient, not a zero
-gradient: its optimizer must neither count a step nor decay the weight.
+It holds L scalars, a gradient [P], for each of n parameters a flag whether the loss reaches it, and
+the number 1. All are multiplied by the number of samples, so sums over micro-batches and ranks,
+divided by the last element, are means. A parameter that the loss does not reach has no gradient,
+not a zero gradient: its optimizer must neither count a step nor decay the weight.
 """
 
 from collections.abc import Sequence

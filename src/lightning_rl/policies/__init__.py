@@ -20,7 +20,9 @@ from lightning_rl.policies.networks.memory import LSTM as LSTM
 from lightning_rl.policies.networks.memory import Memory as Memory
 from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
 from lightning_rl.policies.networks.q_networks import ValueAtoms as ValueAtoms
+from lightning_rl.policies.networks.resnet import ResNet10 as ResNet10
 from lightning_rl.policies.networks.resnet import ResNet18 as ResNet18
+from lightning_rl.policies.networks.resnet import SpatialEmbedding as SpatialEmbedding
 from lightning_rl.policies.normalization import ObservationNormalizer as ObservationNormalizer
 from lightning_rl.policies.normalization import RewardNormalizer as RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (

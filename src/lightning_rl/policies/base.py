@@ -120,7 +120,7 @@ class Policy(nn.Module, ABC, Constructed):
 
     @property
     def acting_space(self) -> gymnasium.Space[Any]:
-        """The keys of `observation_space` that acting reads, without keys of the critic alone."""
+        """The keys of `observation_space` that acting reads; the critic may read more."""
         if not isinstance(self.observation_space, gymnasium.spaces.Dict):
             return self.observation_space
         known = self.observation_space.spaces

@@ -1,29 +1,26 @@
 """Steer a frozen flow policy by its initial noise (DSRL)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import read_checkpoint
 from lightning_rl.policies.actor_critic import ActorCritic
-from lightning_rl.policies.base import NOISE, Policy
+from lightning_rl.policies.base import NOISE
+from lightning_rl.policies.distributions.gaussians import StateStdTanhGaussian
+from lightning_rl.policies.frozen import frozen_policy
 from lightning_rl.policies.networks.encoders import Encoder
+from lightning_rl.policies.networks.q_networks import QEnsemble
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
 from lightning_rl.policies.slow import PolicyFactory
-from lightning_rl.policies.spaces import fits
 from lightning_rl.policies.vla.policy import ChunkPolicy
-from lightning_rl.policies.weights import fitting
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.runs import ALIASES, find_checkpoint
 
 
 class SteeringPolicy(PerceptronPolicy):
@@ -115,7 +112,7 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
         trust_code: bool = False,
     ) -> None:
         spaces = (observation_space, action_space)
-        frozen = base_policy(*spaces, checkpoint, base, trust_code)
+        frozen = flow_policy(*spaces, checkpoint, base, trust_code)
         super().__init__(
             observation_space,
             noise_space(frozen, bound),
@@ -165,7 +162,7 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
         trust_code: bool = False,
     ) -> None:
         spaces = (observation_space, action_space)
-        frozen = base_policy(*spaces, checkpoint, base, trust_code)
+        frozen = flow_policy(*spaces, checkpoint, base, trust_code)
         super().__init__(
             observation_space,
             noise_space(frozen, bound),
@@ -186,9 +183,68 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
         require(
             "executed_action" not in rollout.keys(),
             "NoiseActorCritic learns the values of its noise, but a person takes over in this env, "
-            "whose actions have no noise: remove the intervention, or train a NoisePolicy by PPO.",
+            "whose actions have no noise: train a SteeredActorCritic by NoiseSAC, which learns the "
+            "values of actions, too; or remove the intervention.",
         )
         return rollout.copy().set("action", rollout["noise"])
+
+
+class SteeredActorCritic(NoiseActorCritic):
+    """A `NoiseActorCritic` with critics of actions in addition to critics of noise, for `NoiseSAC`.
+
+    The replay stores executed actions, so people may take over. The actor maximizes the critics of
+    noise.
+
+    Args:
+        kwargs: see `NoiseActorCritic`.
+
+    Attributes:
+        critic: critics of the executed actions, in units of their bounds.
+        noise_critic: critics of the noise, in units of `bound`.
+    """
+
+    critic_modules = (*NoiseActorCritic.critic_modules, "noise_critic")
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(observation_space, action_space, **kwargs)
+        self.noise_critic = self.critic
+        self.units = StateStdTanhGaussian(action_space, (-20.0, 2.0))  # only for its bounds
+        inputs = self.features_size + self.units.size
+        settings = self._critic_hidden_sizes, self.critic.num_critics, self._critic_activation
+        self.critic = QEnsemble(inputs, *settings)
+
+    @property
+    def replayed_space(self) -> gymnasium.Space[Any]:
+        return self.action_space
+
+    def replayed(self, rollout: TensorDict) -> TensorDict:
+        return rollout
+
+    def unit(self, action: Tensor) -> Tensor:
+        return self.units.unit(action)
+
+    def q_values(
+        self,
+        td: TensorDict,
+        unit_action: Tensor,
+        critic: nn.Module | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        return super().q_values(td, unit_action, critic or self.noise_critic, features)
+
+    @torch.no_grad()
+    def decoded(self, td: TensorDict, unit_noise: Tensor) -> Tensor:
+        """Return the actions in [-1, 1] [B, A] that noise [B, S], in units of the bound, leads to.
+
+        `td` [B] has the observations.
+        """
+        noise = self.distribution.from_unit(unit_noise)
+        return self.unit(self.base.decode(self.base.features(td), noise))
 
 
 class BaseFeatures(Encoder):
@@ -219,56 +275,22 @@ def noise_space(base: ChunkPolicy, bound: float) -> gymnasium.spaces.Box:
     return gymnasium.spaces.Box(-bound, bound, (base.noise_size,), np.float32)
 
 
-def base_policy(
+def flow_policy(
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
     checkpoint: str | None,
     make: PolicyFactory | None,
     trust_code: bool,
 ) -> ChunkPolicy:
-    """Return the frozen policy of a checkpoint, or from `make`.
+    """Return the frozen flow policy of a checkpoint, or from `make`; see `frozen_policy`.
 
     Raises:
-        ConfigurationError: if both or none are given, if the checkpoint cannot be read, or if the
-            policy has no initial noise or other spaces.
+        ConfigurationError: also if the policy has no initial noise.
     """
-    if make is None and checkpoint is not None:
-        require(
-            checkpoint not in ALIASES,
-            f"checkpoint: {checkpoint} changes with each run, but the steered policy reads it "
-            "again whenever it is created: give the path of a run directory or a file.",
-        )
-        base = _trained(checkpoint, trust_code)
-    elif make is not None and checkpoint is None:
-        base = make(observation_space, action_space)
-    else:
-        raise ConfigurationError(
-            "A steered policy needs a base policy: give either checkpoint, a file or a run "
-            "directory, or base, {class_path: ..., init_args: ...}."
-        )
-    name = type(base).__name__
+    base = frozen_policy(observation_space, action_space, checkpoint, make, trust_code)
     require(
         getattr(base, "noise_size", 0) > 0,
-        f"{name} has no initial noise that could be steered: the base policy needs a flow, such as "
-        "VLAPolicy with head: flow.",
+        f"{type(base).__name__} has no initial noise that could be steered: the base policy needs "
+        "a flow, such as VLAPolicy with head: flow.",
     )
-    require(
-        fits(base.observation_space, observation_space) and base.action_space == action_space,
-        f"The base policy reads observations {base.observation_space} and acts in "
-        f"{base.action_space}; data.env has {observation_space} and {action_space}: give it the "
-        "env that the base policy was trained in, chunks included.",
-    )
-    return cast(ChunkPolicy, base.eval().requires_grad_(False))
-
-
-def _trained(checkpoint: str, trust_code: bool) -> Policy:
-    path = find_checkpoint(checkpoint, Path())
-    content = read_checkpoint(path)
-    policy: Policy = SavedRun(path, content, trust_code).policy(Policy)
-    weights = {
-        name.removeprefix("policy."): value
-        for name, value in content["state_dict"].items()
-        if name.startswith("policy.")
-    }
-    policy.load_state_dict(fitting(policy.state_dict(), weights, str(path), strict=True))
-    return policy
+    return cast(ChunkPolicy, base)

@@ -190,7 +190,7 @@ def _cell(text: str) -> float:
 
 
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Return the training seconds [P]; those of evaluations, without a speed, are interpolated."""
+    """Return the training seconds [P]; rows of evaluations have no speed and are interpolated."""
     known = (speed > 0) & np.isfinite(speed)
     if not known.any():
         return np.full(len(env_steps), np.nan)

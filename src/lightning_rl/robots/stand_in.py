@@ -99,12 +99,16 @@ class StandInLeader:
     Args:
         at: position of both joints, in degrees.
         events: whether it has `get_teleop_events`, and takes over.
+        ends: {call number: event} of calls of `get_teleop_events`, from 1.
     """
 
-    def __init__(self, at: float = 5.0, events: bool = False) -> None:
-        self._at = at
+    def __init__(
+        self, at: float = 5.0, events: bool = False, ends: dict[int, str] | None = None
+    ) -> None:
+        self._at, self._reads = at, 0
+        self._ends = {int(number): event for number, event in (ends or {}).items()}
         if events:
-            self.get_teleop_events = lambda: {"is_intervention": True, "success": False}
+            self.get_teleop_events = self._events
 
     @property
     def action_features(self) -> dict[str, Any]:
@@ -120,6 +124,11 @@ class StandInLeader:
 
     def disconnect(self) -> None:
         """Disconnect."""
+
+    def _events(self) -> dict[str, bool]:
+        self._reads += 1
+        ended = {self._ends[self._reads]: True} if self._reads in self._ends else {}
+        return {"is_intervention": True, "success": False, **ended}
 
 
 def point_up(observation: Any) -> Any:

@@ -25,6 +25,7 @@ transposed for the user: each env step writes contiguous memory, and the first T
 | penalty (optional)           | -                   | float32 | env: for a part of the action     |
 | executed (optional)          | K                   | bool    | env: executed actions of a chunk  |
 | step_reward (optional)       | K                   | float32 | env: rewards of a chunk's actions |
+| info/<name> (optional)       | data.extra_fields   | float32 | env: an entry of the step's info  |
 
 `sample_log_prob` may be [N, T+1, L], one per part of an action; L is a multiple of the K actions of
 a chunk. `reward` is the undiscounted sum over a chunk; see `env_steps`.
@@ -71,6 +72,9 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "final_index": torch.int64,
 }
 """Fields with one number per env and step."""
+
+INFO = "info/"
+"""Prefix of fields that hold an entry of the env's info."""
 
 LOOK_EVERY = 16
 """Steps between two reads of values on a device, because each read synchronizes."""
@@ -211,7 +215,7 @@ class FinalObservations:
 
     A rollout holds this object as `final_observation`, as non-tensor data: all slices and views
     share it, and their `final_index` selects rows. A clone has a copy. Concatenated rollouts would
-    have several objects, so that reading them raises.
+    have several objects, so reading from them is an error.
 
     Args:
         rows: [1 + M, *observation], a tensor or a tree, of M episodes; row 0 is zeros, for steps

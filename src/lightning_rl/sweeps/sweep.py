@@ -76,7 +76,7 @@ OUTCOMES = {
 }
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
-"""Checks options of `fit`, alone and with each list of options; returns the configuration."""
+"""Checks options of `fit`, without and with each list of options; returns the configuration."""
 
 
 def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
@@ -111,7 +111,7 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         cure = {
             "--ckpt_path": "to start trials from a policy, set --trainer.init_from",
             "--seed_everything": "set --sweep.seeds",
-        }.get(name, "each trial has a directory of its own, below --output_dir")
+        }.get(name, "each trial has its own directory, in --output_dir")
         require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
     require(
         value_of("--config", rest) is not None or value_of("--model", rest) is not None,

@@ -13,7 +13,7 @@ PhaseTimer = Callable[[str], AbstractContextManager[Any]]
 _contexts: defaultdict[str, nullcontext[None]] = defaultdict(nullcontext)
 
 no_phases: PhaseTimer = _contexts.__getitem__
-"""Times nothing; a dict lookup, because a function call takes as long as some phases."""
+"""A timer without effect, found by a dict lookup: a function call takes as long as some phases."""
 
 
 def phases_of(profiler: Profiler) -> PhaseTimer:

@@ -127,7 +127,7 @@ def reduction_backend() -> str | None:
 
 
 def disconnect() -> None:
-    """Close the connections before the process ends, which gloo's threads may abort."""
+    """Close the connections: with open connections gloo's threads may abort the process."""
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 

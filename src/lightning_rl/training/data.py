@@ -26,7 +26,14 @@ from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, E
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.datasets.offline import spaces_of_collector
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.factories import EnvFactory, check_one_arm, env_factory, make_env
+from lightning_rl.envs.factories import (
+    EnvFactory,
+    check_no_pauses,
+    check_one_arm,
+    checked_info_fields,
+    env_factory,
+    make_env,
+)
 from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
@@ -131,12 +138,15 @@ class RLDataModule(LightningDataModule):
             call per episode and step.
         eval_env: the evaluation env, in the forms of `env`. Default: the training env.
         max_eval_episode_steps: env steps after which an evaluation episode is truncated. Default:
-            the env's time limit; without one, the env steps of one env in an epoch, at least 1,000.
+            the env's time limit; if it has none, the steps per env in an epoch, at least 1,000.
         env_timeout_s: maximum seconds for creation, a reset or a step of the N envs, also in
             evaluations (see `EnvWatch`); null for no limit, if a person takes part.
         events: changes of the training envs' state by name, such as pushes or other physical
             parameters, for envs of terms, such as a `Task`; see `Event`.
         eval_events: the same for the evaluation envs. Default: none.
+        extra_fields: entries of the info of each env step that rollouts and replays store, as
+            float32: {name: shape}, such as {tip_speed: [], contact_force: [3]}. An algorithm reads
+            them as `info/<name>`.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
         offline: train on the dataset of the collector, `Demonstrations`, alone. The env, if there
             is one, is only stepped in evaluations; without one there are none, and the dataset
@@ -170,6 +180,7 @@ class RLDataModule(LightningDataModule):
         seed: int | None = None,
         events: dict[str, Event | None] | None = None,
         eval_events: dict[str, Event | None] | None = None,
+        extra_fields: dict[str, list[int]] | None = None,
         offline: bool = False,
     ) -> None:
         super().__init__()
@@ -199,6 +210,7 @@ class RLDataModule(LightningDataModule):
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
         self._events, self._eval_events = events, eval_events
+        self._extra_fields = checked_info_fields(extra_fields or {})
         self._make_collector, self._make_replay = collector, replay
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # next to the resumed checkpoint
@@ -215,12 +227,16 @@ class RLDataModule(LightningDataModule):
     def _fail_collector(self, error: Exception) -> bool:
         return self.collector is not None and self.collector.fail(error)
 
+    @property
+    def _make_training_env(self) -> Callable[[int], VectorEnv]:
+        kept: Any = {"events": self._events, "extra_fields": self._extra_fields}
+        # No lambda: a remote collector pickles it.
+        return partial(make_env, self._make_env, setting="data.env", **kept)
+
     def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another training env, timed by `calls`; the caller closes it."""
-        return (calls or self.calls).make(
-            lambda count: make_env(self._make_env, count, "data.env", self._events),
-            1 if self.offline else self.num_envs,
-        )
+        num_envs = 1 if self.offline else self.num_envs
+        return (calls or self.calls).make(self._make_training_env, num_envs)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments, with resolved seeds and with factories as envs."""
@@ -243,6 +259,7 @@ class RLDataModule(LightningDataModule):
             "seed": self.seed,
             "events": self._events,
             "eval_events": self._eval_events,
+            "extra_fields": {name: list(shape) for name, shape in self._extra_fields.items()},
             "offline": self.offline,
         }
 
@@ -339,6 +356,7 @@ class RLDataModule(LightningDataModule):
                 count,
             )
             self._eval_env.stop_interventions()  # evaluate the policy without interventions
+            check_no_pauses(self._eval_env)
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
                 theirs = getattr(self._eval_env, f"single_{kind}_space")
@@ -367,19 +385,20 @@ class RLDataModule(LightningDataModule):
             self._env = self.new_env()
         evaluates = self.trainer.limit_val_batches != 0 and self.evaluates_on_the_training_env
         check_one_arm(self._env, evaluates)
+        check_no_pauses(self._env)
         self.collector = self._make_collector(
             CollectorContext(
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
                 episode_settings=learner.episode_settings,
                 phase=phases_of(cast(Any, self.trainer).profiler),
                 calls=self.calls,
-                # No lambda, because a remote collector pickles the function.
-                make_env=partial(make_env, self._make_env, self.num_envs, "data.env", self._events),
+                make_env=partial(self._make_training_env, self.num_envs),
                 compilation=learner.choose_step_compilation(),
                 env_steps_before=learner.env_steps,
             )
         )
         if self._make_replay is not None:
+            goals = self._env.goals
             self.replay = self._make_replay(
                 self.observation_space,
                 learner.policy.replayed_space,
@@ -387,6 +406,7 @@ class RLDataModule(LightningDataModule):
                 learner.policy.version.device,
                 self.seed_for("replay"),
                 directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
+                **({} if goals is None else {"goals": goals}),
             )
             if not getattr(self.trainer, "save_replay", True):
                 rank_zero_warn(

@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +15,9 @@ from gymnasium.vector.utils import create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.gymnasium.goals import goal_function
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
+from lightning_rl.envs.gymnasium.kept_info import KeptInfo
 from lightning_rl.envs.gymnasium.making import (
     EnvWrapper,
     make_gymnasium,
@@ -43,6 +45,7 @@ from lightning_rl.envs.vector_env import (
     wrap_arrays,
 )
 from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.goals import GoalFunction, is_goal_space
 from lightning_rl.rollout.structured_actions import as_env_counts, as_policy_counts, first_choice
 from lightning_rl.system.errors import require
 from lightning_rl.system.machine import offscreen_renderer, settings
@@ -130,6 +133,19 @@ class GymnasiumEnv(VectorEnv):
     def first_env(self) -> gymnasium.Env | None:
         """The first env with its wrappers; None unless `sync`."""
         return self._env.envs[0] if isinstance(self._env, InlineVectorEnv) else None
+
+    @property
+    def goals(self) -> GoalFunction | None:
+        if not is_goal_space(self.single_observation_space):
+            return None
+        # Envs in other processes cannot be asked between their steps: make another one.
+        more: dict[str, Any] = {"wrappers": self._wrappers, "names": self._names}
+        env = self.first_env or make_gymnasium(self.id, 1, self.env_kwargs, "sync", **more).envs[0]
+        return goal_function(env)
+
+    def keep_info(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().keep_info(shapes)
+        self.wrap_single_envs(partial(KeptInfo, shapes=shapes))
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None

@@ -29,7 +29,9 @@ EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 NAMESPACES = {
     "ALE": ("ale_py", "gymnasium[atari]"),
     "dm_control": ("shimmy", "shimmy[dm-control]"),
-    "gym_hil": ("gym_hil", "lightning-rl[hil]"),
+    "gym_aloha": ("gym_aloha", "lightning-rl[robots]"),
+    "gym_hil": ("gym_hil", "lightning-rl[robots]"),
+    "gym_pusht": ("gym_pusht", "lightning-rl[robots]"),
 }
 """Namespaces of env ids: the module that registers the envs, and its package."""
 
@@ -283,7 +285,7 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
     if "moviepy" in str(error):
         return ConfigurationError(
             f"Env '{id}' has a wrapper that needs a package which is not installed: pip install "
-            "moviepy. (trainer.video films evaluations without it.)"
+            "moviepy. (trainer.video films evaluations without render_mode.)"
         )
     if "have been moved to" in str(error):
         return ConfigurationError(

@@ -1,4 +1,4 @@
-"""Turn MuJoCo's warnings into Python warnings, and switch its profiler (mujoco 4.0)."""
+"""Turn MuJoCo's warnings into Python warnings, and switch its profiler (mujoco 3.8 and 4.0)."""
 
 import ctypes
 import sys

@@ -170,7 +170,7 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
 
 
 class _Reports:
-    """Sends exceptions of an env to the learner; replaces those that do not pickle.
+    """Sends exceptions of an env to the learner; replaces exceptions that do not pickle.
 
     A queue pickles in its own thread and drops failures: the learner would wait forever.
     """

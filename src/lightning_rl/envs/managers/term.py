@@ -212,7 +212,7 @@ class BoundTerm:
         call: the function `(env, *inputs)`, for managers that set the stream themselves.
 
     Raises:
-        ConfigurationError: an import path that leads to no function, or another parameter.
+        ConfigurationError: for an import path without a function, or an unknown parameter.
     """
 
     def __init__(self, settings: Term, kind: str, name: str, owner: str, inputs: int = 1) -> None:

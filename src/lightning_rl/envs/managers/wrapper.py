@@ -24,7 +24,8 @@ from lightning_rl.envs.managers.term import Metric, Observation, Reward, Termina
 from lightning_rl.envs.managers.view import EnvView, SeesNoState, entries_of
 from lightning_rl.envs.torch.counter_random import key_of
 from lightning_rl.envs.vector_env import Observation as Observed
-from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv, VectorEnvWrapper
+from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv
+from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
 
@@ -47,7 +48,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
             env's own actions.
 
     Raises:
-        ConfigurationError: a term that this env cannot have, or see `BoundTerm`.
+        ConfigurationError: for a term that this env cannot have; see also `BoundTerm`.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
             raise ConfigurationError(
                 f"{name} has terminations ({', '.join(terminations)}), but an env of this kind "
                 "cannot reset single rows: use terminations with a GymnasiumEnv; tasks and "
-                "MujocoEnv have terminations of their own."
+                "MujocoEnv have their own setting terminations."
             )
         terms = merged(Termination, {}, terminations, name)
         self.env.wrap_single_envs(

@@ -110,16 +110,16 @@ def action_size(env: EnvView) -> Tensor:
 
 
 class Reach(MujocoEnv):
-    """Bring the tool of a six-joint arm to a pose, position and rotation, and end there.
+    """Bring the tool of a six-joint arm to a pose (position and rotation).
 
-    Observation [25]: joint positions and velocities (each [6]), the last action [6], and the way
-    and the rotation to the goal in the frame of the tool [7]. Action [6]: change of the joints'
-    positions, in units of 0.2 rad.
+    Observation [25]: joint positions and velocities (each [6]), the last action [6], and the
+    translation and rotation to the goal in the frame of the tool [7]. Action [6]: change of the
+    joints' positions, in units of 0.2 rad.
 
-    The goal is the pose of the tool at random joint positions. A success is within 0.03 m and 0.2
-    rad, and `terminated`. Events: `start`, `goal`. Rewards: `distance` (m, weight -1), `angle`
-    (rad, weight -0.2), `near` (closeness in both, weight 0.5), `success` 10, `action` -0.005.
-    Metrics: `distance` (m), `angle` (rad).
+    The goal is the pose of the tool at random joint positions. An episode terminates with success
+    within 0.03 m and 0.2 rad of the goal. Events: `start`, `goal`. Rewards: `distance` (m, weight
+    -1), `angle` (rad, weight -0.2), `near` (weight 0.5), `success` 10, `action` -0.005. Metrics:
+    `distance` (m), `angle` (rad).
 
     Args:
         num_envs: N.

@@ -19,7 +19,7 @@ from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
 
 Resets = Literal["by_itself", "a_step_late", "by_index"]
-"""Who resets finished envs: the simulator within the step or in the next one, or this class."""
+"""What resets finished envs: the simulator (in the step, or in the next step), or this class."""
 
 AUTORESET = {
     AutoresetMode.SAME_STEP: "by_itself",
@@ -64,9 +64,8 @@ class TensorSimulator(VectorEnv):
         missing_final: if the simulator gives no final observation of a truncated episode: `refuse`,
             or use the `last_observation` before the step, as rsl_rl does. Its value is similar if
             steps are short.
-        seeds: whether `reset` takes `one` seed for the simulator, or one for `each` env. With one,
-            evaluation episodes do not correspond to their seeds, and groups of equal starts (GRPO)
-            are refused.
+        seeds: `one`: `reset` takes one seed for all envs, evaluation episodes do not correspond to
+            their seeds, and groups of equal starts (GRPO) are refused; `each`: a seed per env.
         report: returns further entries of a step's info, `success`, `fail`, `rewards` or `metrics`,
             from the simulator and its info; a function, in YAML its path.
 

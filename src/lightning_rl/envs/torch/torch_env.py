@@ -54,7 +54,7 @@ class TorchEnv(VectorEnv):
 
     Attributes:
         start_size: K, random numbers per start.
-        in_torch: whether a step is torch operations alone, which may be compiled.
+        in_torch: whether a step consists of torch operations alone, so that it can be compiled.
         differentiable: whether rewards and observations have gradients with respect to actions and
             states, for `APG` and `SHAC`. A clamp has no gradient beyond its bounds, and events such
             as a success have none at all.
@@ -202,7 +202,7 @@ class TorchEnv(VectorEnv):
                 f"the state was saved with {saved} envs, but there are {self.num_envs}"
             )
         if "seed" not in state:
-            raise RestoreError("the state was saved by a version that drew from one generator")
+            raise RestoreError("the state was saved by an older version with one generator")
         self.state = TensorDict(state["state"], [self.num_envs], device=self.device).clone()
         self.final_state = self.state
         self.seed, self.episode, self.elapsed = (

@@ -41,14 +41,14 @@ class Inputs(nn.Module):
         processors: processors of the policy.
         network: network of the policy. Several observations are the first dimension of each entry.
         space: space of the observation.
-        keys: by LeRobot's name of an input, the key of the observation; null leaves a picture out.
+        keys: key of the observation for each input (LeRobot's name); null leaves a picture out.
         padding: token that fills an instruction; None without instructions.
 
     Attributes:
         sources: by LeRobot's name.
 
     Raises:
-        ConfigurationError: for an input that the observation lacks, or of another shape.
+        ConfigurationError: for an input that the observation lacks, or that has another shape.
     """
 
     def __init__(

@@ -1,16 +1,25 @@
-"""A residual network for pictures, with the weights of torchvision, timm or Hugging Face."""
+"""Residual networks for pictures, with the weights of torchvision, Hugging Face or HIL-SERL."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal, cast
 
 import gymnasium
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lightning_rl.policies.networks.encoders import PictureEncoder
+from lightning_rl.policies.networks.encoders import Encoder, PictureEncoder
 from lightning_rl.policies.weights import fitting, weights_at
-from lightning_rl.system.errors import require
+from lightning_rl.system.errors import check_range, require
+
+Pool = Literal["mean", "none"]
+"""Features of a picture: the mean of the last planes, or all their numbers."""
+
+CHANNELS = 512
+"""Channels of the last planes."""
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """Residual blocks of each section, by the name of the network."""
@@ -28,6 +37,16 @@ _HUGGING_FACE = (
     (r"\.shortcut\.normalization\.", ".downsample.1."),
 )
 """Names of Hugging Face's ResNet, and of torchvision's."""
+
+_HIL_SERL = (
+    (r"^embedder\.0\.", "conv1."),
+    (r"^embedder\.1\.", "bn1."),
+    (r"^encoder\.stages\.(\d)\.", lambda m: f"layer{int(m[1]) + 1}.0."),
+    (r"\.norm(\d)\.", r".bn\1."),
+    (r"\.shortcut\.", ".downsample."),
+    (r"\.conv\.weight$", ".weight"),
+)
+"""Names of LeRobot's conversion of HIL-SERL's ResNet-10, and of torchvision's."""
 
 
 class FrozenBatchNorm(nn.Module):
@@ -52,13 +71,19 @@ class FrozenBatchNorm(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut, named as in torchvision."""
+    """Two 3x3 convolutions with a shortcut, named as in torchvision; for `same` see `ResNet`."""
 
     def __init__(
-        self, before: int, after: int, stride: int, norm: Callable[[int], nn.Module]
+        self,
+        before: int,
+        after: int,
+        stride: int,
+        norm: Callable[[int], nn.Module],
+        same: bool = False,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self._pads_itself = same and stride == 2
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 0 if self._pads_itself else 1, bias=False)
         self.bn1 = norm(after)
         self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
         self.bn2 = norm(after)
@@ -68,9 +93,21 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, norm(after))
 
     def forward(self, planes: Tensor) -> Tensor:
-        hidden = self.bn2(self.conv2(self.bn1(self.conv1(planes)).relu()))
+        padded = _padded(planes) if self._pads_itself else planes
+        hidden = self.bn2(self.conv2(self.bn1(self.conv1(padded)).relu()))
         shortcut = planes if self.downsample is None else self.downsample(planes)
         return (hidden + shortcut).relu()  # type: ignore[no-any-return]  # nn.Module
+
+
+def _padded(planes: Tensor, value: float = 0.0) -> Tensor:
+    """Pad planes for windows of 3 pixels with a stride of 2, as JAX's padding `SAME` does."""
+    height, width = planes.shape[-2:]
+    return F.pad(planes, (width % 2, 1, height % 2, 1), value=value)
+
+
+class _SamePool(nn.MaxPool2d):
+    def forward(self, planes: Tensor) -> Tensor:
+        return cast(Tensor, super().forward(_padded(planes, -torch.inf)))
 
 
 class ResNet(nn.Sequential):
@@ -82,60 +119,141 @@ class ResNet(nn.Sequential):
     Args:
         blocks: blocks of each section, see `BLOCKS`.
         norm: makes the normalisation layer for a number of channels.
+        same: pad windows with a stride of 2 behind, if a side is even, as in JAX.
     """
 
     def __init__(
         self,
         blocks: Sequence[int] = BLOCKS["resnet18"],
         norm: Callable[[int], nn.Module] = FrozenBatchNorm,
+        same: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = norm(64)
         self.relu = nn.ReLU()
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.maxpool = _SamePool(3, 2) if same else nn.MaxPool2d(3, 2, 1)
         before = 64
         for i, count in enumerate(blocks):
             after = 64 * 2**i
-            section = [BasicBlock(before, after, 2 if i else 1, norm)]
+            section = [BasicBlock(before, after, 2 if i else 1, norm, same)]
             section += [BasicBlock(after, after, 1, norm) for _ in range(count - 1)]
             self.add_module(f"layer{i + 1}", nn.Sequential(*section))
             before = after
 
 
-class ResNet18(PictureEncoder):
-    """ResNet-18, the mean of its last planes: 512 features.
+class ResNetEncoder(PictureEncoder):
+    """Base class of residual networks as encoders, with weights from a file, frozen or trained.
 
-    Its batch normalisation is frozen: with the statistics of a batch, outputs would differ between
-    acting and learning. Colors are scaled as for networks trained on ImageNet.
+    Colors are scaled as for networks trained on ImageNet.
 
     Args:
         observation_space: observation space of a picture, see `PictureEncoder`.
-        weights: file or directory of weights of torchvision, timm or Hugging Face; no code in it
-            runs. Default: random weights.
+        weights: file or directory of weights; no code in it runs. Default: random weights.
+        frozen: do not train the weights; `EncodedObservations` then stores features instead of
+            pictures.
+        pool: `mean`, 512 features; or `none`, all numbers of the last planes [512, H / 32, W / 32],
+            which keep positions: see `SpatialEmbedding`.
 
     Raises:
-        ConfigurationError: if the space is not a picture of three colors, or for other weights.
+        ConfigurationError: if the space is not a picture of three colors, for other weights, and
+            without weights that could be frozen.
     """
 
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
         weights: str | None = None,
+        frozen: bool = False,
+        pool: Pool = "mean",
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, **kwargs)
+        name = type(self).__name__
+        channels, *sides = self.input_shape
         require(
-            self.input_shape[0] == 3,
-            f"ResNet18 reads one picture of three colors, but this one has {self.input_shape[0]} "
-            "channels: use ImpalaCNN.",
+            channels == 3,
+            f"{name} reads one picture of three colors, but this one has {channels} channels: use "
+            "ImpalaCNN.",
         )
-        network = ResNet()
+        require(
+            not frozen or weights is not None,
+            f"{name}: frozen is true, but there are no weights: name the file of their weights, or "
+            "set frozen: false.",
+        )
+        network = self.network()
         if weights is not None:
-            found = torchvision_names(weights_at(weights, "ResNet18.weights"))
+            found = torchvision_names(weights_at(weights, f"{name}.weights"))
             network.load_state_dict(fitting(network.state_dict(), found, weights, strict=True))
-        self.layers = nn.Sequential(_Scaled(), network, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.size = 512
+        pooled = [nn.AdaptiveAvgPool2d(1)] if pool == "mean" else []
+        self.layers = nn.Sequential(_Scaled(), network, *pooled, nn.Flatten())
+        self.requires_grad_(not frozen)
+        height, width = (-(-side // 32) for side in sides)
+        self.size = CHANNELS * (1 if pool == "mean" else height * width)
+
+    def network(self) -> ResNet:
+        """Return the network with random weights."""
+        return ResNet()
+
+
+class ResNet18(ResNetEncoder):
+    """ResNet-18, with weights of torchvision, timm or Hugging Face; see `ResNetEncoder`.
+
+    Its batch normalisation is frozen: with the statistics of a batch, outputs would differ between
+    acting and learning.
+    """
+
+
+class ResNet10(ResNetEncoder):
+    """ResNet-10 with GroupNorm, the network of HIL-SERL; see `ResNetEncoder`.
+
+    It reads the weights of LeRobot's conversion, helper2424/resnet10. Source: Luo et al. 2024,
+    HIL-SERL.
+    """
+
+    def network(self) -> ResNet:
+        return ResNet((1, 1, 1, 1), partial(nn.GroupNorm, 4), same=True)
+
+
+class SpatialEmbedding(Encoder):
+    """Weighted sums of the planes of a residual network, a linear layer, LayerNorm and tanh.
+
+    Each of the 512 planes has `sums` sums over its places, with weights of their own. It reads the
+    features of a frozen `ResNet10` or `ResNet18` with `pool: none` (see `EncodedObservations`), and
+    is trained. Source: Luo et al. 2024, HIL-SERL (`SpatialLearnedEmbeddings`); differs: no dropout.
+
+    Args:
+        observation_space: a Box of the features [512 * P] of P places.
+        size: D, number of features.
+        sums: sums per plane.
+
+    Raises:
+        ConfigurationError: for another space, or a number below 1.
+    """
+
+    def __init__(
+        self, observation_space: gymnasium.Space[Any], size: int = 256, sums: int = 8
+    ) -> None:
+        super().__init__(observation_space)
+        check_range("SpatialEmbedding.size", size, least=1)
+        check_range("SpatialEmbedding.sums", sums, least=1)
+        shape = observation_space.shape or (0,)
+        require(
+            len(shape) == 1 and shape[0] > 0 and shape[0] % CHANNELS == 0,
+            f"SpatialEmbedding reads features of {CHANNELS} planes, a Box [{CHANNELS} * places], "
+            f"but the observation is {observation_space}: let EncodedObservations make them, by a "
+            "ResNet10 with pool: none.",
+        )
+        places = shape[0] // CHANNELS
+        self.kernel = nn.Parameter(torch.randn(CHANNELS, places, sums) * places**-0.5)
+        linear = nn.Linear(CHANNELS * sums, size)
+        self.layers = nn.Sequential(linear, nn.LayerNorm(size), nn.Tanh())
+        self.size = size
+
+    def forward(self, observation: Tensor | TensorDict) -> Tensor:
+        planes = cast(Tensor, observation).unflatten(-1, self.kernel.shape[:2])
+        sums = torch.einsum("...cp,cpf->...cf", planes, self.kernel)
+        return cast(Tensor, self.layers(sums.flatten(-2)))
 
 
 class _Scaled(nn.Module):
@@ -154,10 +272,11 @@ class _Scaled(nn.Module):
 
 
 def torchvision_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename weights of a ResNet by torchvision, timm or Hugging Face, without its classifier."""
+    """Rename weights of a ResNet of any of these sources, without its classifier."""
+    patterns = _HIL_SERL if "embedder.0.weight" in weights else _HUGGING_FACE
     renamed = {}
     for name, value in weights.items():
-        for pattern, other in _HUGGING_FACE:
+        for pattern, other in patterns:
             name = re.sub(pattern, other, name)
         if not name.startswith(("fc.", "classifier.")) and not name.endswith("batches_tracked"):
             renamed[name] = value

@@ -95,8 +95,8 @@ def with_fresh_adapter(
 ) -> tuple[dict[str, Tensor], str | None]:
     """Rename weights saved without an adapter for a policy with a LoRA adapter.
 
-    Return `saved`, if the policy has no adapter or `saved` has one; otherwise the renamed weights
-    with the policy's adapter, and a message for the user.
+    If the policy has no adapter, or `saved` has an adapter, return `saved`. Otherwise return the
+    renamed weights with the policy's adapter, and a message for the user.
 
     Args:
         own: the policy's state dict, [...].

@@ -250,7 +250,7 @@ def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[
             `action`, or under a dataset's name.
 
     Raises:
-        ConfigurationError: for infinite bounds, and a missing file or one for other actions.
+        ConfigurationError: for infinite bounds, a missing file, or a file for other actions.
     """
     low, high = (torch.as_tensor(bound).float() for bound in (space.low, space.high))
     given: Sequence[Any] = statistics if isinstance(statistics, tuple) else ()

@@ -1,0 +1,214 @@
+"""Hindsight replay: draw samples with goals that their episodes achieved."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.buffers.base import Replay
+from lightning_rl.buffers.columns import Column
+from lightning_rl.buffers.replay_buffer import ASIDE, ReplayBuffer
+from lightning_rl.rollout.goals import ACHIEVED, DESIRED, GoalFunction
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+Strategy = Literal["future", "final", "episode"]
+"""Steps of an episode whose achieved goal becomes the goal of a sample."""
+
+UNFIT = {
+    "padding": "steps that only reset an env",
+    "state": "the states of a memory, which depend on the goal",
+}
+"""Fields of rollouts that cannot be relabelled, and what they hold."""
+
+ENV_STRIDE = 2**40
+"""Distance between the ends of two envs in the sorted list of ends; above any number of steps."""
+
+CLOSE = 1e-3
+"""Tolerance for rewards: the replay stores goals as float32."""
+
+MOST_DIFFERENT = 0.01
+"""Share of rewards that may differ: rounding moves a goal across its threshold."""
+
+
+class HindsightReplay(ReplayBuffer):
+    """A ring of the last transitions of a goal env, partly drawn with goals that were achieved.
+
+    A share of the samples gets a new `desired_goal`, which the env achieved after a step of the
+    same episode; rewards and terminations are computed again. The ring stores each step once, with
+    its own goal. Of a running episode, and of one whose beginning was overwritten, the stored steps
+    count.
+
+    The env's `compute_reward` gives the rewards, and `compute_terminated`, if the env has it, the
+    ends by a goal; other terminations stay as they were. An n-step return ends where the new goal
+    ends the episode.
+    Source: Andrychowicz et al. 2017, "Hindsight Experience Replay", algorithm 1 and section 4.5.
+    Differs from the paper: samples get their goals when they are drawn, not when they are stored.
+
+    Args:
+        observation_space, action_space, num_envs, device, seed: see `Replay`.
+        goals: judges other goals of the env.
+        strategy: the step that achieved the new goal: `future`, the sample's step or a later one;
+            `final`, the last one; `episode`, any one.
+        share: probability that a sample gets a new goal; the paper's k new goals for each own one
+            are k / (k + 1).
+        kwargs: see `ReplayBuffer`.
+
+    Raises:
+        ConfigurationError: if the env is no goal env, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        goals: GoalFunction | None = None,
+        strategy: Strategy = "future",
+        share: float = 0.8,
+        **kwargs: Any,
+    ) -> None:
+        spaces = observation_space, action_space
+        super().__init__(*spaces, num_envs, device, seed, goals=goals, **kwargs)
+        check_range("data.replay.share", share, least=0, most=1)
+        self._achieved: Column = ("observation", ACHIEVED)
+        self._desired: Column = ("observation", DESIRED)
+        specs = [self._observation.get(name) for name in (self._achieved, self._desired)]
+        require(
+            goals is not None and specs[0] is not None and specs[0] == specs[1],
+            "HindsightReplay needs a goal env, as in Gymnasium-Robotics: with the arrays "
+            f"{ACHIEVED} and {DESIRED}, of one shape, in its observation, and with "
+            "compute_reward, and without ActionChunk. The observation of data.env is "
+            f"{observation_space}. Set data.replay: ReplayBuffer, or name a goal env.",
+        )
+        assert goals is not None
+        self._judge = goals
+        self._strategy, self._share = strategy, share
+        self._ends = torch.empty(0, dtype=torch.int64)  # env * ENV_STRIDE + slot
+        self._sorted_ends, self._sorted_at = self._ends, -1
+        self._checked = False
+
+    def extend(self, rollout: TensorDict) -> None:
+        for key, what in UNFIT.items():
+            require(
+                key not in rollout.keys(),
+                f"HindsightReplay gives single steps new goals, but the rollouts have {what}: "
+                "remove that, or set data.replay: ReplayBuffer.",
+            )
+        super().extend(rollout)
+        if not self._checked:
+            self._checked = True
+            self._check_rewards(rollout.batch_size[1] - 1)
+
+    def _check_rewards(self, steps: int) -> None:
+        """Refuse an env whose rewards are not those of its `compute_reward`."""
+        held = self._end - self._oldest
+        first = max(0, held - steps) * self.num_envs
+        rows = self._row(torch.arange(first, held * self.num_envs, device=self._home))
+        achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
+        computed, _ = self._judge(achieved, desired)
+        paid = self._ring["reward",].index_select(0, rows)
+        differs = ~torch.isclose(computed, paid, rtol=CLOSE, atol=CLOSE)
+        if differs.float().mean() > MOST_DIFFERENT:
+            one = differs.nonzero()[0, 0]
+            raise ConfigurationError(
+                f"The env paid {paid[one]:.6g} for a step, but compute_reward returns "
+                f"{computed[one]:.6g} for its achieved and desired goal, so rewards of other goals "
+                "would be wrong. A wrapper that changes rewards or goals has to define "
+                "compute_reward as well."
+            )
+
+    def _keep_aside(self, cells: Tensor, observations: Any) -> None:
+        super()._keep_aside(cells, observations)
+        cells = cells.cpu()
+        ends = cells % self.num_envs * ENV_STRIDE + cells // self.num_envs
+        self._ends = torch.cat((self._ends[self._ends % ENV_STRIDE >= self._oldest], ends))
+
+    # --- minibatches ---
+
+    def sequences(self, *args: Any, **kwargs: Any) -> Iterator[TensorDict]:
+        return Replay.sequences(self, *args, **kwargs)  # refuses
+
+    def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
+        fields = super()._samples(drawn, n_steps, gamma)
+        draws = torch.rand(2, len(drawn), generator=self._generator, device=self._home)
+        new = (draws[0] < self._share).nonzero().flatten()
+        rows = self._row(drawn[new])
+        goal = self._after(self._achieved, self._achieving(drawn[new], draws[1, new]))
+        sums, discount, last = self._relabelled(rows, drawn[new], goal, n_steps, gamma)
+        for name, total in (sums | {("discount",): discount}).items():
+            fields[name][new] = total
+        if n_steps > 1:  # a sum may end earlier than with the step's own goal
+            for name in self._observation:
+                fields["next_observation", *name[1:]][new] = self._after(name, last)
+        for key in ("observation", "next_observation"):
+            fields[key, DESIRED][new] = goal
+        return fields
+
+    def _achieving(self, behind: Tensor, uniform: Tensor) -> Tensor:
+        """Return the rows [M] of the steps that achieved the new goals.
+
+        Args:
+            behind: [M], the samples, as distances from the oldest row.
+            uniform: [M], random numbers in [0, 1).
+        """
+        slots, envs = behind // self.num_envs + self._oldest, behind % self.num_envs
+        ends = self._all_ends()
+        place = torch.searchsorted(ends, envs * ENV_STRIDE + slots)
+        last, before = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE
+        first = {"future": slots, "final": last, "episode": before}[self._strategy]
+        further = (uniform * (last - first + 1)).long().minimum(last - first)
+        return (first + further) * self.num_envs % self._rows + envs
+
+    def _all_ends(self) -> Tensor:
+        """Return the last step of each stored fragment, sorted by env and slot.
+
+        For each env, they include the last stored step and the one before the first.
+        """
+        if self._sorted_at != self._end:
+            starts = torch.arange(self.num_envs) * ENV_STRIDE
+            bounds = starts + self._oldest - 1, starts + self._end - 1
+            ends = torch.cat((self._ends[self._ends % ENV_STRIDE >= self._oldest], *bounds))
+            self._sorted_ends, self._sorted_at = ends.sort().values.to(self._home), self._end
+        return self._sorted_ends
+
+    def _relabelled(
+        self, rows: Tensor, behind: Tensor, goal: Tensor, n_steps: int, gamma: float
+    ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
+        """Do what `_sums` does, for the goals [M, ...]."""
+        held = (self._end - self._oldest) * self.num_envs
+        sums, ended = self._earned(rows, goal)
+        discount, last = torch.full_like(sums["reward",], gamma), rows
+        for step in range(1, n_steps):
+            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)
+            goes_on &= behind + step * self.num_envs < held
+            last = torch.where(goes_on, (last + self.num_envs).remainder_(self._rows), last)
+            more, ended = self._earned(last, goal)
+            for name, total in sums.items():
+                sums[name] = torch.where(goes_on, total + discount * more[name], total)
+            discount = torch.where(goes_on, discount * gamma, discount)
+        return sums, discount * ~ended, last
+
+    def _earned(self, rows: Tensor, goal: Tensor) -> tuple[dict[Column, Tensor], Tensor]:
+        """Return rewards and penalties of steps [M] for goals [M, ...], and whether they end."""
+        achieved, own = self._after(self._achieved, rows), self._after(self._desired, rows)
+        reward, ends = self._judge(achieved, goal)
+        otherwise = self._ring["terminated",].index_select(0, rows) & ~self._judge(achieved, own)[1]
+        earned: dict[Column, Tensor] = {("reward",): reward}
+        if ("penalty",) in self._ring:
+            earned["penalty",] = self._ring["penalty",].index_select(0, rows)
+        return earned, ends | otherwise
+
+    def _after(self, name: Column, rows: Tensor) -> Tensor:
+        """Return a column's values [M, ...] after the steps in `rows` [M]."""
+        aside = self._ring[ASIDE].index_select(0, rows)
+        values = self._ring[name].index_select(0, (rows + self.num_envs).remainder_(self._rows))
+        ended = (aside >= 0).nonzero().flatten()
+        if len(ended):
+            values[ended] = self._aside.get(name, aside[ended])
+        return values

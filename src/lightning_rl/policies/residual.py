@@ -1,0 +1,220 @@
+"""Correct the actions of a frozen policy, within a bound."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.policies.base import noise_for
+from lightning_rl.policies.frozen import frozen_policy
+from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, PerceptronEncoder
+from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.policies.q_actor_critic import SquashedActorCritic
+from lightning_rl.policies.slow import PolicyFactory
+from lightning_rl.policies.spaces import part_for
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+BASE_ACTION = "base_action"
+"""Key of the base policy's action [A], in units of its bounds, among the networks' inputs."""
+
+OBSERVATION = "observation"
+"""Key of an observation that is no Dict among the networks' inputs."""
+
+
+class ResidualActorCritic(SquashedActorCritic):
+    """A bounded correction of the actions of a frozen policy, with Q critics, for SAC.
+
+    In units of the action bounds the action is base + scale * correction, clipped to [-1, 1]. The
+    base acts by the mode of its distribution. The correction is a tanh-Gaussian in [-1, 1], whose
+    mean is 0 at first: an evaluation before the first update has the success of the base.
+
+    Actor and critics read the observation and the base's action. The critics evaluate the executed
+    action, so they also learn from people and demonstrations, whose actions may differ from the
+    base's by more than `scale`.
+
+    Source: Johannink et al. 2019, "Residual Reinforcement Learning for Robot Control"; Silver et
+    al. 2018, "Residual Policy Learning", for the initial correction of 0.
+
+    Args:
+        observation_space, action_space: spaces of one env, which the base policy must fit.
+        checkpoint: checkpoint of the base policy, a file or a run directory; read whenever the
+            policy is created.
+        base: makes the base policy, instead of a checkpoint.
+        scale: largest correction along each dimension, in units of the action bounds, in (0, 2].
+        hidden_sizes: units of the actor's hidden layers.
+        normalize_observation: see `PerceptronPolicy`; the base's action is not scaled.
+        encoder, critic_encoder: make the features of the observation, without the base's action.
+        actor_keys, critic_keys: keys of a Dict observation for the correction and the critics; the
+            base reads its own keys.
+        trust_code: import any class that the checkpoint names.
+        kwargs: see `SquashedActorCritic`.
+
+    Raises:
+        ConfigurationError: for a number out of range, a base policy of other spaces or with a
+            memory, and a memory of the correction.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        checkpoint: str | None = None,
+        base: PolicyFactory | None = None,
+        scale: float = 0.2,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        normalize_observation: bool = False,
+        encoder: EncoderFactory | None = None,
+        critic_encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
+        critic_keys: Sequence[str] | None = None,
+        trust_code: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        check_range("scale", scale, above=0, most=2)
+        frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
+        make = encoder or partial(PerceptronEncoder, normalize=normalize_observation)
+        super().__init__(
+            _with_base_action(observation_space, action_space),
+            action_space,
+            hidden_sizes,
+            normalize_observation=normalize_observation and encoder is not None,  # refused
+            encoder=partial(_BesideBaseAction, make=make),
+            critic_encoder=critic_encoder and partial(_BesideBaseAction, make=critic_encoder),
+            actor_keys=actor_keys and [*actor_keys, BASE_ACTION],
+            critic_keys=critic_keys and [*critic_keys, BASE_ACTION],
+            **kwargs,
+        )
+        for policy, which in ((frozen, "base policy"), (self, "correction")):
+            require(
+                not policy.is_recurrent,
+                f"ResidualActorCritic supports no memory, but its {which}, a "
+                f"{type(policy).__name__}, has one: use a policy without a memory.",
+            )
+        self.observation_space = observation_space
+        self.base, self.scale = frozen, scale
+        self.micro_batch_size = frozen.micro_batch_size
+        last = cast(nn.Linear, self.actor[-1])
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    @property
+    def acting_space(self) -> gymnasium.Space[Any]:
+        own, of_base = super().acting_space, self.base.acting_space
+        if not isinstance(own, gymnasium.spaces.Dict):
+            return own
+        return gymnasium.spaces.Dict({**cast(gymnasium.spaces.Dict, of_base).spaces, **own.spaces})
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        features = self.actor_features(td)
+        noise = noise_for(self, td, deterministic, generator)
+        output = self.action_output(td, features)
+        drawn = self.distribution.sample(output, noise, td.get("state", None))
+        unit = self.corrected(features, drawn["unsquashed_action"].tanh())
+        drawn["action"] = self.distribution.from_unit(unit)
+        for key, value in drawn.items():
+            td.set(key, value, inplace=True)
+        return td
+
+    def draw_unit(
+        self, td: TensorDict, noise: Tensor, features: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        features = self.actor_features(td) if features is None else features
+        correction, log_prob = super().draw_unit(td, noise, features)
+        return self.corrected(features, correction), log_prob
+
+    def corrected(self, features: Tensor, correction: Tensor) -> Tensor:
+        """Return actions in [-1, 1] [B, A] for the actor's features [B, D] and corrections [B, A].
+
+        The last A features are the base's action.
+        """
+        base = features[..., -self.distribution.size :]
+        return (base + self.scale * correction).clamp(-1.0, 1.0)
+
+    @torch.no_grad()
+    def base_action(self, td: TensorDict) -> Tensor:
+        """Return the base's actions, in [-1, 1] [B, A], for the observations [B] in `td`."""
+        observed = part_for(self.base.observation_space, td.get("observation"))
+        acted = TensorDict({"observation": observed}, td.batch_size)
+        action: Tensor = self.base.get_action(acted, deterministic=True)["action"]
+        return self.unit(action).clamp(-1.0, 1.0)
+
+    def read(
+        self,
+        td: TensorDict,
+        encoder: nn.Module | None,
+        normalizer: ObservationNormalizer | None,
+        keys: Sequence[str] | None,
+    ) -> Tensor:
+        return super().read(_inputs(td, self.base_action(td)), encoder, normalizer, keys)
+
+    def update_normalization(self, rollout: TensorDict) -> None:
+        unread = rollout["reward"].new_zeros(*rollout.batch_size, self.distribution.size)
+        super().update_normalization(_inputs(rollout, unread))
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        raise ConfigurationError(
+            "ResidualActorCritic has no correction for a given action: clone the base policy "
+            "instead; and set random_env_steps: 0, because the first corrections are random anyway."
+        )
+
+
+class _BesideBaseAction(Encoder):
+    """The features of the observation, followed by the base's action.
+
+    Args:
+        observation_space: a Dict with `BASE_ACTION`.
+        make: makes the encoder of the observation.
+    """
+
+    def __init__(self, observation_space: gymnasium.Space[Any], make: EncoderFactory) -> None:
+        super().__init__(observation_space)
+        spaces = dict(cast(gymnasium.spaces.Dict, observation_space).spaces)
+        action = spaces.pop(BASE_ACTION)
+        self._alone = list(spaces) == [OBSERVATION]
+        self.inner = make(spaces[OBSERVATION] if self._alone else gymnasium.spaces.Dict(spaces))
+        self.size = self.inner.size + int(np.prod(action.shape or ()))
+
+    def forward(self, observation: Tensor | TensorDict) -> Tensor:
+        features = self.inner(self._seen(observation))
+        return torch.cat((features, cast(TensorDict, observation)[BASE_ACTION]), -1)
+
+    def update_normalization(self, observation: Tensor | TensorDict) -> None:
+        self.inner.update_normalization(self._seen(observation))
+
+    def _seen(self, observation: Tensor | TensorDict) -> Tensor | TensorDict:
+        tree = cast(TensorDict, observation)
+        return tree.get(OBSERVATION) if self._alone else tree.exclude(BASE_ACTION)
+
+
+def _with_base_action(
+    observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> gymnasium.spaces.Dict:
+    """Return the space of the networks' inputs."""
+    is_dict = isinstance(observation_space, gymnasium.spaces.Dict)
+    spaces = dict(observation_space.spaces) if is_dict else {OBSERVATION: observation_space}  # type: ignore[attr-defined]
+    require(
+        BASE_ACTION not in spaces,
+        f"ResidualActorCritic adds '{BASE_ACTION}' to the observation, which has that key already: "
+        "rename it.",
+    )
+    size = int(np.prod(action_space.shape or ()))
+    return gymnasium.spaces.Dict(
+        {**spaces, BASE_ACTION: gymnasium.spaces.Box(-1.0, 1.0, (size,), np.float32)}
+    )
+
+
+def _inputs(td: TensorDict, base_action: Tensor) -> TensorDict:
+    """Return the networks' inputs for `td` [*batch]: its observation with the base's action."""
+    observation = td.get("observation")
+    alone = isinstance(observation, Tensor)
+    keys = {OBSERVATION: observation} if alone else dict(observation.items())
+    inputs = TensorDict({**keys, BASE_ACTION: base_action}, td.batch_size)
+    return TensorDict({"observation": inputs}, td.batch_size)

@@ -1,0 +1,315 @@
+"""Samples with other goals are those of the definition, whatever the ring has overwritten, summed or restored."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+
+from lightning_rl import (
+    GRU,
+    SAC,
+    TD3,
+    ActionChunk,
+    BehaviorCloning,
+    ConfigurationError,
+    Demonstrations,
+    GymnasiumEnv,
+    HindsightReplay,
+    MixedReplay,
+    ReplayBuffer,
+)
+from lightning_rl.buffers import replay_buffer
+from lightning_rl.envs import TwoDoors
+from lightning_rl.rollout.contract import final_storage, map_tree, successors
+from tests.goal_envs import GoalProbe
+from tests.helpers import train
+from tests.numerics.test_replay import ACTION, SlowReplay, Stream
+
+GOAL = Box(-9.0, 9.0, (2,))
+SPACE = Dict(achieved_goal=GOAL, desired_goal=GOAL, observation=Box(-1.0, 1.0, (3,)))
+
+
+def judge(achieved, desired):
+    """A reward that names both goals; an exact hit ends the episode."""
+    difference = achieved - desired
+    return difference[..., 0] + 2.0 * difference[..., 1], (difference == 0).all(-1)
+
+
+class GoalStream(Stream):
+    """Rollouts whose rewards are those of `judge`; an episode keeps its goal, and may reach it."""
+
+    def next(self, steps, continues=True):
+        rollout = super().next(steps, continues)
+        with_goal = rollout["observation", "desired_goal"]
+        for t in range(1, steps + 1):
+            begins = rollout["done"][:, t - 1 : t]
+            with_goal[:, t] = torch.where(begins, with_goal[:, t], with_goal[:, t - 1])
+        self.following["desired_goal"] = with_goal[:, -1].clone()
+        finals = final_storage(rollout).rows
+        envs, times = (rollout["done"][:, :-1]).nonzero(as_tuple=True)
+        rows = rollout["final_index"][envs, times]
+        finals["desired_goal"][rows] = with_goal[envs, times]
+        reached = self.chance(0.5, len(rows)) & rollout["terminated"][envs, times]
+        finals["achieved_goal"][rows[reached]] = with_goal[envs, times][reached]
+        after = successors(rollout)
+        rollout["reward"][:, :-1] = judge(after["achieved_goal"], after["desired_goal"])[0]
+        return rollout
+
+
+def row_of(tree, row):
+    return {key: leaf[row] for key, leaf in tree.items()}
+
+
+def definition(stream, t, goal, n_steps, gamma):
+    """A sample of one stream with a goal, in float64: its reward, its discount, and what follows it."""
+    total, discount = 0.0, 1.0
+    for one in stream[t : t + n_steps]:
+        achieved = one["next"]["achieved_goal"].astype(float)
+        difference = achieved - goal.astype(float)
+        total += discount * (difference[0] + 2.0 * difference[1])
+        discount *= gamma
+        by_own = (one["next"]["achieved_goal"] == one["next"]["desired_goal"]).all()
+        ended = (one["next"]["achieved_goal"] == goal).all() or (one["terminated"] and not by_own)
+        if ended or not one["goes_on"]:
+            break
+    return total, 0.0 if ended else discount, one["next"]
+
+
+def fragment(stream, t):
+    """The first and the last step of the stored part of an episode."""
+    first, last = t, t
+    while first > 0 and stream[first - 1]["goes_on"]:
+        first -= 1
+    while last + 1 < len(stream) and stream[last]["goes_on"]:
+        last += 1
+    return first, last
+
+
+def allowed(strategy, stream, t):
+    first, last = fragment(stream, t)
+    return {"future": range(t, last + 1), "final": [last], "episode": range(first, last + 1)}[
+        strategy
+    ]
+
+
+RINGS = {
+    "one env, one step at a time": (1, 17, [1] * 30),
+    "several envs, which it wraps around": (3, 40, [4, 1, 7, 3, 4, 4, 2, 9]),
+    "rollouts larger than the ring": (2, 13, [3, 11, 2, 5]),
+}
+
+
+@pytest.mark.parametrize("ring", RINGS)
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_each_sample_is_that_of_the_definition(strategy, ring, tmp_path, monkeypatch):
+    monkeypatch.setattr(replay_buffer, "GATHER_BYTES", 2**12)  # several groups
+    num_envs, capacity, lengths = RINGS[ring]
+    make = partial(HindsightReplay, SPACE, ACTION, num_envs, "cpu", goals=judge, capacity=capacity)
+    replay, slow = make(5, strategy=strategy), SlowReplay(num_envs, capacity)
+    rollouts = GoalStream(SPACE, num_envs, seed=3, end=0.1)
+    new, count, chosen = 0, 0, []
+    for i, steps in enumerate(lengths):
+        rollout = rollouts.next(steps, continues=i % 4 != 2)
+        for one in (replay, slow):
+            one.extend(rollout)
+        if i == len(lengths) // 2:  # a resumed run
+            state, replay = replay.state_dict(tmp_path), make(0, strategy=strategy)
+            replay.load_state_dict(state, tmp_path)
+        n_steps, size = 1 + i % 3, 250 if i + 1 == len(lengths) else 20
+        (batch,) = replay.batches(1, size, n_steps=n_steps, gamma=0.9)
+        batch, places = batch.numpy(), places_of(slow)
+        for row in range(size):
+            seen, after = (row_of(batch[k], row) for k in ("observation", "next_observation"))
+            env, t = places[seen["observation"].tobytes()]
+            stream, goal = slow.streams[env], seen["desired_goal"]
+            count += 1
+            if (goal == stream[t]["observation"]["desired_goal"]).all():
+                wanted = slow.sample(env, t, n_steps, 0.9)
+                reward, discount = wanted["reward"], wanted["discount"]
+                following = wanted["next_observation"]
+            else:
+                steps_of = allowed(strategy, stream, t)
+                (u,) = [u for u in steps_of if (stream[u]["next"]["achieved_goal"] == goal).all()]
+                new += 1
+                if len(steps_of) > 1:
+                    chosen.append((u - steps_of[0]) / (len(steps_of) - 1))
+                reward, discount, following = definition(stream, t, goal, n_steps, 0.9)
+                following = {**following, "desired_goal": goal}
+            map_tree(np.testing.assert_array_equal, after, following)
+            assert batch["reward"][row] == pytest.approx(reward, rel=1e-5, abs=1e-5)
+            assert batch["discount"][row] == pytest.approx(discount)
+    assert 0.65 < new / count < 0.86  # a goal that its own episode reached is no other one
+    if strategy != "final":  # each of them, as often as the others
+        assert min(chosen) == 0.0
+        assert max(chosen) == 1.0
+        assert abs(np.mean(chosen) - 0.5) < 0.1
+
+
+def places_of(slow):
+    """The place of each observation, all of which differ."""
+    return {
+        one["observation"]["observation"].tobytes(): (env, t)
+        for env, stream in enumerate(slow.streams)
+        for t, one in enumerate(stream)
+    }
+
+
+def test_penalties_are_summed_as_far_as_rewards_are():
+    stream = GoalStream(SPACE, 1, seed=1, end=0.0)
+    rollout = stream.next(6)
+    rollout["penalty"] = torch.ones(1, 7)
+    replay = HindsightReplay(SPACE, ACTION, 1, goals=judge, share=1.0, capacity=10)
+    replay.extend(rollout)
+    (batch,) = replay.batches(1, 200, n_steps=3, gamma=1.0)
+    lengths = torch.where(batch["discount"] == 0, 0, 3)
+    assert set(batch["penalty"].tolist()) == {1.0, 2.0, 3.0}
+    assert (batch["penalty"] >= lengths.minimum(batch["penalty"])).all()
+    # Of an endless reward of one per step, the penalty is as long as the sum.
+    rewards = judge(*(batch["next_observation", k] for k in ("achieved_goal", "desired_goal")))[0]
+    once = batch["penalty"] == 1
+    torch.testing.assert_close(batch["reward"][once], rewards[once])
+
+
+def point(num_envs, vectorization="sync", **settings):
+    return GymnasiumEnv(num_envs, "tests/Point-v0", vectorization=vectorization, **settings)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_gymnasium_env_judges_goals_by_its_own_functions(vectorization):
+    """One by one, where a function answers for one goal alone."""
+    env = point(2, vectorization)
+    a = torch.tensor([[0.0, 0.0], [0.5, 0.5], [0.0, 0.2]])
+    reward, ended = env.goals(a, torch.zeros(3, 2))
+    assert reward.tolist() == [0.0, -1.0, 0.0]
+    assert ended.tolist() == [True, False, True]
+    assert point(1, vectorization, wrappers=[gymnasium.wrappers.FlattenObservation]).goals is None
+    env.close()
+
+
+RUN = {
+    "env": point,
+    "data": {
+        "replay": partial(HindsightReplay, capacity=60),
+        "buffer_size": 8,
+        "total_env_steps": 128,
+        "num_eval_episodes": 1,
+    },
+    "model": {"algorithm": SAC, "updates_per_env_step": 0.1},
+}
+
+
+def run(**changed):
+    return {
+        key: value | changed.pop(key, {}) if key != "env" else value for key, value in RUN.items()
+    } | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"env": "Pendulum-v1"}, "HindsightReplay needs a goal env, as in Gymnasium-Robotics"),
+        ({"data": {"replay": partial(HindsightReplay, share=1.5)}}, "data.replay.share must lie in"),
+        ({"env": lambda n: ActionChunk(n, point, 3)}, "with compute_reward, and without ActionChunk"),
+        ({"policy": {"memory": partial(GRU, size=4)}, "model": {"sequence_length": 2}}, "the rollouts have the states of a memory"),
+        (
+            {"env": partial(point, wrappers=[partial(gymnasium.wrappers.TransformReward, func=lambda r: r - 3)])},
+            "The env paid -[34] for a step, but compute_reward returns -[01] for",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_relabelled_is_refused(changed, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path, **run(**changed))
+
+
+def mixed(*args, **kwargs):
+    parts = {"online": partial(HindsightReplay, capacity=60), "offline": HindsightReplay}
+    return MixedReplay(*args, **parts, **kwargs)
+
+
+@pytest.mark.parametrize("replay", [ReplayBuffer, mixed])
+def test_other_replays_take_a_goal_env_too(replay, tmp_path):
+    module, *_ = train(tmp_path, **run(data={"replay": replay}))
+    assert module.updates_done > 5
+
+
+# --- entries of infos in rollouts and replays ---
+
+KEPT = {"moved": [], "force": [3]}
+
+
+class Reading(TD3):
+    """Remember what minibatches hold."""
+
+    def __init__(self, policy, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.seen = []
+
+    def minibatches(self, rollout):
+        assert rollout["info/force"].shape == (*rollout.batch_size, 3)
+        for minibatch in super().minibatches(rollout):
+            self.seen.append(minibatch)
+            yield minibatch
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_entries_of_infos_reach_the_minibatches_of_their_steps(vectorization, tmp_path):
+    data = {"extra_fields": KEPT, "num_envs": 2, "total_env_steps": 64, "num_eval_episodes": 1}
+    changed = {"env": partial(point, vectorization=vectorization), "data": data}
+    module, datamodule, _ = train(tmp_path, **run(model={"algorithm": Reading}, **changed))
+    assert datamodule.settings()["extra_fields"] == KEPT
+    for batch in module.seen:
+        torch.testing.assert_close(batch["info/moved"], batch["action"].abs().sum(-1))
+        torch.testing.assert_close(batch["info/force"][:, 2], batch["action"][:, 0])
+    assert len(module.seen) > 2
+
+
+class Telling(GoalProbe):
+    """A batched env that tells how far it moved, or something of another shape."""
+
+    wrong = False
+
+    def transition(self, state, action):
+        *results, info = super().transition(state, action)
+        return *results, {**info, "moved": action.abs().sum(1 if not self.wrong else 0)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"env": point, "extra_fields": {"speed": []}}, "names 'speed', but the info of a step of Env 'tests/Point-v0' has 'moved', 'force': name"),
+        ({"env": point, "extra_fields": {"force": [2]}}, r"an info force of shape \[3\] instead of \[2\]"),
+        ({"env": point, "extra_fields": {"force": []}}, "an info force that is .* instead of numbers"),
+        ({"env": GoalProbe, "extra_fields": {"moved": []}}, r"GoalProbe announces info\['moved'\]"),
+        ({"env": type("Wrong", (Telling,), {"wrong": True}), "extra_fields": {"moved": []}}, r"an info moved of shape \[2\] instead of \[4\]"),
+        ({"env": point, "extra_fields": {"success": []}}, "names 'success', which is read without it"),
+        ({"env": point, "extra_fields": {"force": [0]}}, r"extra_fields.force is the shape \[0\]"),
+        ({"env": lambda n: ActionChunk(n, point, 3), "extra_fields": KEPT}, "a step of ActionChunk is several steps"),
+        ({"env": point, "extra_fields": KEPT, "replay": mixed}, "MixedReplay joins the steps with demonstrations"),
+    ],
+)  # fmt: skip
+def test_entries_that_cannot_be_kept_are_refused(changed, message, tmp_path):
+    env = changed.pop("env")
+    with pytest.raises((ConfigurationError, RuntimeError), match=message):
+        train(tmp_path, **run(env=env, data=changed))
+
+
+def test_demonstrations_have_no_infos(tmp_path):
+    data = {"collector": partial(Demonstrations, episodes=2), "extra_fields": {"moved": []}}
+    with pytest.raises(ConfigurationError, match="demonstrations have no infos"):
+        train(tmp_path, env=TwoDoors, data=data, model={"algorithm": BehaviorCloning})
+
+
+def test_a_resumed_run_keeps_the_same_entries(tmp_path):
+    data = {"extra_fields": {"moved": []}, "total_env_steps": 64}
+    train(tmp_path, **run(env=Telling, data=data))
+    more = {"data": {"total_env_steps": 128, "extra_fields": {}}, "env": Telling}
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(ConfigurationError, match="restored replay holds info/moved of the infos"):
+        train(tmp_path, ckpt_path=checkpoint, **run(**more))
+    more["data"]["extra_fields"] = {"moved": []}
+    module, *_ = train(tmp_path, ckpt_path=checkpoint, **run(**more))
+    assert module.env_steps == 128

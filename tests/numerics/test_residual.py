@@ -1,0 +1,188 @@
+"""What must hold of a correction of a frozen policy, alone and in a run with help and demonstrations."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRU,
+    SAC,
+    ActorCritic,
+    AsyncCollector,
+    PerceptronEncoder,
+    PushCube,
+    ResidualActorCritic,
+    SquashedActorCritic,
+    load_policy,
+)
+from lightning_rl.system.errors import ConfigurationError
+from tests.arms import ACTION, OBSERVATION, helped_arm, mixed
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same, assert_same_run, last, load, train
+
+BASE = partial(ActorCritic, hidden_sizes=(8,))
+
+
+def make(space=OBSERVATION, action=ACTION, base=BASE, **kwargs):
+    torch.manual_seed(0)
+    return ResidualActorCritic(space, action, base=base, hidden_sizes=(16,), **kwargs)
+
+
+def seen(count=64):
+    return TensorDict({"observation": 3.0 * torch.randn(count, 4)}, [count])
+
+
+def test_without_a_correction_it_acts_as_its_base():
+    policy, td = make(), seen()
+    wanted = policy.base.get_action(td.clone(), deterministic=True)["action"]
+    low, high = (torch.as_tensor(bound) for bound in (ACTION.low, ACTION.high))
+    found = policy.get_action(td.clone(), deterministic=True)["action"]
+    assert torch.equal(found, wanted.clamp(low, high))
+    assert found.unique(dim=0).shape[0] > 32
+
+
+@pytest.mark.parametrize("scale", [0.1, 2.0])
+def test_a_correction_stays_within_its_scale_and_actions_within_their_bounds(scale):
+    policy, td = make(scale=scale), seen(512)
+    torch.nn.init.normal_(policy.actor[-1].bias, std=3.0)
+    base = policy.base_action(td)
+    action = policy.get_action(td.clone())["action"]
+    assert torch.all((policy.unit(action) - base).abs() <= scale + 1e-6)
+    assert policy.unit(action).abs().max() <= 1.0
+    inside = (base + scale * torch.tensor([-1.0, 1.0])[:, None, None]).abs().amax(0) < 1.0
+    assert ((policy.unit(action) - base).abs() > 0.5 * scale)[inside].any() or scale == 2.0
+    features, noise = policy.actor_features(td), torch.randn(512, 3)
+    unit, log_prob = policy.draw_unit(td, noise, features)
+    acted = policy(TensorDict({**td, "action_noise": noise}, [512]))
+    torch.testing.assert_close(policy.unit(acted["action"]), unit)
+    correction, expected = SquashedActorCritic.draw_unit(policy, td, noise, features)
+    assert torch.equal(log_prob, expected)
+    torch.testing.assert_close(unit, (base + scale * correction).clamp(-1, 1))
+
+
+def test_actor_and_critics_read_the_bases_action_and_the_base_its_own_keys():
+    space = Dict({"near": Box(-1, 1, (2,)), "far": Box(-1, 1, (3,))})
+    base = partial(ActorCritic, hidden_sizes=(8,), ignore_keys=["near"])
+    policy = make(space, base=base, ignore_keys=["far"], normalize_observation=True)
+    assert policy.acting_space == space
+    tree = TensorDict({"near": torch.randn(5, 2), "far": torch.randn(5, 3)}, [5])
+    td = TensorDict({"observation": tree}, [5])
+    features = policy.critic_features(td)
+    assert features.shape == (5, 2 + 3)
+    assert torch.equal(features[:, -3:], policy.base_action(td))
+    moved = TensorDict({"observation": tree.clone().set("far", torch.randn(5, 3))}, [5])
+    assert not torch.equal(policy.actor_features(moved)[:, -3:], features[:, -3:])
+    assert torch.equal(policy.actor_features(moved)[:, :2], features[:, :2])
+
+
+def settings(**model):
+    own = {"algorithm": SAC, "random_env_steps": 0, "updates_per_env_step": 0.5, **model}
+    encoder = partial(PerceptronEncoder, hidden_sizes=(8,), normalize=True)
+    policy = {"policy_class": ResidualActorCritic, "base": BASE, "encoder": encoder}
+    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 2 * 8 * 5, "replay": mixed}
+    return {"env": helped_arm, "data": data, "policy": policy, "model": own}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run with help, which goes into both replays: its directory, module and replay."""
+    place, made, run = tmp_path_factory.mktemp("whole"), [], settings()
+
+    def kept(*args, **kwargs):
+        made.append(mixed(*args, **kwargs))
+        return made[-1]
+
+    run["data"]["replay"] = kept
+    return place, train(place, **run)[0], made[0]
+
+
+def test_the_base_is_not_trained_and_saved_once(whole):
+    place, module, _ = whole
+    policy = module.policy
+    assert not any(p.requires_grad for p in policy.base.parameters())
+    moved = {id(p) for one in module.objectives.values() for p in one.parameters}
+    assert not moved & {id(p) for p in policy.base.parameters()}
+    saved = load(last(place))["state_dict"]
+    sizes = [tuple(p.shape) for p in policy.base.actor.parameters()]
+    for name, value in policy.base.state_dict().items():
+        assert torch.equal(saved[f"policy.base.{name}"], value)
+    assert not [n for n in saved if n.startswith("target") and "base" in n]
+    assert sum(tuple(v.shape) in sizes[:1] for n, v in saved.items() if "actor" in n) == 1
+    assert not torch.equal(policy.actor[-1].weight, torch.zeros_like(policy.actor[-1].weight))
+    names = policy.acting_state()
+    assert any(name.startswith("base.actor") for name in names)
+
+
+def test_the_critics_learn_what_a_person_did(whole):
+    _, module, replay = whole
+    (batch,) = replay.batches(1, 256)
+    helped = batch["action"][batch["intervened"]]
+    assert len(helped) > 50
+    torch.testing.assert_close(helped[:, :2], torch.tensor([[0.5, -0.5]]).expand(len(helped), 2))
+    base = module.policy.base_action(TensorDict({"observation": batch["observation"]}, [256]))
+    assert (module.policy.unit(batch["action"]) - base)[batch["intervened"]].abs().max() > 0.2
+
+
+def test_it_is_resumed_exactly(whole, tmp_path):
+    stop_and_resume(tmp_path, 2, **settings())
+    assert_same_run(whole[0], tmp_path)
+
+
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(whole, tmp_path):
+    run = settings()
+    run["data"]["collector"] = partial(AsyncCollector, max_staleness=0, timeout_s=30)
+    train(tmp_path, **run)
+    assert_same(*(load(last(place))["state_dict"] for place in (whole[0], tmp_path)))
+
+
+@pytest.mark.slow  # quick: numerics/test_flows.py, a frozen policy in a compiled update
+def test_compiled_it_follows_the_eager_run(whole, tmp_path, traced_only):
+    compiled, *_ = train(tmp_path, **settings(compile=True))
+    assert compiled.learner.compilation.compiled
+    for key, value in whole[1].state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_it_begins_with_a_checkpoint_and_is_loaded_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clone = {"total_env_steps": 32, "num_envs": 2, "buffer_size": 16}
+    first, *_ = train("base", env=PushCube, data=clone)
+    env = PushCube(5)
+    spaces = env.single_observation_space, env.single_action_space
+    policy = ResidualActorCritic(*spaces, checkpoint="base", hidden_sizes=(8,))
+    td = TensorDict({"observation": env.reset(seed=1)[0]}, [5])
+    for name, value in first.policy.state_dict().items():
+        assert torch.equal(policy.base.state_dict()[name], value), name
+    assert not policy.base.training
+    run = settings()
+    run["env"] = PushCube
+    run["policy"] = {"policy_class": ResidualActorCritic, "checkpoint": "base"}
+    module, *_ = train("run", **run)
+    wanted = module.policy.get_action(td.clone(), deterministic=True)["action"]
+    loaded = load_policy("run")
+    found = loaded.act(td["observation"].numpy())
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-6)
+
+
+def test_what_cannot_be_corrected_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"scale must lie in \(0, 2\], got 0"):
+        make(scale=0)
+    with pytest.raises(ConfigurationError, match="give either checkpoint, a file or a run direc"):
+        make(base=None)
+    with pytest.raises(ConfigurationError, match="its base policy, a ActorCritic, has one"):
+        make(base=partial(ActorCritic, memory=GRU))
+    with pytest.raises(ConfigurationError, match="its correction, a ResidualActorCritic, has one"):
+        make(memory=GRU)
+    with pytest.raises(ConfigurationError, match=r"The base policy reads observations .* data.env"):
+        make(base=lambda *_: ActorCritic(Box(-1, 1, (2,)), ACTION))
+    with pytest.raises(ConfigurationError, match="adds 'base_action' to the observation"):
+        make(Dict({"base_action": OBSERVATION}))
+    with pytest.raises(ConfigurationError, match="set random_env_steps: 0, because the first"):
+        SAC(make(), random_env_steps=10)
+    with pytest.raises(ConfigurationError, match="clone the base policy instead"):
+        make().fields_of(torch.zeros(2, 3))
