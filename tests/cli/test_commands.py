@@ -739,7 +739,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+OF_MODEL = "known here: APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (
@@ -766,8 +766,8 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, LeRobotPolicy, MyPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, "
-        "SquashedActorCritic, VLAPolicy.",
+        "ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, LeRobotPolicy, MyPolicy, NoiseActorCritic, NoisePolicy, QPolicy, ResidualActorCritic, SlowPolicy, "
+        "SquashedActorCritic, SteeredActorCritic, VLAPolicy.",
     ),
     (
         "--model no_mod.Nope",

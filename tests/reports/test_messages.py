@@ -43,12 +43,13 @@ OF_PPO = (
 )
 POLICIES = (
     "ActorCritic, ActorOnly, ConditionedPolicy, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, "
-    "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy"
+    "GripperActorCritic, LeRobotPolicy, NoiseActorCritic, NoisePolicy, QPolicy, ResidualActorCritic, "
+    "SlowPolicy, SquashedActorCritic, SteeredActorCritic, VLAPolicy"
 )
-ALGORITHMS = "APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
+ALGORITHMS = "APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 ENVS = (
-    "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, MujocoEnv, PointMass, "
-    "PushBlocks, PushCube, Quadruped, Reach, ReturnFrames, TensorSimulator, WithTerms"
+    "ActionChunk, CartPole, CartPoleSwingUp, DatasetSpaces, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, "
+    "MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFrames, TensorSimulator, WithTerms"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
 
@@ -84,7 +85,7 @@ TYPED = {
     f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} ActorCritic for PPO, ActorOnly for "
     "GRPO, SquashedActorCritic for SAC, DeterministicActorCritic for TD3.",
     f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, but SAC does not take it; it "
-    "takes GripperActorCritic, NoiseActorCritic, SquashedActorCritic.",
+    "takes GripperActorCritic, NoiseActorCritic, ResidualActorCritic, SquashedActorCritic, SteeredActorCritic.",
     f"{PPO_YAML} --data.env.wrappers [FrameStack]": "Unknown class 'FrameStack' for data.env.wrappers: give its name, or "
     "an import path such as my_module.MyClass; close matches: FrameStackObservation.",
     f"{PPO_YAML} --data.env.wrappers FrameStackObservation": "data.env.wrappers must be a list or null, got "

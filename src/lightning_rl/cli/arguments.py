@@ -86,7 +86,7 @@ def is_trusted(options: Sequence[str]) -> bool:
 
 
 def _help_options(options: list[str]) -> list[str]:
-    """Return the options that ask for help: jsonargparse needs one for each class on the path."""
+    """Return the options that ask for help, with one for each class on the path of the setting."""
     if {"-h", "--help"} & set(options):
         return ["--help"]
     asked = [option for option in options if asks_for_help([option])]

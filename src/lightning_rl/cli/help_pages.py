@@ -73,7 +73,7 @@ DESCRIBED = {
 FILLED_IN = ("observation_space", "action_space", "params")
 """Arguments of classes that users cannot set."""
 
-FILLED_IN_OF_A_REPLAY = ("num_envs", "device", "seed", "directory")
+FILLED_IN_OF_A_REPLAY = ("num_envs", "device", "seed", "directory", "goals")
 """Arguments of replays that users cannot set."""
 
 BUILDING_BLOCKS = (

@@ -16,8 +16,8 @@ class ChunksAhead:
     """Chooses single actions from a policy's chunks, so that a slow policy never stops the env.
 
     After `execute` actions of a chunk, a thread computes the next chunk from the newest observation
-    while the env executes the rest. The first actions of the new chunk are skipped, for the steps
-    that have passed (asynchronous inference, Shukor et al. 2025, "SmolVLA", section 3.3). If a
+    while the env executes the rest. The first actions of the new chunk are skipped, because these
+    steps have passed (asynchronous inference, Shukor et al. 2025, "SmolVLA", section 3.3). If a
     chunk ends before the next one is computed, the step waits.
 
     Args:

@@ -257,7 +257,7 @@ class RemoteCollectors:
         return self._all_fresh([*under_way, begun_with], self.version + self._training)
 
     def _all_fresh(self, begun_with: list[int], turn: int) -> bool:
-        """Return whether no rollout gets too old, with one per version, starting at `turn`."""
+        """Return whether all rollouts stay fresh enough if each update from `turn` on takes one."""
         if self.settings.overflow == "overwrite":
             return True
         oldest_first = enumerate(sorted(begun_with))

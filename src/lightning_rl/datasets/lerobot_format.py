@@ -421,7 +421,7 @@ def as_column(values: np.ndarray) -> Any:
 
 
 def as_row(value: Any) -> Any:
-    """Return the arrow array of one value, with an explicit type: pyarrow infers it by dateutil."""
+    """Return the arrow array of one value, with its type: to infer it pyarrow imports dateutil."""
     arrow = import_extra("pyarrow")
     leaf, depth = value, 0
     while isinstance(leaf, list):

@@ -56,7 +56,7 @@ def put_in_force(wanted: MachineSettings) -> None:
 
 
 def offscreen_renderer() -> str:
-    """Return `MUJOCO_GL` without a screen: `egl`, `osmesa` or `disable`, by installed libraries."""
+    """Return a value of `MUJOCO_GL` that works without a screen: `egl`, `osmesa` or `disable`."""
     for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
         try:
             ctypes.CDLL(library)

@@ -104,6 +104,12 @@ class RolloutDataset(IterableDataset[TensorDict]):
             yield rollout
 
 
+def _most_actions(env: VectorEnv) -> int | None:
+    """Return the most actions of an episode; None without a time limit."""
+    limit = env.max_episode_steps
+    return None if limit is None else -(-limit // env.steps_per_action)
+
+
 def _check_ranges(
     num_envs: int, env_timeout_s: float | None, seed: int | None, eval_seed: int | None
 ) -> None:
@@ -201,16 +207,15 @@ class RLDataModule(LightningDataModule):
         self.total_env_steps, self._iterations_per_epoch = total_env_steps, iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
-        self.seed = seed if seed is not None else torch.initial_seed() % 2**31
-        self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
+        self.seed = torch.initial_seed() % 2**31 if seed is None else seed
+        self.eval_seed = self.seed + 10_000 if eval_seed is None else eval_seed
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
         self.offline, self._spaces = offline, spaces_of_collector(collector) if offline else None
         require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
         self._make_env = env_factory(self._spaces if env is None else env, "data.env")
-        self._make_eval_env = (
-            self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
-        )
+        other = None if eval_env is None else env_factory(eval_env, "data.eval_env")
+        self._make_eval_env = other or self._make_env
         self._events, self._eval_events = events, eval_events
         self._extra_fields = checked_info_fields(extra_fields or {})
         self._make_collector, self._make_replay = collector, replay
@@ -219,8 +224,7 @@ class RLDataModule(LightningDataModule):
         self.eval_calls = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self.new_env()
         self._steps_per_action = self._env.steps_per_action
-        limit = self._env.max_episode_steps
-        self.max_episode_actions = None if limit is None else -(-limit // self._steps_per_action)
+        self.max_episode_actions = _most_actions(self._env)
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
 

@@ -60,7 +60,7 @@ class Termination(Term):
     """A termination term, which returns [M] bool.
 
     Attributes:
-        ends: how the term ends the episode. Default: `terminated`, or the task's.
+        ends: how the term ends the episode. Default: `terminated`, or as in the task's term.
     """
 
     ends: Ends | None = None
