@@ -3,7 +3,7 @@
     python scripts/offline_push_cube.py outputs/offline                # three seeds
     python scripts/offline_push_cube.py outputs/offline --seeds 1 --without online
 
-The dataset has 60 episodes of the task's expert and 240 of a half-trained SAC. A run that is
+The dataset has 200 episodes of the task's expert and 800 of a half-trained SAC. A run that is
 finished is not repeated. Prints a JSON line for the data and for each seed: returns and successes
 of 200 episodes, and the env steps after which SAC first has a success of .95 in an evaluation.
 """
@@ -25,7 +25,7 @@ from lightning_rl.cli.app import run
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RECORD = Path(__file__).with_name("record_demonstrations.py")
-EPISODES = {"expert": 60, "half": 240}
+EPISODES = {"expert": 200, "half": 800}
 HALF_ENV_STEPS = 60_000
 ENOUGH = 0.95
 EVALUATED = 200

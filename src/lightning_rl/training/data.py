@@ -166,6 +166,8 @@ class RLDataModule(LightningDataModule):
     dataset: RolloutDataset | None = None
     replay: Replay | None = None
     _eval_env: VectorEnv | None = None
+    _replays_restored = Path()  # next to the resumed checkpoint
+    _replays_saved: Path | None = None  # next to the checkpoint being saved
 
     def __init__(
         self,
@@ -218,8 +220,6 @@ class RLDataModule(LightningDataModule):
         self._extra_fields = checked_info_fields(extra_fields or {})
         self._make_collector, self._make_replay = collector, replay
         self._restored: dict[str, list[dict[str, Any]]] = {}
-        self._replays_restored = Path()  # next to the resumed checkpoint
-        self._replays_saved: Path | None = None  # next to the checkpoint being saved
         self.calls = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self.eval_calls = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self.new_env()
