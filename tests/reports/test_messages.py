@@ -117,8 +117,8 @@ REFUSED = {
     "there is one.",
     f"{PPO_YAML} --trainer.devices 1000": f"trainer.devices must be at most {MOST} on this machine without GPU, got 1000: "
     "on a CPU each device is a process.",
-    f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
-    f"3], and depth, language and proprio; this is {CART_POLE}. Give the env the wrapper VLAObservation "
+    f"{PPO_YAML} --model.policy VLAPolicy": "A VLA observes a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
+    f"3], and optionally depth, language and proprio, but the space is {CART_POLE}. Give the env the wrapper VLAObservation "
     "(data.env.wrappers), or another policy.",
     "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first update would come after "
     "256 env steps, but the run has 64 (data.total_env_steps). The update needs model.learning_starts=60, and a "

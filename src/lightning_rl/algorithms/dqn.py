@@ -66,7 +66,7 @@ class DQN(OffPolicyAlgorithm):
         super().__init__(policy, **kwargs)
         require(
             self.tau is not None,
-            f"{name} needs a target network, and tau: null has none: set model.tau, such as 0.005.",
+            f"{name} needs a target network: set model.tau to a number such as 0.005, not null.",
         )
         check_range("target_update_interval", target_update_interval, least=1)
         check_range("exploration_fraction", exploration_fraction, least=0, most=1)

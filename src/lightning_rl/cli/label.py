@@ -63,7 +63,7 @@ RETURNS = ("reward", "failure_cost", "gamma")
 
 
 def label(options: Sequence[str], run: Run) -> None:
-    """Label a dataset as the options say; `run` runs the command line of `fit`."""
+    """Label a dataset by the given options; `run` executes a command line of `fit`."""
     settings = parse_options("label", DESCRIPTION, OPTIONS, options)
     path = settings.path
     check_range("value_steps", settings.value_steps, least=1)

@@ -258,7 +258,7 @@ def _action_functions(
 
 
 def chunk_size_of(chosen: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
-    """Return K if a policy chooses chunks of K actions for an env of single ones."""
+    """Return K if the policy chooses chunks of K actions; None for single actions."""
     kinds = gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete
     if isinstance(chosen, kinds) and chosen.shape[1:] == executed.shape:
         return chosen.shape[0]

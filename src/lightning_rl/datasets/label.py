@@ -182,7 +182,7 @@ def step_advantage(
 def advantage_signal(
     returns: Sequence[Tensor], values: Sequence[Tensor], advantages: Sequence[Tensor], n_steps: int
 ) -> float | None:
-    """Return the share of the variance of n-step advantages that is not error of the value.
+    """Return the share of the variance of n-step advantages that is signal, not value error.
 
     It is 1 for an exact value, about 0 if differences of the value are noise, and above 1 for a
     value that varies too little. It is 2 b of the least-squares fit G_t = a + b A_t + c M_t, where

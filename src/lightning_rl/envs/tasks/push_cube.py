@@ -34,12 +34,12 @@ are at least 0.11 m apart along y).
 
 
 def reach_progress(env: EnvView) -> Tensor:
-    """Return by how many m the pusher approached the pushing point, [N]."""
+    """Return the decrease of the pusher's distance to the pushing point, [N] m."""
     return env.measured["reach_before"] - env.measured["reach"]
 
 
 def goal_progress(env: EnvView) -> Tensor:
-    """Return by how many m the cube approached the goal, [N]."""
+    """Return the decrease of the cube's distance to the goal, [N] m."""
     return env.measured["distance_before"] - env.measured["distance"]
 
 

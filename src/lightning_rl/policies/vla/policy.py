@@ -286,8 +286,8 @@ def example(space: gymnasium.Space[Any], needs_pictures: bool = True) -> TensorD
     require(
         isinstance(space, gymnasium.spaces.Dict)
         and (is_picture or (seen is None and not needs_pictures)),
-        f"A VLA's observations are {required}, and depth, language and proprio; this is {space}. "
-        "Give the env the wrapper VLAObservation (data.env.wrappers), or another policy.",
+        f"A VLA observes {required}, and optionally depth, language and proprio, but the space is "
+        f"{space}. Give the env the wrapper VLAObservation (data.env.wrappers), or another policy.",
     )
     assert isinstance(space, gymnasium.spaces.Dict)
     zeros = {
