@@ -331,7 +331,7 @@ def test_what_a_vla_cannot_take_is_refused(tmp_path):
     env = make_env(1)
     observations, actions = env.single_observation_space, env.single_action_space
     flat = PushCube(1).single_observation_space
-    with pytest.raises(ConfigurationError, match="observations are a Dict with rgb, uint8"):
+    with pytest.raises(ConfigurationError, match="observes a Dict with rgb, uint8"):
         VLAPolicy(flat, actions)
     with pytest.raises(ConfigurationError, match=r"acts by chunks of numbers.*Wrap the env"):
         VLAPolicy(observations, PushBlocks(1).single_action_space)
