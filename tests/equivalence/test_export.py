@@ -308,7 +308,7 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     out = capsys.readouterr().out
     file = arm_run / "export" / "last.onnx"
     assert out.startswith(f"Policy:  {file}\nAlso:    {file}.parity.json\n")
-    assert "Parity:  1,000 observations, action: at most " in out
+    assert "Parity:  1,000 observations, action: largest difference " in out
     session = onnxruntime.InferenceSession(file)
     said = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
     assert (said["policy"], said["algorithm"], said["env"]) == (
