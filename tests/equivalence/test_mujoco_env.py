@@ -216,7 +216,7 @@ WRONG = {
     "no such camera": ({"camera": "side"}, "no camera 'side'; allowed: none"),
     "another actuator": (
         {"actions": {"arm": Position()}},
-        "'arm' is Position, a position target, but the actuator 'motor' takes a force",
+        "'arm' is Position, with a position target, but the actuator 'motor' takes a force",
     ),
     "a taken entry": ({"entries": {"ctrl": [0.0]}}, "'ctrl' is an entry already"),
     "a GPU": ({"backend": "c", "device": "cuda"}, "set backend: warp"),

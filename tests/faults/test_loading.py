@@ -154,7 +154,7 @@ def test_a_class_of_the_users_own_needs_trust():
     module, run_dir = trained_by(OfThisFile)
     assert refusal(PPO, run_dir) == (
         f"The configuration in {last(run_dir)} names 'tests.faults.test_loading.OfThisFile' as "
-        "model.init_args.policy.class_path, which is no Policy of lightning_rl. Nothing was imported. A checkpoint "
+        "model.init_args.policy.class_path, which is not a Policy of lightning_rl. Nothing was imported. A checkpoint "
         "is data, and code that it names is not run. Pass trust_code=True if you trust its source, or pass the "
         "object yourself: policy=..."
     )
@@ -170,7 +170,7 @@ def test_an_algorithm_of_the_users_own_needs_trust():
     name = "tests.faults.test_loading.PPOOfThisFile"
     for cls in (PPOOfThisFile, Algorithm):
         message = refusal(cls, run_dir)
-        assert f"names '{name}' as model.class_path, which is no Algorithm of light" in message
+        assert f"names '{name}' as model.class_path, which is not an Algorithm of light" in message
     found = PPOOfThisFile.load_from_checkpoint(run_dir, trust_code=True)
     assert (type(found), found.own) == (PPOOfThisFile, 0.25)
     assert type(PPO.load_from_checkpoint(run_dir, trust_code=True)) is PPOOfThisFile

@@ -476,6 +476,7 @@ INNER = {
     "lightning_rl.policies.lerobot.policy.LeRobotBackbone",
     "lightning_rl.envs.managers.wrapper.EndsByTerms",
     "lightning_rl.envs.managers.EndEffectorPose",  # takes a function, which is code
+    "lightning_rl.policies.networks.resnet.ResNetEncoder",
     "lightning_rl.policies.steering.BaseFeatures",
     "lightning_rl.rollout.structured_actions.FlatAction",
     "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",

@@ -215,7 +215,8 @@ class Inspection:
             self.refuse(path, name, "does not take a class")
         if str(name) not in allowed.names:
             packages = [p for p in PACKAGES if any(one.startswith(p) for one in allowed.names)]
-            of_the_table = f"is not a {allowed.kind} of {' or '.join(packages)}"
+            article = "an" if allowed.kind[0].lower() in "aeiou" else "a"
+            of_the_table = f"is not {article} {allowed.kind} of {' or '.join(packages)}"
             self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
 
     def _text(self, path: str, key: str, text: str) -> None:
