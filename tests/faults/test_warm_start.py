@@ -218,7 +218,9 @@ def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
         assert weights.keys() == without.state_dict().keys()
         assert note == "The critic of the checkpoint is not used: v_net.bias, v_net.weight."
     else:
-        with pytest.raises(ConfigurationError, match=r"v_net.weight too many.*policy's class, now critic"):
+        with pytest.raises(
+            ConfigurationError, match=r"v_net.weight too many.*policy's class, now critic"
+        ):
             warm_start_weights(without, content)
 
 

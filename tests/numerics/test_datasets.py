@@ -309,7 +309,7 @@ def test_a_broken_picture_is_named(tmp_path):
     break_pictures(tmp_path / "data")
     with pytest.raises(
         ConfigurationError,
-        match=r"broken picture in 'observation.images.front': no picture .*leave the camera out",
+        match=r"broken picture in 'observation.images.front': not a picture .*leave the camera out",
     ):
         read_episodes(tmp_path / "data")[0]
     space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
@@ -501,9 +501,9 @@ def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, scr
             same_columns = [key for key in old.column_names if not key.startswith("stats/")]
             assert new.select(same_columns).equals(old.select(same_columns)), name
         elif name.endswith(".json") and "stats" not in name:
-            assert json.loads((written / name).read_text()) == json.loads(
-                (opened / name).read_text()
-            )
+            now, then = (json.loads((one / name).read_text()) for one in (written, opened))
+            now.pop("action_bounds", None)  # newer, and in a file of ours alone
+            assert now == then, name
     tasks = parquet.read_schema(written / "meta/tasks.parquet").metadata[b"pandas"]
     assert json.loads(tasks)["index_columns"] == ["__index_level_0__"]
 

@@ -896,7 +896,7 @@ def test_a_checkpoint_may_name_encoders_of_ours_by_key_and_no_others(tmp_path):
     trusted = checked_config(ENCODERS % "lightning_rl.FrozenEncoder", tmp_path)
     assert "a.b" in trusted.reads.values()
     with pytest.raises(
-        ConfigurationError, match=r"names 'os\.system'.*is no Encoder of lightning_rl"
+        ConfigurationError, match=r"names 'os\.system'.*is not an Encoder of lightning_rl"
     ):
         checked_config(ENCODERS % "os.system", tmp_path)
 

@@ -161,7 +161,7 @@ def test_an_evaluation_holds_to_it_drawn_and_by_the_mode():
 
 def test_an_env_that_allows_nothing_is_named_with_env_and_step():
     message = (
-        "GymnasiumEnv allows nothing: the 'action_mask' of env 0 at step 3 is 0 for all of 5 "
+        "GymnasiumEnv allows no action: the 'action_mask' of env 0 at step 3 is 0 for all of 5 "
         "categories. Allow at least one"
     )
     env = env_with_masks(empty_at=3)
@@ -176,7 +176,7 @@ def test_of_several_choices_the_empty_one_is_named():
     choose = action_function(policy, 2, None)
     mask = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.int8)
     observation = TensorDict({"state": torch.zeros(2, 3), "action_mask": mask}, [2])
-    with pytest.raises(ConfigurationError, match=r"allows nothing in choice 1 of 2: .* of env 1"):
+    with pytest.raises(ConfigurationError, match=r"allows no action in choice 1 of 2: .* of env 1"):
         choose(observation, torch.tensor([True, True]))
     choose(observation, torch.tensor([True, False]))  # that episode is over
 
