@@ -68,7 +68,7 @@ LISTS = pa.list_(pa.float32())
         ("observation.state", pa.array([[1.0, 2]] * 6 + [[1, None]], LISTS), "missing"),
         ("observation.state", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
         ("observation.state", pa.array([[1.0, 2, 3]] * 7, LISTS), "3 values per row"),
-        ("observation.state", pa.array(["text"] * 7), "it holds string, no numbers"),
+        ("observation.state", pa.array(["text"] * 7), "it holds string instead of numbers"),
         ("action", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
         ("complementary_info.a", pa.array([0.0, 0, None, 0, 0, 0, 0]), "1 values are missing"),
         ("next.done", pa.array([None] * 7, pa.bool_()), "missing"),

@@ -141,6 +141,9 @@ def test_an_index_error_inside_read_surfaces():
         def read(self, index):
             raise IndexError("inside")
 
+        def spaces(self):
+            raise NotImplementedError
+
     for use in (list, lambda episodes: episodes[:], lambda episodes: episodes[0]):
         with pytest.raises(IndexError, match="inside"):
             use(Broken())

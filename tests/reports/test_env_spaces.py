@@ -81,8 +81,8 @@ class FourThings(Odd):
 
 
 OLD = {
-    Old: r"Old\.reset takes no seed and no options",
-    NoOptions: r"NoOptions\.reset takes no options",
+    Old: r"Old\.reset does not take seed and options",
+    NoOptions: r"NoOptions\.reset does not take options",
     ObservationAlone: "from reset, not observation and info",
     FourThings: "returned 4 things from step",
 }
