@@ -474,12 +474,14 @@ INNER = {
     "lightning_rl.algorithms.recorded_frames.FrameAlgorithm",
     "lightning_rl.audit.play.RandomPolicy",
     "lightning_rl.policies.lerobot.policy.LeRobotBackbone",
+    "lightning_rl.datasets.offline.DatasetSpaces",
     "lightning_rl.envs.managers.wrapper.EndsByTerms",
     "lightning_rl.envs.managers.EndEffectorPose",  # takes a function, which is code
     "lightning_rl.policies.networks.resnet.ResNetEncoder",
     "lightning_rl.policies.steering.BaseFeatures",
     "lightning_rl.rollout.structured_actions.FlatAction",
     "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
+    "lightning_rl.envs.gymnasium.kept_info.KeptInfo",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
     "lightning_rl.Teleoperator",  # takes the import path of a device, which is code

@@ -257,7 +257,7 @@ def test_what_a_flow_cannot_do_is_refused():
         make_policy(flow=FlowSettings(noise_level=0.0))
     with pytest.raises(ConfigurationError, match=r"smallest < largest, got \[0.2, 0.1\]"):
         make_policy(flow=FlowSettings(noise_range=(0.2, 0.1)))
-    with pytest.raises(ConfigurationError, match="this is Dict"):  # TinyVLA needs pictures
+    with pytest.raises(ConfigurationError, match="the space is Dict"):  # TinyVLA needs pictures
         make_policy(cls=VLAPolicy, head="flow")
 
 

@@ -48,7 +48,7 @@ POLICIES = (
 )
 ALGORITHMS = "APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 ENVS = (
-    "ActionChunk, CartPole, CartPoleSwingUp, DatasetSpaces, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, "
+    "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, "
     "MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFrames, TensorSimulator, WithTerms"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
