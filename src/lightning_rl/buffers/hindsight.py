@@ -106,7 +106,7 @@ class HindsightReplay(ReplayBuffer):
             self._check_rewards(rollout.batch_size[1] - 1)
 
     def _check_rewards(self, steps: int) -> None:
-        """Refuse an env whose rewards are not those of its `compute_reward`."""
+        """Refuse an env whose rewards differ from those of its `compute_reward`."""
         held = self._end - self._oldest
         first = max(0, held - steps) * self.num_envs
         rows = self._row(torch.arange(first, held * self.num_envs, device=self._home))
@@ -125,7 +125,7 @@ class HindsightReplay(ReplayBuffer):
 
     def _keep_aside(self, cells: Tensor, observations: Any) -> None:
         super()._keep_aside(cells, observations)
-        cells = cells.cpu()
+        cells = cells.cpu()  # once per rollout; the list of ends is sorted on the CPU
         ends = cells % self.num_envs * ENV_STRIDE + cells // self.num_envs
         self._ends = torch.cat((self._ends[self._ends % ENV_STRIDE >= self._oldest], ends))
 

@@ -198,8 +198,9 @@ def _with_base_action(
     observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> gymnasium.spaces.Dict:
     """Return the space of the networks' inputs."""
-    is_dict = isinstance(observation_space, gymnasium.spaces.Dict)
-    spaces = dict(observation_space.spaces) if is_dict else {OBSERVATION: observation_space}  # type: ignore[attr-defined]
+    spaces = {OBSERVATION: observation_space}
+    if isinstance(observation_space, gymnasium.spaces.Dict):
+        spaces = dict(observation_space.spaces)
     require(
         BASE_ACTION not in spaces,
         f"ResidualActorCritic adds '{BASE_ACTION}' to the observation, which has that key already: "
