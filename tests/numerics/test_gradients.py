@@ -12,7 +12,6 @@ from torch import nn
 
 from lightning_rl import GRPO, PPO
 from lightning_rl.compiled import graphs
-from lightning_rl.compiled.update import CompiledValues
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
 from tests.helpers import (
@@ -83,28 +82,6 @@ def test_one_compiled_graph_gives_the_gradients_and_scalars_of_the_eager_update(
     assert eager["clip_fraction"] > 0
     assert eager["grad_norm"] > 1e-3
     torch.testing.assert_close(eager_grads, compiled_grads, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("by", "env", "policy", "model"), COMPILED, indirect=["by"])
-def test_the_compiled_values_are_the_eager_ones_also_once_the_weights_have_moved(
-    by, env, policy, model
-):
-    data = make_data(env)
-    module = make_ppo(data, policy, **model)
-    observations = minibatch_for(module, data, 64).select("observation")
-    made = graphs.Graphs(module, torch.device("cpu"))
-    value_of = CompiledValues(module.policy, made)
-    for _ in range(2):
-        values = value_of(observations.copy())
-        expected = module.policy.get_value(observations.copy())["value"]
-        torch.testing.assert_close(values, expected.detach(), rtol=1e-5, atol=1e-6)
-        assert not values.requires_grad
-        with torch.no_grad():
-            for tensor in (*module.policy.parameters(), *module.policy.buffers()):
-                if tensor.is_floating_point():
-                    tensor.add_(0.1)
-    assert made.available, "by a graph"
-    assert len(made._compiled) == 1, "by the same graph"
 
 
 def test_a_compiled_run_follows_the_eager_one(tmp_path):
