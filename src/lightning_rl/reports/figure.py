@@ -33,7 +33,7 @@ def as_svg(comparisons: Sequence[Comparison]) -> str:
                 free = (i for i in range(len(one.groups) + len(taken)) if i not in taken)
                 colours[group.name] = next(free)
                 taken.add(colours[group.name])
-    columns = min(PANELS, len(comparisons))
+    columns = 2 if len(comparisons) == 4 else min(PANELS, len(comparisons))
     height = HEIGHT + ROW * max(len(one.groups) for one in comparisons) + 6
     rows = math.ceil(len(comparisons) / columns)
     panels = [
@@ -136,7 +136,7 @@ def _drawn(curve: Curve, x: Callable[[float], str], y: Callable[[float], str]) -
 
 def _span(low: float, high: float, metric: str) -> tuple[float, float]:
     if metric.endswith("_rate"):
-        return 0.0, 1.0
+        return 0.0, 1.02
     pad = (high - low or abs(high) or 1.0) * 0.05
     return (0.0 if 0 <= low < 8 * pad else low - pad), high + pad
 
@@ -150,7 +150,7 @@ def _ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     most = max(map(abs, found))
     by, unit = (1e6, "M") if most >= 1e6 else (1e3, "k") if most >= 1e4 else (1.0, "")
     places = max(0, -math.floor(math.log10(step / by) + 1e-9))
-    return [(at, f"{at / by:,.{places}f}{unit if at else ''}".replace("-", "−")) for at in found]
+    return [(at, f"{at / by:,.{places}f}{unit}".replace("-", "−") if at else "0") for at in found]
 
 
 def _short(text: str) -> str:
