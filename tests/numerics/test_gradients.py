@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_rl import GRPO, PPO
 from lightning_rl.compiled import graphs
+from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
 from tests.helpers import (
@@ -130,6 +131,24 @@ def test_adam_in_the_graph_goes_on_with_a_state_that_the_optimizer_has_loaded():
     optimizer.load_state_dict(saved)
     update(minibatch.clone())
     assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
+
+
+def test_adam_in_the_graph_counts_the_steps_of_each_parameter():
+    """A parameter that a loss did not reach has made fewer steps, also for who loads the state."""
+    own, traced = ([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))] for _ in range(2))
+    expected, optimizer = (torch.optim.Adam(parameters, lr=0.1) for parameters in (own, traced))
+    adam = TracedAdam(optimizer, traced)
+    for reached in ([True, True], [True, False], [True, True], [True, True]):
+        gradient = torch.randn(7)
+        parts = gradient.split([3, 4])
+        for parameter, part, is_reached in zip(own, parts, reached, strict=True):
+            parameter.grad = part.view_as(parameter) if is_reached else None
+        expected.step()
+        mask = None if all(reached) else torch.tensor(reached)
+        with torch.no_grad():
+            adam.update(traced, gradient, adam.tensors(), torch.tensor(True), mask)
+        torch.testing.assert_close(own, traced)
+    assert adam.settings[-1] is TracedAdam(optimizer, traced).settings[-1] is False
 
 
 @pytest.mark.parametrize("way", ["compiled", "eager", "gated by a fused optimizer"])
