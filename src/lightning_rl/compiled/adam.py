@@ -28,7 +28,9 @@ class TracedAdam:
         like = parameters[0]
         self._rate_tensor = torch.zeros((), device=like.device, dtype=like.dtype)
         self._tensors: list[Tensor] | None = None
-        self._equal_steps = False  # set with the tensors
+        self._counts: list[float] = []  # steps of each parameter when the tensors were made
+        self._reached: Sequence[bool] | None = None  # by the only loss that was traced
+        self._mixed = False
         optimizer.register_load_state_dict_post_hook(self._forget)
 
     @staticmethod
@@ -49,7 +51,7 @@ class TracedAdam:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The constants of a traced step; the last one: all parameters have made equally many."""
+        """The constants of a traced step; the last one: trained parameters have equal counts."""
         self.tensors()
         group = self._optimizer.param_groups[0]
         return (*group["betas"], group["eps"], self._equal_steps)
@@ -70,7 +72,7 @@ class TracedAdam:
         gradient: Tensor,
         tensors: Sequence[Tensor],
         accept: Tensor,
-        reached: Tensor | None = None,
+        reached: Sequence[bool] | Tensor,
     ) -> None:
         """Take a step in place, if the bool tensor `accept` is true; to be traced.
 
@@ -82,9 +84,16 @@ class TracedAdam:
             gradient: [P], of all parameters.
             tensors: result of `tensors`.
             accept: [].
-            reached: [number of parameters] bool, false for a parameter that must not change; None:
-                all.
+            reached: [number of parameters], false for a parameter that must not change; a tensor if
+                the traced function computes it.
         """
+        if isinstance(reached, Tensor) or self._reached not in (None, reached):
+            self._mixed = True  # graphs of several losses: parameters may differ in their steps
+            mask = torch.as_tensor(reached, device=accept.device)
+        else:
+            self._reached = reached
+            mask = None if all(reached) else torch.tensor(reached, device=accept.device)
+        self._compare_steps()
         beta1, beta2, eps, equal_steps = self.settings
         rate, step, average, square = tensors
         count = step + 1
@@ -92,23 +101,23 @@ class TracedAdam:
         exact = count.to(rate.dtype)
         correction1, correction2 = (-torch.expm1(exact * math.log(beta)) for beta in (beta1, beta2))
         rates, roots = rate / correction1, correction2.sqrt()
-        one_each = elementwise = accept
-        if equal_steps and reached is None:
-            rates, roots = computed_once(rates[0]), computed_once(roots[0])
+        if equal_steps:
+            first = list(reached).index(True)
+            rates, roots = computed_once(rates[first]), computed_once(roots[first])
         else:
-            self._equal_steps = False
             rates, roots = (_elementwise(numbers, parameters) for numbers in (rates, roots))
-            if reached is not None:
-                one_each = accept & reached
-                elementwise = _elementwise(one_each, parameters)
+        one_each = elementwise = accept
+        if mask is not None:
+            one_each = accept & mask
+            elementwise = _elementwise(one_each, parameters)
         # One loop over all parameters: a loop for each makes the graph's code three times as long.
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
         before = flatten(parameters)
         after = before - rates * mean / (variance.sqrt() / roots + eps)
         # Use `where` instead of a branch: a refused step changes nothing.
-        moved = unflatten(torch.where(elementwise, after, before), parameters)
-        for parameter, value in zip(parameters, moved, strict=True):
+        moved = computed_once(torch.where(elementwise, after, before))
+        for parameter, value in zip(parameters, unflatten(moved, parameters), strict=True):
             parameter.copy_(value)
         for old, new, mask in (
             (step, count, one_each),
@@ -130,8 +139,14 @@ class TracedAdam:
         for state, *own in zip(states, *views, strict=True):
             for key, view in zip(("step", *AVERAGES), own, strict=True):
                 state[key] = view.copy_(state[key]) if key in state else view
-        self._equal_steps = bool((steps == steps[0]).all())
+        self._counts = steps.tolist()
+        self._compare_steps()
         return flat
+
+    def _compare_steps(self) -> None:
+        reached = self._reached or [True] * len(self._counts)
+        counts = {n for n, is_reached in zip(self._counts, reached, strict=True) if is_reached}
+        self._equal_steps = len(counts) == 1 and not self._mixed
 
     def _forget(self, optimizer: Optimizer) -> None:
         self._tensors = None

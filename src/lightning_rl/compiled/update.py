@@ -186,10 +186,9 @@ class CompiledUpdate(Update):
         scalars.
         """
         row, gradients, reached = self._differentiated(state, minibatch, False, reported)
-        mask = None if all(reached) else torch.tensor(reached, device=row.device)
         parameters = [state[name] for name in self.names_of_parameters]
         gradient = flatten(gradients)
-        return self._clip_and_step(parameters, row, gradient, adam, adam_tensors, mask)
+        return self._clip_and_step(parameters, row, gradient, adam, adam_tensors, reached)
 
     def _loss(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
         objective = self.objective
@@ -239,7 +238,7 @@ class CompiledUpdate(Update):
         gradient: Tensor,
         adam: TracedAdam,
         state: Sequence[Tensor],
-        reached: Tensor | None,
+        reached: Sequence[bool] | Tensor,
     ) -> Tensor:
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
