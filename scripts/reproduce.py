@@ -1,4 +1,4 @@
-"""Train one config with several seeds, and evaluate the final policies.
+r"""Train one config with several seeds, and evaluate the final policies.
 
 Appends one JSON line per seed to a file: the mean return of the last 100 training episodes
 (stochastic policy) and of the deterministic evaluation of the last checkpoint, and the wall-clock
@@ -6,10 +6,13 @@ and CPU seconds of training. Prints the mean over the seeds with its 95 % interv
 
     python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5 --jobs 2
     python scripts/reproduce.py --warm_start vla_bc.yaml --config vla_ppo.yaml --seeds 1 2 3
+    python scripts/reproduce.py --config ppo_push_cube.yaml --metric eval/success_rate \
+        --curves scripts/results/curves/tasks.json
 
 The seeds are a sweep (`rl-cli sweep`), which continues the killed sweep of the same command. With
 `--warm_start`, each seed first trains that config and continues from it, in its own sweep, because
-each begins with another checkpoint.
+each begins with another checkpoint; `--warm_as` names the setting that gets the checkpoint.
+`--curves` also keeps the evaluations during training for `rl-cli report` (see curves.py).
 """
 
 import argparse
@@ -22,6 +25,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import torch
+
+from curves import keep
 
 STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 """97.5 % quantile of Student's t for a number of seeds."""
@@ -98,6 +103,10 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
     parser.add_argument("--results", type=Path, help="results.jsonl in --output_dir if not given")
     parser.add_argument("--warm_start", metavar="CONFIG", help="trained first, with its defaults")
+    parser.add_argument("--warm_as", default="trainer.init_from", help="setting of its checkpoint")
+    parser.add_argument("--curves", type=Path, help="file that keeps the curves")
+    parser.add_argument("--metric", default="eval/avg_reward", help="of the curves")
+    parser.add_argument("--env", help="name of the env of the curves")
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     args.results = args.results or args.output_dir / "results.jsonl"
@@ -109,13 +118,15 @@ def main() -> None:
             for row, _ in done:
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
+        if args.curves and config == args.config:
+            keep(args.curves, [run_dir for _, run_dir in done], config, args.metric, args.env)
         return done
 
     if args.warm_start:
         rows = []
         for seed in args.seeds:
             ((_, clone),) = run(args.warm_start, [seed], [])
-            rows += run(args.config, [seed], ["--trainer.init_from", str(clone), *overrides])
+            rows += run(args.config, [seed], [f"--{args.warm_as}", str(clone), *overrides])
     else:
         rows = run(args.config, args.seeds, overrides)
     rows = [row for row, _ in rows]

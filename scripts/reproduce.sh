@@ -1,83 +1,124 @@
 #!/usr/bin/env bash
-# Reproduce the learning results of docs/results.md: about half an hour of one core for classic control, two hours for MuJoCo
-# with ours alone, five with the reference beside it (pip install 'lightning-rl[mujoco]' stable-baselines3).
+# Reproduce the tables of docs/results.md, one row by one command. Some families need extras (pip install
+# 'lightning-rl[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube).
 #
-# Ten minutes to three quarters of an hour of one core for each of the tuned tasks: pip install 'lightning-rl[mujoco,box2d]'.
-#
-#   scripts/reproduce.sh [classic|tasks|off_policy|ablation|memory|mujoco|reference|tuned|all]
+#   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory
+#   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:-all}
+curves=scripts/results/curves
+RETURN=eval/avg_reward SUCCESS=eval/success_rate
 
-if [[ $what == classic || $what == all ]]; then
-  for config in ppo.yaml ppo_acrobot.yaml ppo_pendulum.yaml; do
-    python scripts/reproduce.py --config "$config" --seeds 1 2 3 4 5
-  done
-fi
-if [[ $what == tasks || $what == all ]]; then
-  for config in ppo_cart_pole_task grpo_cart_pole_task ppo_push_cube grpo_push_cube ppo_point_mass grpo; do
-    python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 4 5 --episodes 100
-  done
+# row FAMILY METRIC CONFIG EPISODES "SEEDS" SETTINGS...
+row() {
+  # shellcheck disable=SC2086
+  python scripts/reproduce.py --curves "$curves/$1.json" --metric "$2" --config "$3" --episodes "$4" --seeds $5 "${@:6}"
+}
+# The same without a curve in a figure: run CONFIG EPISODES "SEEDS" SETTINGS...
+run() {
+  # shellcheck disable=SC2086
+  python scripts/reproduce.py --config "$1" --episodes "$2" --seeds $3 "${@:4}"
+}
+
+case ${1:?Name a family, see the head of this file.} in
+classic)
+  for config in ppo ppo_acrobot ppo_pendulum; do row classic $RETURN $config.yaml 20 "1 2 3 4 5"; done
+  run ppo.yaml 20 "1 2 3 4 5" --data.collector AsyncCollector
+  run grpo.yaml 20 "1 2 3 4 5"
+  ;;
+tasks)
+  for config in ppo_push_cube grpo_push_cube ppo_point_mass; do row tasks $SUCCESS $config.yaml 100 "11 12 13 14 15"; done
+  for config in ppo_cart_pole_task grpo_cart_pole_task; do run $config.yaml 100 "1 2 3 4 5"; done
+  for task in PushCube PointMass; do row tasks $SUCCESS sac_many_envs.yaml 64 "11 12 13 14 15" --data.env $task; done
+  row tasks $SUCCESS sac_push_cube_pixels.yaml 100 "1 2 3" --env "PushCube, 48×48 pictures" --data.total_env_steps 300_000
+  ;;
+gradients)
   for config in apg_point_mass shac_point_mass shac_swing_up apg_swing_up ppo_swing_up; do
-    python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 --episodes 256
+    row gradients $SUCCESS $config.yaml 256 "1 2 3"
   done
-fi
-if [[ $what == off_policy || $what == all ]]; then
-  python scripts/sac_curves.py --ids Pendulum-v1 --seeds 1 2 3 4 5 --total_env_steps 10_000 --random_env_steps 1_000 \
-    --evaluate_every 1_000 --curves outputs/sac_pendulum.json
-  python scripts/reproduce.py --config sac_push_cube.yaml --seeds 1 2 3 --episodes 100
-  python scripts/reproduce.py --config sac_cart_pole.yaml --seeds 1 2 3
-  python scripts/reproduce.py --config dqn_cart_pole.yaml --seeds 1 2 3
-  python scripts/reproduce.py --config dqn_lunar_lander.yaml --seeds 1 2 3   # hours on a busy machine
-  python scripts/offline_push_cube.py outputs/offline
-  for task in PushCube PointMass; do
-    python scripts/reproduce.py --config sac_many_envs.yaml --seeds 11 12 13 14 15 --data.env "$task"
-  done
-  # MuJoCo; with --peer PYTHON also Stable-Baselines3's. The curves reported are in scripts/results/sac_curves.json.
-  mujoco=(python scripts/sac_curves.py --curves outputs/sac_curves.json)
-  "${mujoco[@]}" --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5
-  "${mujoco[@]}" --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 3 --total_env_steps 1_000_000
-  python scripts/reproduce.py --config sac_push_cube_pixels.yaml --seeds 1 2 3 --episodes 100 --data.total_env_steps 300_000
-fi
-# What the parts of sac_best.yaml are worth, and what else was tried: --label, config, settings.
-part() {
-  python scripts/sac_curves.py --curves outputs/sac_curves.json --ids Walker2d-v5 --seeds 1 2 --label "$1" --configs "${@:2}"
-}
-if [[ $what == ablation || $what == all ]]; then
-  part "policy_delay 1" sac_best.yaml --model.policy_delay 1
-  part "rate 3e-4, default betas" sac_best.yaml --model.learning_rate 3e-4 --model.optimizer.init_args.betas '[0.9,0.999]'
-  part "layer for batch, targets kept" sac_best.yaml --model.policy.init_args.critic_normalization layer --model.tau 0.005
-  part "residual, categorical" sac.yaml --model.policy.init_args.network residual --model.policy.init_args.hidden_sizes '[128]' \
-    --model.policy.init_args.critic_hidden_sizes '[128,128]' --model.policy.init_args.actor_normalization layer \
-    --model.policy.init_args.critic_normalization layer --model.policy.init_args.initialization orthogonal \
-    --model.policy.init_args.value_atoms '{num_atoms: 101, limit: 5.0}' --model.policy.init_args.normalize_observation true \
-    --model.normalize_reward true --model.policy_delay 2 --model.init_alpha 0.01
-  part "ensemble, 4 updates" sac.yaml --model.policy.init_args.num_critics 4 --model.num_target_critics 2 \
-    --model.policy.init_args.critic_normalization layer --model.updates_per_env_step 4 --model.policy_delay 4
-fi
-if [[ $what == memory || $what == all ]]; then
-  python scripts/reproduce.py --config ppo_lstm_cart_pole.yaml --seeds 11 12 13 14 15
-  python scripts/reproduce.py --config ppo_gru_pendulum.yaml --seeds 1 2 3 4 5
-fi
-for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
-  if [[ $what == mujoco || $what == all ]]; then
-    python scripts/reproduce.py --config ppo_mujoco.yaml --seeds 1 2 3 --data.env.id "$id"
-  fi
-  if [[ $what == reference || $what == all ]]; then
-    mkdir -p outputs/reproduce
+  ;;
+tuned)
+  tuned() { row mujoco $RETURN "tuned/ppo_$1.yaml" 50 "$2"; }
+  tuned half_cheetah "31 32 33 34 35"
+  for task in hopper walker2d ant humanoid lunar_lander bipedal_walker; do tuned $task "11 12 13 14 15"; done
+  tuned swimmer "21 22 23 24 25"
+  tuned inverted_double_pendulum "41 42 43 44 45"
+  ;;
+mujoco)
+  for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do run ppo_mujoco.yaml 20 "1 2 3" --data.env.id $id; done
+  ;;
+reference) # pip install stable-baselines3
+  for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
     for seed in 1 2 3; do
-      python scripts/reference_sb3.py --id "$id" --seed "$seed" --output outputs/reproduce/reference_sb3.jsonl
+      python scripts/reference_sb3.py --id $id --seed $seed --output outputs/reproduce/reference_sb3.jsonl
     done
-  fi
-done
-tuned() {
-  python scripts/reproduce.py --config "tuned/ppo_$1.yaml" --seeds "${@:2}" --episodes 50
-}
-if [[ $what == tuned || $what == all ]]; then
-  tuned half_cheetah 31 32 33 34 35
-  tuned inverted_double_pendulum 41 42 43 44 45
-  tuned swimmer 21 22 23 24 25
-  for task in hopper walker2d ant humanoid lunar_lander bipedal_walker; do
-    tuned "$task" 11 12 13 14 15
   done
-fi
+  ;;
+off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
+  python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 "${@:2}"
+  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 3 --total_env_steps 1_000_000
+  run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000
+  run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000 --data.collector AsyncCollector --model.compile true
+  row off_policy $RETURN dqn_cart_pole.yaml 20 "1 2 3"
+  row off_policy $RETURN dqn_lunar_lander.yaml 20 "1 2 3"
+  run sac_cart_pole.yaml 20 "1 2 3"
+  ;;
+demonstrations)
+  python scripts/record_demonstrations.py demonstrations/push_cube_sparse --task PushCube --sparse --episodes 20
+  row demonstrations $SUCCESS rlpd_push_cube.yaml 50 "1 2 3" --env "PushCube, sparse reward"
+  row demonstrations $SUCCESS sac_residual_push_cube.yaml 1000 "1 2 3" --env "PushCube, from a clone" \
+    --warm_start push_cube_bc.yaml --warm_as model.policy.checkpoint
+  python scripts/offline_push_cube.py outputs/offline
+  ;;
+fetch)
+  for task in reach push; do
+    python scripts/fetch.py outputs/fetch_$task --config sac_fetch_$task.yaml --seeds 1 2 3
+    python scripts/curves.py $curves/demonstrations.json outputs/fetch_$task --name sac_fetch_$task.yaml --metric $SUCCESS
+  done
+  ;;
+pick_cube)
+  python scripts/hil_pick_cube.py record demonstrations/pick_cube
+  for seed in 1 2 3 4; do python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed $seed; done
+  ;;
+vla)
+  row vla $SUCCESS vla_ppo.yaml 400 "11 12 13" --warm_start vla_bc.yaml --env PushBlocks
+  run vla_grpo.yaml 400 "1 2 3 4" --warm_start vla_bc.yaml
+  row vla $SUCCESS vla_flow_ppo.yaml 200 "1 2 3" --warm_start vla_flow_bc.yaml --env PushBlocks
+  run vla_ppo_smolvlm.yaml 200 "1" --warm_start vla_bc_smolvlm.yaml
+  python scripts/probe_vla.py outputs/reproduce/vla_ppo_*_sweep_*/trial_000_seed11_2* --episodes 400
+  python scripts/two_doors.py --seeds 1 2 3
+  ;;
+recap)
+  python scripts/recap_doors.py outputs/doors
+  ;;
+robots)
+  row robots $RETURN ppo_quadruped.yaml 20 "1 2 3"
+  teacher=$(ls -d outputs/reproduce/ppo_quadruped_*_sweep_*/trial_000_seed1_2* | tail -1)
+  rl-cli fit --config quadruped_student_bc.yaml --seed_everything 1 --model.teacher "$teacher" --trainer.run_dir outputs/student
+  rl-cli fit --config quadruped_student_ppo.yaml --seed_everything 1 --trainer.init_from outputs/student --trainer.run_dir outputs/robot
+  python scripts/quadruped_velocity.py outputs/reproduce/ppo_quadruped_*_sweep_*/trial_*_2* outputs/student outputs/robot
+  run ppo_reach.yaml 128 "1"
+  ;;
+memory)
+  run ppo_lstm_cart_pole.yaml 20 "11 12 13 14 15"
+  run ppo_lstm_cart_pole.yaml 20 "11 12 13 14 15" --model.policy.memory null --model.sequence_length null
+  run ppo_gru_pendulum.yaml 20 "1 2 3 4 5"
+  for config in sac_mountain_car ppo_mountain_car; do
+    run $config.yaml 10 "1 2 3 4 5"
+    run $config.yaml 10 "1 2 3" --data.total_env_steps 100_000 --model.policy.noise_correlation 0
+  done
+  pytest -m slow -s tests/numerics/test_recurrence.py tests/learning/test_privileged.py
+  ;;
+figures)
+  for family in classic mujoco off_policy robots; do
+    rl-cli report $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
+  done
+  for family in tasks gradients demonstrations vla; do
+    rl-cli report $curves/$family.json --output docs/figures/$family.svg --metric $SUCCESS
+  done
+  ;;
+*)
+  sed -n 2,7p "$0" >&2
+  exit 2
+  ;;
+esac

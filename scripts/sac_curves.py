@@ -16,8 +16,8 @@ that many env steps.
 The script does not use `rl-cli sweep`: a sweep has one budget, but these runs continue to larger
 ones, alternately with the runs of the peer.
 
-Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table,
-with the CPU seconds, including evaluations, of our runs in `--output_dir`.
+Writes the file of `--curves`, which `rl-cli report` draws (see curves.py), and prints a table, with
+the CPU seconds, including evaluations, of our runs in `--output_dir`.
 """
 
 import argparse
@@ -32,8 +32,10 @@ from typing import Any
 
 import numpy as np
 
+from curves import written
+
 HERE = Path(__file__).resolve().parent
-OURS, PEER = "lightning_rl", "stable-baselines3"
+PEER = "Stable-Baselines3, SAC"
 BUFFER_SIZE = 16
 """Env steps of an iteration, in configs/sac.yaml and its variants."""
 Curves = dict[str, dict[str, dict[str, list[list[float]]]]]
@@ -41,7 +43,10 @@ Curves = dict[str, dict[str, dict[str, list[list[float]]]]]
 
 def main() -> None:
     args = arguments()
-    curves: Curves = json.loads(args.curves.read_text()) if args.curves.exists() else {}
+    kept_in = {"metric": "eval/avg_reward", "curves": {}}
+    if args.curves.exists():
+        kept_in = json.loads(args.curves.read_text())
+    curves: Curves = kept_in["curves"]
     for seed in args.seeds:
         for env_id in args.ids:
             runs: list[tuple[str, Any]] = [
@@ -53,7 +58,7 @@ def main() -> None:
                 if reached(kept.get(str(seed), [])) < args.total_env_steps:
                     kept[str(seed)] = train(env_id, seed, args)
                     args.curves.parent.mkdir(parents=True, exist_ok=True)
-                    args.curves.write_text(json.dumps(curves, indent=1) + "\n")
+                    args.curves.write_text(written(kept_in))
                     print(library, env_id, seed, kept[str(seed)][-1], flush=True)
     print(table(curves, args))
 
@@ -71,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate_every", type=int, default=10_000, help="env steps")
     parser.add_argument("--peer", help="an interpreter that has stable-baselines3")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/sac_curves"))
-    parser.add_argument("--curves", type=Path, default=HERE / "results" / "sac_curves.json")
+    parser.add_argument("--curves", type=Path, default=HERE / "results/curves/off_policy.json")
     args, settings = parser.parse_known_args()
     if settings and not args.label:
         parser.error(f"--label names runs with settings of their own: {' '.join(settings)}")
@@ -81,8 +86,7 @@ def arguments() -> argparse.Namespace:
 
 def library_of(config: str, label: str) -> str:
     """Return the name of a config's curves."""
-    named = "" if config == "sac.yaml" else Path(config).name
-    return ", ".join(filter(None, (OURS, named, label)))
+    return ", ".join(filter(None, (Path(config).name, label)))
 
 
 def run_name(config: str, env_id: str, seed: int | str, label: str) -> str:

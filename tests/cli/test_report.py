@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -142,6 +143,65 @@ def test_as_markdown_and_as_json(capsys):
     data = json.loads(Path("numbers.json").read_text())
     assert [group["name"] for group in data["groups"]] == ["clip_coef 0.3", "clip_coef 0.2"]
     assert data["groups"][0]["runs"][2]["curves"]["eval/avg_reward"]["env_steps"] == STEPS
+
+
+def drawn_values(panel, metric_ticks, line):
+    """Read the values of a line off the axis of a panel, by its first and last tick."""
+    ticks = [(float(text.get("y")) - 4, float(text.text)) for text in metric_ticks(panel)]
+    (bottom, low), (top, high) = ticks[0], ticks[-1]
+    heights = [float(point.split()[1]) for point in line.get("d")[1:].split("L")]
+    return [low + (bottom - y) / (bottom - top) * (high - low) for y in heights]
+
+
+def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs():
+    curves = np.array([[1, 4, 6, 8], [3, 6, 9, 9], [2, 2, 3, 4]])
+    for seed, curve in enumerate(curves, 1):
+        make_run(f"a_2026010{seed}", curve, seed)
+    make_run("b_20260101", [10, 20, 20, 40], env="Hopper-v5")
+    report("outputs", "--output", "figure.svg")
+    tag = "{http://www.w3.org/2000/svg}"
+    figure = ElementTree.fromstring(Path("figure.svg").read_text())
+    panels = figure.findall(f"{tag}g")
+    assert [panel.find(f"{tag}text").text for panel in panels] == ["CartPole-v1", "Hopper-v5"]
+    (legend,) = panels[0].findall(f"{tag}g/{tag}text")
+    assert legend.text == "a (3 runs)"
+    band, line = panels[0].findall(f"{tag}g/{tag}path")[:2]
+
+    def ticks(panel):
+        return panel.findall(f"{tag}text[@class='e']")
+
+    drawn = drawn_values(panels[0], ticks, line)
+    assert drawn == pytest.approx(curves.mean(axis=0), abs=0.05)  # of three all are the middle
+    (group,) = compare(["outputs/a_20260101", "outputs/a_20260102", "outputs/a_20260103"]).groups
+    expected = group.curves["eval/avg_reward"]
+    band.set("d", band.get("d").removesuffix("Z"))
+    around = [*expected.high, *expected.low[::-1]]
+    assert drawn_values(panels[0], ticks, band) == pytest.approx(around, abs=0.05)
+    other = panels[1].find(f"{tag}g/{tag}path[@class='line']")
+    assert drawn_values(panels[1], ticks, other) == pytest.approx([10, 20, 20, 40], abs=0.2)
+
+
+def write_curves(curves, metric="eval/avg_reward"):
+    Path("peer.json").write_text(json.dumps({"metric": metric, "curves": curves}))
+
+
+def test_curves_of_another_library_are_compared_with_runs(capsys):
+    make_run("a_20260101_000000", [1, 2, 3, 4])
+    seeds = {"1": [[1000, 1], [4000, 7]], "2": [[1000, 3], [4000, 9]]}
+    write_curves({"peer": {"CartPole-v1": seeds}, "other": {"CartPole-v1": {"1": [[4000, 6]]}}})
+    groups = compare(["peer.json"]).groups
+    assert [(group.name, group.scores) for group in groups] == [("peer", [7, 9]), ("other", [6])]
+    assert groups[0].curves["eval/avg_reward"].centre.tolist() == [2.0, 8.0]
+    assert [one.name for one in compare(["outputs", "peer.json"]).groups] == ["peer", "other", "a"]
+    report("peer.json", "--output", "report.html")
+    write_curves({"peer": {"CartPole-v1": seeds}}, metric="eval/success_rate")
+    err = refused("peer.json", capsys=capsys)
+    assert "peer.json has eval/success_rate, not eval/avg_reward: set --metric eval/success" in err
+    write_curves({"peer": {"CartPole-v1": {"1": [[4000, 6], [1000, 7]]}}})
+    err = refused("peer.json", "--output", "figure.svg", capsys=capsys)
+    assert "peer.json is no file of curves (ValueError: env steps of peer, CartPole-v1, 1" in err
+    write_curves({"peer": {"CartPole-v1": {"1": [4000, 6, 1]}}})
+    assert "is no file of curves" in refused("peer.json", capsys=capsys)
 
 
 def test_runs_are_grouped_by_the_settings_that_are_named(capsys):

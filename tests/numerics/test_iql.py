@@ -30,6 +30,7 @@ from lightning_rl.compiled.choice import Choice
 from lightning_rl.datasets import Demonstrations, write_minari
 from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.policies.networks.q_networks import ValueAtoms
+from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout, successors
 from lightning_rl.system import ranks
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, train
@@ -41,7 +42,7 @@ from tests.numerics.test_sac import (
     exact,
 )
 from tests.q_references import Adam, backward, flat, forward, log_density
-from tests.references import numeric_gradient
+from tests.references import gae_by_sum, numeric_gradient
 
 RATE, TAU, GAMMA, EXPECTILE, BETA, MOST, WITHIN = 1e-2, 0.1, 0.9, 0.8, 2.0, 1.5, 0.9
 
@@ -133,6 +134,45 @@ def test_updates_are_those_of_the_reference(algorithm, dtype, traced_only):
     for ours, theirs in pairs:
         for a, b in zip(flat(ours), flat(theirs), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("algorithm", [IQL, AWAC])
+def test_advantages_are_those_of_the_recorded_steps(algorithm):
+    """With gae_lambda, by the value of the algorithm; the weight of an action is of its step's."""
+    torch.manual_seed(1)
+    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))
+    module = algorithm(policy, gamma=GAMMA, gae_lambda=0.7, max_weight=MOST)
+    module.drawn_fields = lambda count: {
+        key: torch.ones(count, 2) for key in ("noise", "next_noise")
+    }
+    envs, steps = 3, 12
+    rollout = allocate_rollout(OBSERVATION_SPACE, SPACE, envs, steps)
+    for key in ("observation", "reward"):
+        rollout[key].normal_()
+    for key in ("terminated", "truncated"):
+        rollout[key].bernoulli_(0.2)
+    rollout["done"].copy_(rollout["terminated"] | rollout["truncated"])
+    writer = FinalObservationWriter(rollout)
+    for t in range(steps):
+        writer.write(t, torch.randn(envs, 3))
+    module.write_advantages(rollout, module.gae_lambda)
+    noise = np.ones((1, 2))
+    reference = Reference(module)
+
+    def value(observation):
+        seen = observation.reshape(-1, 3).double().numpy()
+        return reference.value_of(seen, noise.repeat(len(seen), 0))
+
+    values = value(rollout["observation"]).reshape(envs, steps + 1)
+    following = value(successors(rollout)).reshape(envs, steps)
+    ends = [rollout[key][:, :-1].numpy() for key in ("terminated", "truncated")]
+    reward = rollout["reward"][:, :-1].double().numpy()
+    wanted = gae_by_sum(reward, values, *ends, following, GAMMA, 0.7)
+    np.testing.assert_allclose(rollout["advantage"][:, :-1], wanted, rtol=0, atol=1e-5)
+    batch = TensorDict({"observation": torch.zeros(2, 3), "action": torch.zeros(2, 2)}, [2])
+    batch["advantage"] = torch.tensor([0.0, 9.0])
+    _, scalars = module.actor_loss(batch)
+    assert scalars["weight"].item() == pytest.approx((1 + MOST) / 2)
 
 
 class Asks(TorchEnv):
@@ -298,6 +338,7 @@ class Unrewarded(Demonstrations):
         ({"policy": {"value_atoms": ValueAtoms(5, 1.0)}}, "remove memory, value_atoms"),
         ({"model": {"expectile": 0.4}}, "expectile"),
         ({"model": {"actions_within": 1.0}}, "actions_within"),
+        ({"model": {"gae_lambda": 1.1}}, "gae_lambda"),
         (
             {"data": {"collector": SyncCollector, "offline": True}},
             "data.collector names no dataset",

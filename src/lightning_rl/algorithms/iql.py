@@ -12,8 +12,9 @@ from torch import Tensor
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.off_policy import check_q_policy
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
+from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.datasets import Demonstrations
-from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss
+from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import SquashedActorCritic
 from lightning_rl.policies.networks.perceptron import mlp
@@ -26,7 +27,10 @@ class DatasetActorCritic(Algorithm):
     """Base class: Q critics of the data, and an actor that clones actions by their advantage.
 
         L_Q  = mean of (r + gamma V(s') - Q_i(s, a))^2, with V(s') = 0 after a termination
-        L_pi = -mean of min(exp(beta (min_i Q'_i(s, a) - V(s))), w_max) log pi(a | s)
+        L_pi = -mean of min(exp(beta A), w_max) log pi(a | s),  A = min_i Q'_i(s, a) - V(s)
+
+    With `gae_lambda`, A is the generalized advantage estimate of the recorded steps by V, computed
+    once per iteration: the errors of Q and V in one step can exceed what an action changes.
 
     A subclass defines the value V. The algorithm needs `data.collector: Demonstrations`, with a
     dataset that has rewards. An iteration is `n_epochs` passes over it; each of its steps counts as
@@ -40,6 +44,7 @@ class DatasetActorCritic(Algorithm):
         n_epochs: passes over the dataset per iteration.
         advantage_scale: beta, per unit of return; with 0 all actions have the same weight.
         max_weight: w_max, bound on the weight of an action.
+        gae_lambda: trace decay of A per step, in [0, 1]; null for A of a single step by Q.
         tau: step size of the target critics Q' after each update, in (0, 1].
         actions_within: actions of the data are clamped to this share of their bounds, where the
             density of a squashed Gaussian would be infinite.
@@ -66,6 +71,7 @@ class DatasetActorCritic(Algorithm):
         n_epochs: int = 1,
         advantage_scale: float = 3.0,
         max_weight: float = 100.0,
+        gae_lambda: float | None = None,
         tau: float = 0.005,
         actions_within: float = 0.99,
         max_grad_norm: float | None = None,
@@ -78,6 +84,8 @@ class DatasetActorCritic(Algorithm):
         check_range("n_epochs", n_epochs, least=1)
         check_range("advantage_scale", advantage_scale, least=0)
         check_range("max_weight", max_weight, above=0)
+        if gae_lambda is not None:
+            check_range("gae_lambda", gae_lambda, least=0, most=1)
         check_range("tau", tau, above=0, most=1)
         check_range("actions_within", actions_within, above=0, below=1)
         critic = policy.critic
@@ -90,6 +98,7 @@ class DatasetActorCritic(Algorithm):
         self.n_epochs = n_epochs
         self.advantage_scale = advantage_scale
         self.max_weight = max_weight
+        self.gae_lambda = gae_lambda
         self.tau = tau
         self.actions_within = actions_within
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
@@ -136,8 +145,12 @@ class DatasetActorCritic(Algorithm):
         )
         add_transition_field(rollout, "next_observation", successors(rollout))
         add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())
+        fields = list(self.FIELDS)
+        if self.gae_lambda is not None:
+            self.write_advantages(rollout, self.gae_lambda)
+            fields.append("advantage")
         mask = ~rollout["padding"][:, :-1]
-        sampler = make_sampler(self.policy, rollout, self.FIELDS, mask, None, 0)
+        sampler = make_sampler(self.policy, rollout, fields, mask, None, 0)
         names = tuple(self.objectives)
         update = self.learner.sequence(names, self.update_target, self._moved)
         for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator, _nothing):
@@ -148,6 +161,19 @@ class DatasetActorCritic(Algorithm):
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
         """Draw the random numbers of a minibatch [B] of `count` samples, by field."""
         return {}
+
+    def write_advantages(self, rollout: TensorDict, gae_lambda: float) -> None:
+        """Write the `advantage` of each step of a rollout [N, T+1], estimated by V."""
+
+        def value_of(td: TensorDict) -> Tensor:
+            return self.value_here(td.update(self.drawn_fields(len(td))))
+
+        write_values(self.policy, rollout, value_of, value_of)
+        steps = ("reward", "terminated", "truncated", "final_value")
+        of_steps = {key: rollout[key][:, :-1] for key in steps}
+        value = rollout["value"]
+        advantage, _ = gae(value=value, gamma=self.gamma, gae_lambda=gae_lambda, **of_steps)
+        add_transition_field(rollout, "advantage", advantage)
 
     @abstractmethod
     def value_here(self, minibatch: TensorDict) -> Tensor:
@@ -169,7 +195,10 @@ class DatasetActorCritic(Algorithm):
         """Return the weighted negative log-prob of samples [B], and scalars to log."""
         policy = self.policy
         with torch.no_grad():
-            advantage = self.target_q(minibatch) - self.value_here(minibatch)
+            if self.gae_lambda is None:
+                advantage = self.target_q(minibatch) - self.value_here(minibatch)
+            else:
+                advantage = minibatch["advantage"]
             weight = advantage_weight(advantage, self.advantage_scale, self.max_weight)
             most = self.actions_within
             action = policy.distribution.from_unit(

@@ -4,20 +4,23 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from lightning_rl.cli.options import NEEDED, Option, parse_options
-from lightning_rl.reports.comparison import METRIC, Comparison, compare
+from lightning_rl.reports.comparison import METRIC, Comparison, compare, compare_each
+from lightning_rl.reports.figure import as_svg
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded, write_atomically
 
-Format = Literal["html", "md", "json"]
+Format = Literal["html", "md", "json", "svg"]
 
 OPTIONS = {
-    "<runs>": Option(str, NEEDED, "run directories, or directories with runs in them", True),
-    "output": Option(str, None, "file to write. Default: print md and json"),
-    "format": Option(Format, None, "html, md or json. Default: by the file's name"),
+    "<runs>": Option(
+        str, NEEDED, "run directories, directories with runs, or .json files of curves", True
+    ),
+    "output": Option(str, None, "file to write. Default: print md, json and svg"),
+    "format": Option(Format, None, "html, md, json or svg. Default: by the file's name"),
     "metric": Option(str, METRIC, "evaluation metric to compare runs"),
     "group_by": Option(
         str,
@@ -37,12 +40,17 @@ def report(options: Sequence[str]) -> None:
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], least=0)
     wanted, output = _where(settings["format"], settings["output"])
-    compared = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
-    for _, reason in compared.left_out:
-        sys.stderr.write(f"Left out: {reason}\n")
-    for note in compared.notes:
-        sys.stderr.write(f"Note: {note}\n")
-    text = _rendered(compared, wanted, output, settings["films_mib"])
+    given = settings["runs"], settings["metric"], settings["group_by"] or None
+    compared = compare_each(*given) if wanted == "svg" else [compare(*given)]
+    for one in compared:
+        for _, reason in one.left_out:
+            sys.stderr.write(f"Left out: {reason}\n")
+        for note in one.notes:
+            sys.stderr.write(f"Note: {note}\n")
+    if wanted == "svg":
+        text = as_svg(compared)
+    else:
+        text = _rendered(compared[0], wanted, output, settings["films_mib"])
     # File names and texts from YAML or JSON may hold characters that UTF-8 cannot encode.
     content = text.encode(errors="backslashreplace")
     if output is None:
@@ -53,13 +61,13 @@ def report(options: Sequence[str]) -> None:
 
 
 def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:
-    known: dict[str, Format] = {".html": "html", ".md": "md", ".json": "json"}
+    known: dict[str, Format] = {f".{name}": name for name in get_args(Format)}
     if wanted is None:
         suffix = Path(output or DEFAULT).suffix
         require(
             suffix in known,
-            f"--output {output} must end in one of {', '.join(known)}: set --format html, md or "
-            "json.",
+            f"--output {output} must end in one of {', '.join(known)}: set --format html, md, "
+            "json or svg.",
         )
         wanted = known[suffix]
     if output is None:

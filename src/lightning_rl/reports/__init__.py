@@ -3,6 +3,7 @@
 from lightning_rl.reports.comparison import Comparison as Comparison
 from lightning_rl.reports.comparison import Group as Group
 from lightning_rl.reports.comparison import compare as compare
+from lightning_rl.reports.comparison import compare_each as compare_each
 from lightning_rl.reports.runs import RunRecord as RunRecord
 from lightning_rl.reports.runs import find_runs as find_runs
 from lightning_rl.reports.statistics import interval_of_improvement as interval_of_improvement

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.collectors.evaluation import logged_values
-from lightning_rl.reports.runs import RunRecord, find_runs, read_run
+from lightning_rl.reports.runs import CURVES, RunRecord, find_runs, read_curves, read_run
 from lightning_rl.reports.statistics import (
     interval_of_improvement,
     interval_of_iqm,
@@ -121,7 +121,8 @@ def compare(
     """Read runs and compare them.
 
     Args:
-        given: run directories, or directories that contain runs.
+        given: run directories, directories that contain runs, or files of curves (see
+            `lightning_rl.reports.runs.read_curves`).
         metric: metric of the evaluation: `eval/...`.
         group_by: settings, by their paths or the ends of their paths; runs that agree in them form
             a group. Default: all settings except those that name a run and its seed.
@@ -130,12 +131,34 @@ def compare(
         ConfigurationError: for no runs, runs without the metric, several envs, or an unknown
             setting.
     """
-    runs, left_out = _read(find_runs(given), metric)
-    if not runs:
-        reasons = "\n".join(reason for _, reason in left_out[:5])
-        more = f"\nand {len(left_out) - 5} more" if len(left_out) > 5 else ""
-        raise ConfigurationError(f"None of the {len(left_out)} runs can be shown.\n{reasons}{more}")
-    env = _env_of(runs)
+    envs, left_out = _by_env(given, metric)
+    if len(envs) > 1:
+        each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
+        raise ConfigurationError(
+            f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
+            "env, or draw all by --format svg."
+        )
+    ((env, runs),) = envs.items()
+    return _compared(env, runs, left_out, metric, group_by)
+
+
+def compare_each(
+    given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
+) -> list[Comparison]:
+    """Read runs and compare those of each env, as `compare` does."""
+    envs, left_out = _by_env(given, metric)
+    compared = [_compared(env, runs, [], metric, group_by) for env, runs in envs.items()]
+    compared[0].left_out = left_out
+    return compared
+
+
+def _compared(
+    env: str,
+    runs: list[RunRecord],
+    left_out: list[tuple[Path, str]],
+    metric: str,
+    group_by: Sequence[str] | None,
+) -> Comparison:
     higher = not any(
         run.settings.get("trainer.best_metric") == metric
         and run.settings.get("trainer.best_mode") == "min"
@@ -202,6 +225,9 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
     runs: list[RunRecord] = []
     left_out: list[tuple[Path, str]] = []
     for path in paths:
+        if path.suffix == CURVES:
+            runs += read_curves(path, metric)
+            continue
         try:
             run = read_run(path, list(dict.fromkeys([metric, *SHOWN_TOO])))
         except ConfigurationError as error:
@@ -224,17 +250,18 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
     return runs, left_out
 
 
-def _env_of(runs: Sequence[RunRecord]) -> str:
-    envs: dict[str, list[Path]] = {}
+def _by_env(
+    given: Iterable[str | Path], metric: str
+) -> tuple[dict[str, list[RunRecord]], list[tuple[Path, str]]]:
+    runs, left_out = _read(find_runs(given), metric)
+    if not runs:
+        reasons = "\n".join(reason for _, reason in left_out[:5])
+        more = f"\nand {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        raise ConfigurationError(f"None of the {len(left_out)} runs can be shown.\n{reasons}{more}")
+    envs: dict[str, list[RunRecord]] = {}
     for run in runs:
-        envs.setdefault(run.env, []).append(run.path)
-    if len(envs) > 1:
-        each = "; ".join(f"{env}: {paths[0]} ({len(paths)} runs)" for env, paths in envs.items())
-        raise ConfigurationError(
-            f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
-            "env."
-        )
-    return next(iter(envs))
+        envs.setdefault(run.env, []).append(run)
+    return envs, left_out
 
 
 def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[Group]:
@@ -295,7 +322,12 @@ def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> l
         own = [f"settings {i + 1}" for i in range(len(members))]
     short = short_names(settings)
     by_settings = [
-        ", ".join(f"{short[name]} {value_text(runs[0].settings, name)}" for name in settings)
+        ", ".join(
+            value_text(runs[0].settings, name)
+            if name == "name"  # of a file of curves
+            else f"{short[name]} {value_text(runs[0].settings, name)}"
+            for name in settings
+        )
         for runs in members
     ]
     longest = max(map(len, by_settings))

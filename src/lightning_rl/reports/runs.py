@@ -28,6 +28,9 @@ SPEED = "charts/SPS"
 """Metric for the training time: env steps of an iteration divided by its seconds."""
 
 
+CURVES = ".json"
+"""Suffix of a file of curves."""
+
 MOST_BYTES, MOST_ROWS = 2**28, 10**6
 """Limits of a table of metrics; a hundred thousand iterations take about 70 MB."""
 
@@ -85,7 +88,7 @@ class RunRecord:
 
 
 def find_runs(given: Iterable[str | Path]) -> list[Path]:
-    """Return the given run directories, and run directories below the given directories.
+    """Return the given run directories and files of curves, and the runs below directories.
 
     Raises:
         ConfigurationError: if a path has no run.
@@ -95,6 +98,8 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
         if one.is_dir():
             below = sorted(path.parent for path in one.rglob(MANIFEST))
             runs = [one] if (one / MANIFEST).is_file() else below
+        elif one.suffix == CURVES and one.is_file():
+            runs = [one]
         else:
             runs = []
         if not runs:
@@ -103,8 +108,8 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
             missing = f"does not exist{closest(one.name, there)}"
             raise ConfigurationError(
                 f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run "
-                f"directories (with a {MANIFEST}), the directory of a sweep, or a directory that "
-                "contains runs, such as outputs."
+                f"directories (with a {MANIFEST}), the directory of a sweep, a directory that "
+                "contains runs, such as outputs, or a .json file of curves."
             )
         for run in runs:
             found.setdefault(run.resolve(), run)  # each run once, even if given by two paths
@@ -133,6 +138,45 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
         metrics={name: values[rows] for name, values in there.items()},
         films=_films(path),
     )
+
+
+def read_curves(path: Path, metric: str) -> list[RunRecord]:
+    """Read the curves of runs without a directory, such as those of another library.
+
+    The file holds `{"metric": metric, "curves": {name: {env: {seed: [[env steps, value], ...]}}}}`.
+
+    Raises:
+        ConfigurationError: for another form or another metric.
+    """
+    content = read_json(path)
+    records = []
+    try:
+        own = content["metric"]
+        for name, envs in content["curves"].items():
+            for env, seeds in envs.items():
+                for seed, points in seeds.items():
+                    steps, values = np.array(points, float).reshape(-1, 2).T
+                    if not len(steps) or not (np.diff(steps, prepend=0.0) >= 0).all():
+                        raise ValueError(f"env steps of {name}, {env}, {seed} do not rise")
+                    records.append(
+                        RunRecord(
+                            path=path / name / env / f"seed {seed}",
+                            settings={"exp_name": name, "name": name, "data.env.id": env},
+                            manifest={"seed": int(seed)},
+                            evaluation=None,
+                            env_steps=steps,
+                            seconds=np.full(len(steps), np.nan),
+                            metrics={own: values},
+                        )
+                    )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} is no file of curves ({type(error).__name__}: {error}). It must hold "
+            '{"metric": "eval/avg_reward", "curves": {name: {env: {seed: [[env steps, value], '
+            "...]}}}}."
+        ) from error
+    require(own == metric, f"{path} has {own}, not {metric}: set --metric {own}.")
+    return records
 
 
 def _films(path: Path) -> list[Path]:

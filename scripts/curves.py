@@ -1,0 +1,62 @@
+r"""Keep the evaluations of finished runs in a file of curves, which `rl-cli report` draws.
+
+    python scripts/curves.py scripts/results/curves/tasks.json outputs/reproduce \
+        --name ppo_push_cube.yaml --metric eval/success_rate
+
+A run replaces the curve of the same name, env and seed.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from lightning_rl.reports import find_runs
+from lightning_rl.reports.runs import read_run
+
+
+def keep(file: Path, runs: Iterable[Path], name: str, metric: str, env: str | None = None) -> None:
+    """Add the curves of runs to a file, under a name and an env (as the runs call it)."""
+    kept = json.loads(file.read_text()) if file.exists() else {"metric": metric, "curves": {}}
+    if kept["metric"] != metric:
+        raise SystemExit(f"{file} keeps {kept['metric']}, not {metric}.")
+    for path in find_runs(runs):
+        run = read_run(path, [metric])
+        steps, _, values = run.curve(metric)
+        if not len(steps):
+            raise SystemExit(f"{path} has no {metric}.")
+        points = dict(zip(steps.astype(int).tolist(), values.tolist(), strict=True))
+        seeds = kept["curves"].setdefault(name, {}).setdefault(env or run.env, {})
+        seeds[str(run.seed)] = [[at, float(f"{value:.5g}")] for at, value in points.items()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(written(kept))
+
+
+def written(kept: dict) -> str:
+    """Return the text of a file of curves, with one line for each run."""
+    names = []
+    for name, envs in kept["curves"].items():
+        each = []
+        for env, seeds in envs.items():
+            lines = [f"   {json.dumps(seed)}: {json.dumps(seeds[seed])}" for seed in sorted(seeds)]
+            each.append(f"  {json.dumps(env)}: {{\n" + ",\n".join(lines) + "}")
+        names.append(f" {json.dumps(name)}: {{\n" + ",\n".join(each) + "}")
+    head = f'{{"metric": {json.dumps(kept["metric"])}, "curves": {{\n'
+    return head + ",\n".join(names) + "}}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+", help="or directories with runs in them")
+    parser.add_argument("--name", required=True, help="of the curves, such as their config")
+    parser.add_argument("--metric", default="eval/avg_reward")
+    parser.add_argument("--env", help="name of the env, if not as the runs call it")
+    args = parser.parse_args()
+    keep(args.file, args.runs, args.name, args.metric, args.env)
+
+
+if __name__ == "__main__":
+    main()
