@@ -6,6 +6,16 @@ the quick test or case that notices the same defects (`[...]`: another case of t
 
 SLOW_CASES = {
     # --- graphs: each feature is compiled once ---
+    "equivalence/test_compile_auto.py::test_a_resumed_run_goes_on_as_it_began": {
+        "False": "[True]",
+    },
+    "equivalence/test_compile_auto.py::test_who_asks_for_another_way_when_resuming_gets_it_and_is_told": {
+        "False": "[True]",
+    },
+    "equivalence/test_compiled_steps.py::test_every_task_and_policy_is_stepped_as_eagerly": {
+        "CartPoleSwingUp": "[PushCube]",
+        "PointMass": "[PushCube]",
+    },
     "equivalence/test_off_policy.py::test_compiled_it_follows_the_eager_run": {
         "SAC that remembers": "[TD3 that remembers, in chunks]",
         "SAC on a torch task": "[SAC, all at once]",
@@ -46,6 +56,15 @@ SLOW_CASES = {
         "noise of actions, with help": "[ppo]",
     },
     # --- resume, background: settings that another case has ---
+    "numerics/test_apg.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted": {
+        "APG": "[SHAC]",
+    },
+    "equivalence/test_allowed.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground": {
+        "noise, SAC": "[parts, noise]",
+    },
+    "equivalence/test_terms.py::test_collected_elsewhere_without_lag_they_do_what_they_do_in_the_foreground": {
+        "in the background": "[by a remote collector]",
+    },
     "equivalence/test_load_policy.py::test_it_executes_what_validate_does_bit_for_bit": {
         "GRU": "[LSTM, noise]",
     },
@@ -90,6 +109,7 @@ SLOW_CASES = {
     "equivalence/test_off_policy.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground": {
         "SAC": "[SAC that remembers]",
         "CrossQ": "[SAC that remembers]",
+        "discrete SAC, of what is allowed": "[DQN that remembers what is allowed]",
     },
     "equivalence/test_own_algorithms.py::test_it_trains_is_saved_and_resumes_bit_for_bit": {
         "off-true": "equivalence/test_off_policy.py::test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
@@ -148,6 +168,7 @@ SLOW_CASES = {
         "in the foreground": "[in the background]",
         "from a replay, in the background": "[from a replay, two memories]",
         "from a replay, two memories, compiled": "[from a replay, two memories]",
+        "compiled": "numerics/test_flows.py::test_compiled_it_follows_the_eager_run[clone]",
     },
     "numerics/test_reward_classifier.py::test_a_policy_learns_by_it_and_resumes_exactly": {
         "SAC": "[PPO]",
@@ -279,14 +300,21 @@ SLOW_CASES = {
         "async": "[plain]",
     },
     # --- the command line: what differs is a class or a file, and not a mechanism ---
+    "cli/test_check.py::test_of_a_shipped_config_it_warns_of_nothing_and_leaves_nothing": {
+        "grpo.yaml-ways2": "[ppo.yaml-ways0]",
+    },
+    "learning/test_spaces.py::test_wrappers_and_env_kwargs_come_from_yaml": {
+        "async": "[sync]",
+    },
     "cli/test_bench_peers.py::test_our_runner_trains_in_envs_of_the_framework": {
         "W4-pendulum": "[W4-8]",
     },
     "cli/test_wrappers.py::test_a_wrapper_with_arguments_trains_and_resumes": {
         "ClipReward": "[FrameStackObservation]",
-        "DiscretizeAction": "[RescaleObservation]",
+        "DiscretizeAction": "[RescaleAction of each entry]",
         "TimeLimit": "[FrameStackObservation]",
         "RescaleAction": "[RescaleAction of each entry]",
+        "RescaleObservation": "[RescaleAction of each entry]",
     },
     "cli/test_commands.py::test_every_shipped_config_of_gradients_through_steps_trains": {
         "apg_swing_up.yaml": "[apg_point_mass.yaml]",
