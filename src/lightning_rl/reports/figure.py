@@ -10,8 +10,8 @@ from lightning_rl.reports.comparison import Comparison, Curve, thinned
 from lightning_rl.reports.rendering import METHOD, TITLES
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7b4b2a", "#3d3d3d")
-"""Colours of the curves on a light page, as in page.html: Okabe and Ito 2008, distinguishable by the
-colour-blind."""
+"""Colours of the curves on a light page, as in page.html: Okabe and Ito 2008, distinguishable by
+the colour-blind."""
 
 DARK = ("#4da6e0", "#ff8b4a", "#2ecc9b", "#ea9fca", "#f0c23b", "#9bd6f7", "#c99b76", "#c8c8c8")
 """Lighter colours of the curves, on a dark page."""
