@@ -721,6 +721,20 @@ MUTATIONS = (
         "numerics/test_constants.py numerics/test_gradients.py",
     ),
     Mutation(
+        "compiled/adam.py",
+        "Adam's averages are corrected alike for parameters of unequal numbers of steps",
+        "        if equal_steps and reached is None:\n",
+        "        if reached is None:\n",
+        "numerics/test_gradients.py",
+    ),
+    Mutation(
+        "compiled/choice.py",
+        "a large minibatch counts as a small one for `compile: auto`",
+        "SMALL / max(size, SMALL)",
+        "1",
+        "equivalence/test_compile_auto.py",
+    ),
+    Mutation(
         "compiled/graphs.py",
         "a compiled loss goes on with settings that have changed",
         "            elif not same(old, new):\n                yield path\n",

@@ -21,6 +21,9 @@ from tests.slow_cases import is_slow
 # test_checkpoints.py checks the calls of fsync.
 os.fsync = os.fstat
 
+# The suite compiles many graphs, so Inductor's headers are compiled once.
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1")
+
 # Lightning searches all installed packages for each trainer: a twelfth of a short run.
 metadata.entry_points = cache(metadata.entry_points)
 

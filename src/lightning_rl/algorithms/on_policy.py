@@ -24,7 +24,6 @@ from lightning_rl.algorithms.sequence_sampler import (
     SequenceSampler,
     most_minibatches,
 )
-from lightning_rl.compiled.update import CompiledValues
 from lightning_rl.optim.update import LearningRateSchedule, Objective
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout.contract import discounted_reward, flat_transitions, loss_fields
@@ -139,9 +138,8 @@ class OnPolicyAlgorithm(Algorithm):
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated."""
-        graphs = None if self._learner is None else self.learner.graphs
-        value_of = None if graphs is None else CompiledValues(self.policy, graphs)
-        write_values(self.policy, rollout, value_of)
+        # A graph of the values saves 1 % of an iteration at most, and takes a fifth of compiling.
+        write_values(self.policy, rollout)
 
     def correct_staleness(self, rollout: TensorDict) -> None:
         """Write the fields of the off-policy correction into a stale rollout [N, T+1]."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.compiled.graphs import computed_once
-from lightning_rl.system.torch_private import has_step_hooks, unflatten
+from lightning_rl.system.torch_private import flatten, has_step_hooks, unflatten
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 """Entries of `torch.optim.Adam`'s state per parameter, besides `step`."""
@@ -28,6 +28,7 @@ class TracedAdam:
         like = parameters[0]
         self._rate_tensor = torch.zeros((), device=like.device, dtype=like.dtype)
         self._tensors: list[Tensor] | None = None
+        self._equal_steps = False  # set with the tensors
         optimizer.register_load_state_dict_post_hook(self._forget)
 
     @staticmethod
@@ -48,8 +49,10 @@ class TracedAdam:
 
     @property
     def settings(self) -> tuple[Any, ...]:
+        """The constants of a traced step; the last one: all parameters have made equally many."""
+        self.tensors()
         group = self._optimizer.param_groups[0]
-        return (*group["betas"], group["eps"])
+        return (*group["betas"], group["eps"], self._equal_steps)
 
     def tensors(self) -> list[Tensor]:
         # The rate is a tensor, because a number would become a constant of the graph.
@@ -82,29 +85,31 @@ class TracedAdam:
             reached: [number of parameters] bool, false for a parameter that must not change; None:
                 all.
         """
-        beta1, beta2, eps = self.settings
+        beta1, beta2, eps, equal_steps = self.settings
         rate, step, average, square = tensors
         count = step + 1
         # 1 - beta^count, without float32's cancellation at small counts.
         exact = count.to(rate.dtype)
         correction1, correction2 = (-torch.expm1(exact * math.log(beta)) for beta in (beta1, beta2))
-        rates = computed_once(rate / correction1)
-        roots = computed_once(correction2.sqrt())
+        rates, roots = rate / correction1, correction2.sqrt()
+        one_each = elementwise = accept
+        if equal_steps and reached is None:
+            rates, roots = computed_once(rates[0]), computed_once(roots[0])
+        else:
+            self._equal_steps = False
+            rates, roots = (_elementwise(numbers, parameters) for numbers in (rates, roots))
+            if reached is not None:
+                one_each = accept & reached
+                elementwise = _elementwise(one_each, parameters)
+        # One loop over all parameters: a loop for each makes the graph's code three times as long.
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
-        sizes = [parameter.numel() for parameter in parameters]
-        accepts = [accept] * len(sizes) if reached is None else (accept & reached).unbind()
-        for parameter, own_mean, own_variance, own_rate, root, own_accept in zip(
-            parameters, mean.split(sizes), variance.split(sizes), rates, roots, accepts, strict=True
-        ):
-            scale = own_variance.sqrt() / root + eps
-            moved = parameter - (own_rate * own_mean / scale).view_as(parameter)
-            parameter.copy_(torch.where(own_accept, moved, parameter))
+        before = flatten(parameters)
+        after = before - rates * mean / (variance.sqrt() / roots + eps)
         # Use `where` instead of a branch: a refused step changes nothing.
-        one_each = elementwise = accept
-        if reached is not None:
-            one_each = torch.stack(list(accepts))
-            elementwise = torch.cat([own.expand(n) for own, n in zip(accepts, sizes, strict=True)])
+        moved = unflatten(torch.where(elementwise, after, before), parameters)
+        for parameter, value in zip(parameters, moved, strict=True):
+            parameter.copy_(value)
         for old, new, mask in (
             (step, count, one_each),
             (average, mean, elementwise),
@@ -125,7 +130,14 @@ class TracedAdam:
         for state, *own in zip(states, *views, strict=True):
             for key, view in zip(("step", *AVERAGES), own, strict=True):
                 state[key] = view.copy_(state[key]) if key in state else view
+        self._equal_steps = bool((steps == steps[0]).all())
         return flat
 
     def _forget(self, optimizer: Optimizer) -> None:
         self._tensors = None
+
+
+def _elementwise(numbers: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Repeat the number [parameters] of each parameter for its elements [P]."""
+    pairs = zip(numbers.unbind(), parameters, strict=True)
+    return torch.cat([number.expand(parameter.numel()) for number, parameter in pairs])

@@ -15,7 +15,6 @@ from lightning_rl.optim.gradients import averages, clip_factor, flattened
 from lightning_rl.optim.objective_checks import check_names, unreached
 from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches
 from lightning_rl.optim.update_sequence import UpdateSequence, passed_scalars
-from lightning_rl.policies import Policy
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
@@ -148,7 +147,7 @@ class CompiledUpdate(Update):
     def _stepping(self, total: Tensor, adam: TracedAdam) -> tuple[Any, ...]:
         first = len(self.parameters)
         return (
-            (self.objective.name, "step", len(total), adam.settings),
+            (self.objective.name, "step", len(total), adam.settings[:-1]),
             lambda: self._step_function(adam),
             [*self.parameters, total, *adam.tensors()],
             slice(first, first + 1),
@@ -352,33 +351,3 @@ class _OwnedFunction(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self._function(*inputs)
-
-
-class CompiledValues:
-    """Compute values of observations with a graph, if available."""
-
-    def __init__(self, policy: Policy, graphs: Graphs) -> None:
-        self._policy = policy
-        self._graphs = graphs
-
-    @torch.no_grad()
-    def __call__(self, observations: TensorDict) -> Tensor:
-        values = self._graphs.attempt(lambda: self._by_graph(observations))
-        if values is None:
-            values = self._policy.get_value(observations)["value"]
-        return values
-
-    def _by_graph(self, observations: TensorDict) -> Tensor:
-        inputs: list[Any] = list(observations.values(True, True))
-        key = ("values", layout(inputs))
-        return self._graphs.call(key, lambda: self._function(observations), inputs, slice(None))[0]
-
-    def _function(self, observations: TensorDict) -> tuple[Function, dict[str, None]]:
-        keys = list(observations.keys(include_nested=True, leaves_only=True))
-        size = observations.batch_size
-
-        def value_of(*fields: Tensor) -> list[Tensor]:
-            td = TensorDict(dict(zip(keys, fields, strict=True)), size)
-            return [self._policy.get_value(td)["value"]]
-
-        return value_of, {}
