@@ -95,7 +95,7 @@ def _panel(comparison: Comparison, colours: dict[str, int]) -> str:
     for tick, text in _ticks(0.0, most, 5):
         parts.append(f'<path class="grid" d="M{x(tick)} {TOP}V{HEIGHT - BOTTOM}"/>')
         parts.append(f'<text class="m" x="{x(tick)}" y="{HEIGHT - BOTTOM + 16}">{text}</text>')
-    for tick, text in _ticks(low, high, 5):
+    for tick, text in _ticks(low, high, 6):
         parts.append(f'<path class="grid" d="M{LEFT} {y(tick)}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="e" x="{LEFT - 6}" y="{float(y(tick)) + 4:.1f}">{text}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
