@@ -331,7 +331,6 @@ SLOW_CASES = {
         "tuned/ppo_walker2d.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_swimmer.yaml": "[tuned/ppo_hopper.yaml]",
         "tuned/ppo_inverted_double_pendulum.yaml": "[tuned/ppo_hopper.yaml]",
-        "grpo_cart_pole_task.yaml": "cli/test_pages.py::test_a_page_can_be_followed[docs/results.md]",
     },
     "cli/test_commands.py::test_a_signalled_process_saves_exits_and_resumes_exactly": {
         "2": "faults/test_async_faults.py::test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process",
