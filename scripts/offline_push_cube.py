@@ -29,6 +29,9 @@ EPISODES = {"expert": 200, "half": 800}
 HALF_ENV_STEPS = 60_000
 ENOUGH = 0.95
 EVALUATED = 200
+NETWORKS = ("hidden_sizes=[256, 256]", "critic_normalization=layer")
+"""The networks of `iql_push_cube.yaml`, for SAC."""
+
 OF_POLICY = ("policy", "learning_rate", "lr_schedule", "batch_size")
 """The settings that behaviour cloning shares with IQL."""
 
@@ -122,7 +125,8 @@ def online(folder: Path, seed: int, base: Path) -> dict[str, Any]:
     found = {}
     stop = {"monitor": "eval/success_rate", "mode": "max", "stopping_threshold": ENOUGH}
     callback = {"class_path": "EarlyStopping", "init_args": {**stop, "patience": 1000}}
-    options = ["--trainer.callbacks", json.dumps([callback]), "--data.iterations_per_epoch", "40"]
+    options = ["--trainer.callbacks", json.dumps([callback]), "--data.iterations_per_epoch", "20"]
+    options += [f"--model.policy.init_args.{setting}" for setting in NETWORKS]
     start = ["--trainer.init_from", str(base), "--model.random_env_steps", "0"]
     start += ["--model.learning_starts", "5_000"]
     for name, more in {"sac": [], "iql_sac": start}.items():

@@ -20,7 +20,8 @@ from recap_doors import EPISODES, ROUNDS, Task, curve, success, successes_alone
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"
 SIZE, N_STEPS = 32, 8
-BLOCKS = Task(partial(PushBlocks, size=SIZE), 48, 4, 400)
+ENV = {"size": SIZE, "instructions": [0]}
+BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400)
 VALUE = """
 model:
   class_path: ValueFit
@@ -29,18 +30,19 @@ model:
       class_path: ActorOnly
       init_args:
         hidden_sizes: [64]
+        activation: relu
         encoder:
           class_path: BackboneEncoder
           init_args:
             backbone: {class_path: TinyVLA, init_args: {channels: [8, 16, 16], hidden_size: 64}}
-    learning_rate: 2.0e-3
+    learning_rate: 3.0e-3
     lr_schedule: linear
     batch_size: 64
 data:
   env: {class_path: ReturnFrames, init_args: {bins: 51}}
   num_envs: 64
   buffer_size: 10
-  total_env_steps: 25_600
+  total_env_steps: 64_000
   iterations_per_epoch: 40
 trainer: {accelerator: cpu, logger: false}
 """
@@ -78,7 +80,7 @@ def configs(folder: Path, seed: int) -> tuple[Path, Path]:
     conditioned["init_args"]["policy"] = inner
     config["model"]["init_args"]["policy"] = conditioned
     config["data"]["total_env_steps"] = 120_000
-    config["data"]["env"]["init_args"]["env"]["init_args"] = {"size": SIZE}
+    config["data"]["env"]["init_args"]["env"]["init_args"] = ENV
     config["data"]["collector"]["init_args"] = {"path": str(demonstrate(folder, seed))}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
     files = folder / "policy.yaml", folder / "value.yaml"

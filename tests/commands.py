@@ -21,6 +21,7 @@ import threading
 import time
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,6 +190,22 @@ def shared_server():
             thread.join()
             for process in processes:
                 process.wait()
+
+
+PORTS = count()
+
+
+def free_port():
+    """Return a port of this machine that nobody is given between this call and its use.
+
+    It is below the ports that the system gives to those who ask for any, and apart from those of other workers.
+    """
+    while True:
+        port = 15_000 + (97 * os.getpid() + next(PORTS)) % 15_000
+        with socket.socket() as free, suppress(OSError):
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def serving():

@@ -347,6 +347,12 @@ def test_every_shipped_off_policy_config_trains(name):
         small += ["--model.policy.checkpoint", "base", "--model.random_env_steps", "0"]
     if name.startswith("hil"):
         small += ["--data.replay.demonstrations", "null"]
+    if name == "sac_push_cube_pixels.yaml":
+        small += ["--data.num_envs", "32"]
+    if name == "sac_robot.yaml":  # of 10 steps per second
+        text = shipped_configs()[name].read_text()
+        assert "fps: 10.0" in text
+        Path(name).write_text(text.replace("fps: 10.0", "fps: 200.0"))
     run(
         [
             "fit",
@@ -426,27 +432,27 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         pytest.importorskip("peft")
         shutil.copytree(GOLDEN / "tiny_smolvlm", "tiny_smolvlm")
         fill(GOLDEN / "smolvla", Path("smolvla"))
-        options += ["--model.policy.path", "smolvla", "--data.num_envs", "16"]
-    # The shipped numbers fit each other. Those of rows, of which all else is each, are less here, as are passes over them;
-    # of one that is compiled for its many minibatches they are as shipped.
+        options += ["--model.policy.path", "smolvla"]
+    # The shipped numbers fit each other. Those of rows, of which all else is each, are less here, as are passes over them.
     settings, data = config["model"]["init_args"], config["data"]
     assert settings["batch_size"] <= data.get("num_envs", 8) * data.get("buffer_size", 128)
     assert data.get("num_envs", 8) % settings.get("group_size", 1) == 0
     assert data.get("buffer_size", 128) % settings.get("sequence_length", 1) == 0
-    if name != "ppo_mujoco.yaml":
-        options += ["--model.n_epochs", "1"]
+    options += ["--model.n_epochs", "1"]
+    envs = data.get("num_envs", 8)
     if "vla" in name or "pixels" in name:
-        options += ["--data.num_envs", "24"]
+        envs = settings.get("group_size", 4)
+        options += ["--data.num_envs", str(envs), "--model.batch_size", str(8 * envs)]
     if name.startswith("two_doors"):
         options += ["--data.num_envs", "24", "--model.batch_size", "24"]
+    if name.startswith(("ppo", "tuned/")):
+        rows = 8 if "pixels" in name else -(-settings["batch_size"] // envs)
+        rows = max(rows, settings.get("sequence_length", 8))
+        options += ["--data.buffer_size", str(rows)]
     if name == "two_doors_noise.yaml":
         few = ["--data.collector.episodes", "24", "--trainer.max_steps", "1"]
         run(["fit", "--config", "two_doors_bc.yaml", *options, *few])
         options += ["--model.policy.checkpoint", str(newest())]
-    if name.startswith(("ppo", "tuned/")) and name != "ppo_mujoco.yaml":
-        envs = 24 if "pixels" in name else data.get("num_envs", 8)
-        rows = max(-(-settings["batch_size"] // envs), settings.get("sequence_length", 8))
-        options += ["--data.buffer_size", str(rows)]
     if name.startswith("quadruped_student"):
         options += ["--data.num_envs", "32"]
     if "teacher" in settings:

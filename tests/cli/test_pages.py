@@ -8,7 +8,6 @@ import json
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
@@ -29,7 +28,7 @@ from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.machine import MachineSettings
-from tests.commands import Command
+from tests.commands import Command, free_port
 from tests.helpers import assert_same_run, last, uncompiled_traces
 from tests.markdown import blocks
 from tests.remote import Threads
@@ -57,8 +56,8 @@ FILES = {block.file: block.code for block in BLOCKS if block.file}
 """What pages show of files of one's own, by their names."""
 
 SMALL = [
-    *("--data.total_env_steps", "512"),
-    *("--data.buffer_size", "32"),
+    *("--data.total_env_steps", "256"),
+    *("--data.buffer_size", "16"),
     *("--data.num_eval_episodes", "2"),
     *("--data.max_eval_episode_steps", "32"),
 ]
@@ -69,7 +68,7 @@ SMALLER = [
     *("--model.n_epochs", "1"),
     *("--model.batch_size", "32"),
 ]
-FIRST = ("--config", "ppo.yaml", *SMALL, "--model.batch_size", "64")
+FIRST = ("--config", "ppo.yaml", *SMALL, "--model.batch_size", "128")
 """Of the run that a command begins with which needs one; it is trained once, and copied."""
 FEW = ["--data.collector.episodes", "8"]
 """Of 400 demonstrations."""
@@ -237,7 +236,7 @@ def follow_here(arguments, first):
         pass  # the same
     elif arguments[0] == "fit" and "--ckpt_path" in arguments:
         first()  # with so few env steps that there are some left
-        run([*arguments, *SMALL, "--data.total_env_steps", "1024"])
+        run([*arguments, *SMALL, "--data.total_env_steps", "512"])
     elif arguments[0] == "fit":
         if config == "ppo_mujoco.yaml" or "HalfCheetah-v5" in arguments:
             pytest.importorskip("mujoco")
@@ -248,10 +247,13 @@ def follow_here(arguments, first):
         if "--model.policy.checkpoint" in arguments:
             run(["fit", "--config", "two_doors_bc.yaml", *CLONING])
             (arguments[-1],) = map(str, Path("outputs").glob("two_doors_bc_*"))
-        own = [] if config.startswith("apg") else ["--model.batch_size", "32"]  # no minibatches
+        off_policy = config.startswith(("sac", "td3", "soft_q", "dqn"))
+        one_env = config == "ppo_mujoco.yaml"
+        own = ["--model.batch_size", "16" if one_env else "32" if off_policy else "64"]
+        own = [] if config.startswith("apg") else own  # no minibatches
         arguments = [*arguments, *SMALL, *(SMALLER if clones else own)]
         arguments += FEW if clones and config.endswith("bc.yaml") else []
-        if config.startswith(("sac", "td3", "soft_q", "dqn")):
+        if off_policy:
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--model.updates_per_env_step", "0.25"]
         if (
@@ -267,7 +269,7 @@ def follow_here(arguments, first):
             patch.setattr("lightning_rl.cli.recap.Rounds.run", lambda _: None)
             run(arguments)
     elif arguments[0] == "check":
-        run([*arguments, "--seconds", "0.5"])
+        run([*arguments, "--seconds", "0.1"])
     else:
         if (
             not [*Path().glob("robot/checkpoints"), *Path("outputs").glob("*/checkpoints")]
@@ -344,9 +346,13 @@ def test_the_extras_that_are_installed_are_there():
             assert set(names.split(",")) <= set(extras), names
 
 
+def is_run_on_its_page(block):
+    return block.file and any(is_run(c) and block.file in c for c in COMMANDS)
+
+
 @pytest.mark.parametrize(
     "block",
-    [block for block in BLOCKS if block.language == "yaml"],
+    [block for block in BLOCKS if block.language == "yaml" and not is_run_on_its_page(block)],
     ids=lambda block: block.page,
 )
 def test_what_is_configured_could_be(block, monkeypatch):
@@ -375,13 +381,10 @@ def test_what_is_configured_could_be(block, monkeypatch):
 def test_the_command_for_two_machines_trains_on_two(by):
     """Both are this one, with a process each on the CPU in place of eight on GPUs; torchrun itself takes 15 CPU seconds."""
     (command,) = [c for c in COMMANDS if c.startswith("torchrun")]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     for there, here in {
         " rl-cli ": f" {Path(sys.executable).parent / 'rl-cli'} ",
         "node0": "127.0.0.1",
-        "29500": str(port),
+        "29500": str(free_port()),
         "gpu": "cpu",
         " 8 ": " 1 ",
     }.items():

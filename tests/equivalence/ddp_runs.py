@@ -589,15 +589,19 @@ class Spoiled(SyncCollector):
         return rollout
 
 
+EVALUATED = {"limit_val_batches": 1.0}
+"""Of runs whose evaluations or best checkpoints are asked for."""
+
+
 class Run:
-    """One training run on two ranks, and what this one found."""
+    """One training run on two ranks, without evaluations, and what this one found."""
 
     def __init__(self, directory, findings):
         self.directory, self.findings = directory, findings
 
     def __call__(self, name, *callbacks, into=None, trainer=None, **kwargs):
         notes = Notes()
-        setup = TWO | {"callbacks": [notes, *callbacks]} | (trainer or {})
+        setup = TWO | {"limit_val_batches": 0, "callbacks": [notes, *callbacks]} | (trainer or {})
         try:
             module, data, runner = train(self.directory / (into or name), trainer=setup, **kwargs)
         except (FloatingPointError, ConfigurationError) as caught:
@@ -669,7 +673,7 @@ def main(directory):
     for name, step in {"reduced": Update.step_together, "not reduced": not_reduced}.items():
         ins, outs = [], []
         with spied(step, ins, outs):
-            run(name, **PENDULUM)
+            run(name, **PENDULUM, trainer=EVALUATED)  # a teacher below
         findings[name] |= {"local_gradients": ins, "gradients": outs}
 
     for name in SAME_ROLLOUTS:
@@ -693,11 +697,10 @@ def main(directory):
     for name in CHUNKS:
         findings[f"chunks {name}"] = same_chunks(directory, name, 2).policy.state_dict()
 
-    run("whole", **RESUMED)
-    for name, to in {"rank 0": (0,), "rank 1": (1,)}.items():
-        run(f"to {name}", Send(*to), **RESUMED)
-        checkpoint = last(directory / f"to {name}")
-        run(f"resumed {name}", into=f"to {name}", ckpt_path=checkpoint, **RESUMED)
+    run("whole", **RESUMED, trainer=EVALUATED)
+    run("to rank 1", Send(1), **RESUMED, trainer=EVALUATED)
+    checkpoint = last(directory / "to rank 1")
+    run("resumed", into="to rank 1", ckpt_path=checkpoint, **RESUMED, trainer=EVALUATED)
 
     quick = {"target_kl": 2e-4, "lr_schedule": "adaptive", "desired_kl": 1e-4, "n_epochs": 8}
     run("kl", **PENDULUM | {"model": {"batch_size": 8} | quick})
@@ -715,7 +718,7 @@ def main(directory):
         **PENDULUM | {"data": FIVE | {"collector": partial(AsyncCollector, max_staleness=1)}},
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
-    run("own", **ALL | own)
+    run("own", **ALL | own, trainer=EVALUATED)
     for name, settings in {"terms": TERMS, "mujoco": MUJOCO}.items():
         run(name, **settings | {"data": settings["data"] | FIVE | {"total_env_steps": 256}})
     taught = {"algorithm": BehaviorCloning, "teacher": str(directory / "reduced"), "batch_size": 8}

@@ -3,13 +3,12 @@
 All runs on two ranks are made by `ddp_runs`, begun once for each rank, which leaves what that found.
 """
 
-import socket
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from tests.commands import Command
+from tests.commands import Command, free_port
 from tests.equivalence import ddp_runs
 from tests.equivalence.ddp_runs import (
     PENDULUM,
@@ -55,12 +54,6 @@ def on_two_ranks(path, what):
     finally:
         for process in begun:
             process.kill()
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def of_rank(rank, port):
@@ -206,12 +199,12 @@ def test_what_is_no_number_in_an_env_of_one_rank_ends_both_by_name(ranks):
     assert "The env returned a reward that is not finite: nan in env 0" in errors[0]
 
 
-@pytest.mark.parametrize("to", ["rank 0", "rank 1"])  # all at once: test_ddp_faults.py, slow
-def test_a_signal_to_any_rank_stops_all_and_resume_is_exact(to, directory, ranks):
-    assert both(ranks, f"to {to}", "stop_signal") == [15, 15]
-    assert [len(rows) for rows in both(ranks, f"to {to}", "rows")] == [4, 4]
-    assert_same(*both(ranks, f"resumed {to}", "state"))
-    assert_same_run(directory / "whole", directory / f"to {to}")
+def test_a_signal_to_a_rank_that_is_not_the_first_stops_both_and_resume_is_exact(directory, ranks):
+    """To rank 0, and slow to all at once: `faults/test_ddp_faults.py`."""
+    assert both(ranks, "to rank 1", "stop_signal") == [15, 15]
+    assert [len(rows) for rows in both(ranks, "to rank 1", "rows")] == [4, 4]
+    assert_same(*both(ranks, "resumed", "state"))
+    assert_same_run(directory / "whole", directory / "to rank 1")
 
 
 def test_each_rank_has_random_streams_and_envs_of_its_own(directory):

@@ -24,9 +24,9 @@ from lightning_rl import (
 )
 from lightning_rl.checkpoints.loading import load_trained
 from lightning_rl.system.fsdp import whole_state
-from tests.commands import Command
+from tests.commands import Command, free_port
 from tests.equivalence.fsdp_runs import Layers, found, run
-from tests.equivalence.test_ddp import free_port, of_rank
+from tests.equivalence.test_ddp import of_rank
 from tests.helpers import assert_same, last, load, train
 from tests.numerics.test_vla_loading import CONFIGS
 

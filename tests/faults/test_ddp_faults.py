@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.cli.config_files import find_config
-from tests.commands import Command
-from tests.equivalence.test_ddp import free_port, of_rank, on_two_ranks
+from tests.commands import Command, free_port
+from tests.equivalence.test_ddp import of_rank, on_two_ranks
 from tests.helpers import assert_same_run, last, load
 
 MODULE = """

@@ -202,7 +202,7 @@ USES = {"validate": by_command("validate"), "load_from_checkpoint": Algorithm.lo
         pytest.param(
             key,
             USES[use],
-            marks=pytest.mark.slow if key in LONG or (use, key) > ("validate", "model") else (),
+            marks=pytest.mark.slow if key in LONG or (use, key) > ("validate", "collector") else (),
             id=f"{key}-{use}",
         )
         for use in USES

@@ -23,7 +23,7 @@ from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector
 from lightning_rl.cli import app
 from lightning_rl.collectors import ray as by_ray
 from lightning_rl.collectors import ray_cluster
-from tests.commands import Command, rl_cli
+from tests.commands import Command, free_port, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
@@ -375,12 +375,6 @@ def test_who_collects_for_others_says_in_one_message_what_is_wrong(tmp_path, mon
         app.run(["collect", "--adress", "node0:6379", "--run", "robot"])
     assert stop.value.code == 2
     assert "collect has no option --adress; close matches: address" in capfd.readouterr().err
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Recording: what is finished stays, whatever happens; memory does not grow; two do not mix."""
 
+import gc
 import os
 import shutil
 import signal
@@ -199,6 +200,8 @@ def test_memory_does_not_grow_and_no_tick_is_missed(pictures, episodes, steps, t
     writer = EpisodeWriter(tmp_path / "data", *spaces, 10, pictures=pictures)
     y, x = np.mgrid[:128, :128]
     slowest = after_a_while = 0.0
+    gc.collect()
+    gc.freeze()  # a pass over the objects of other tests takes longer than a tick
     for _ in range(episodes):
         for t in range(steps):
             frame = np.stack([2 * x + 3 * t, 2 * y + t, x + y + 5 * t], -1).astype(np.uint8)

@@ -18,7 +18,7 @@ import resource, torch
 from lightning_rl.system.process import keep_freed_memory
 print(int(keep_freed_memory()))
 def allocate():
-    blocks = [torch.ones(2**22) for _ in range(4)]  # 16 MiB each
+    blocks = [torch.ones(2**20) for _ in range(4)]  # 4 MiB each
 for _ in range(5):
     allocate()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -51,7 +51,7 @@ def test_blocks_that_were_freed_are_used_again_without_page_faults(tmp_path, mon
         monkeypatch.delenv(name)
     kept, faults = run(FAULTS, tmp_path / "faults.py")
     assert kept == 1
-    assert faults < 1000  # each of the 40 blocks has 4,096 pages
+    assert faults < 1000  # each of the 40 blocks has 1,024 pages
 
 
 @glibc

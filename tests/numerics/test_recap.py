@@ -370,6 +370,16 @@ def test_the_value_reads_pictures_by_a_backbone(tmp_path):
         BackboneEncoder(Dict({"proprio": FLAT, "goal": FLAT}), PerceptronBackbone())
 
 
+def test_features_of_any_backbone_have_unit_scale():
+    """Large ones saturated the tanh layer after them: the value was a constant."""
+    encoder = BackboneEncoder(Dict({"proprio": FLAT}), PerceptronBackbone())
+    with torch.no_grad():
+        for parameter in encoder.backbone.parameters():
+            parameter.mul_(1e2)
+    features = encoder(TensorDict({"proprio": torch.randn(5, 3)}, [5]))
+    torch.testing.assert_close(features.square().mean(-1), torch.ones(5), rtol=0, atol=0.02)
+
+
 def test_the_value_is_told_the_task(tmp_path):
     path = record(tmp_path / "data", 4, tasks=("push", "lift"))
     assert list(by_task(list(read_episodes(path)))) == ["lift", "push"]

@@ -145,7 +145,7 @@ def compare(
 def compare_each(
     given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
 ) -> list[Comparison]:
-    """Read runs and compare those of each env, as `compare` does."""
+    """Compare the runs of each env by themselves, as `compare` does."""
     envs, left_out = _by_env(given, metric)
     compared = [_compared(env, runs, [], metric, group_by) for env, runs in envs.items()]
     compared[0].left_out = left_out

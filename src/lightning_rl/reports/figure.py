@@ -10,8 +10,11 @@ from lightning_rl.reports.comparison import Comparison, Curve, thinned
 from lightning_rl.reports.rendering import METHOD, TITLES
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7b4b2a", "#3d3d3d")
+"""Colours of the curves on a light page, as in page.html: Okabe and Ito 2008, distinguishable by
+the colour-blind."""
+
 DARK = ("#4da6e0", "#ff8b4a", "#2ecc9b", "#ea9fca", "#f0c23b", "#9bd6f7", "#c99b76", "#c8c8c8")
-"""Colours of the curves, as in page.html: Okabe and Ito 2008, told apart by the colour-blind."""
+"""Lighter colours of the curves, on a dark page."""
 
 WIDTH, HEIGHT, ROW = 330, 250, 17
 """Size of a panel without its legend, and height of a line of the legend."""
@@ -92,7 +95,7 @@ def _panel(comparison: Comparison, colours: dict[str, int]) -> str:
     for tick, text in _ticks(0.0, most, 5):
         parts.append(f'<path class="grid" d="M{x(tick)} {TOP}V{HEIGHT - BOTTOM}"/>')
         parts.append(f'<text class="m" x="{x(tick)}" y="{HEIGHT - BOTTOM + 16}">{text}</text>')
-    for tick, text in _ticks(low, high, 5):
+    for tick, text in _ticks(low, high, 6):
         parts.append(f'<path class="grid" d="M{LEFT} {y(tick)}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="e" x="{LEFT - 6}" y="{float(y(tick)) + 4:.1f}">{text}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2

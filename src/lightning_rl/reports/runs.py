@@ -141,7 +141,7 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
 
 
 def read_curves(path: Path, metric: str) -> list[RunRecord]:
-    """Read the curves of runs without a directory, such as those of another library.
+    """Read curves of runs without a directory, for example of another library.
 
     The file holds `{"metric": metric, "curves": {name: {env: {seed: [[env steps, value], ...]}}}}`.
 

@@ -1,5 +1,6 @@
 """Push one of two blocks, seen in a picture, to the side that an instruction names."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from lightning_rl.envs.managers.term import Metric, Reward, Termination
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.drawing import BLUE, INK, PAPER, RED, Canvas
+from lightning_rl.system.errors import require
 
 BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
 """m: half edges of the blocks, of the pusher and of the table."""
@@ -86,9 +88,13 @@ class PushBlocks(Task):
     Args:
         num_envs: N.
         size: height and width of a picture, in pixels.
+        instructions: places in `INSTRUCTIONS` of those that are drawn; null for all.
         kwargs: see `Task`, without `pictures`. Default action: `DeltaPosition(0.1, clip=1)`; for
             all action terms the pusher moves at most 0.1 m per step along each axis and stays on
             the table. The time limit is 48 steps.
+
+    Raises:
+        ConfigurationError: for another instruction.
     """
 
     observation_size, start_size = 2, 8
@@ -109,8 +115,23 @@ class PushBlocks(Task):
     }
     action_kinds = ("position",)
 
-    def __init__(self, num_envs: int, *, size: int = 64, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        size: int = 64,
+        instructions: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.size = size
+        every = range(len(INSTRUCTIONS))
+        self.instructions = tuple(every if instructions is None else instructions)
+        require(
+            bool(self.instructions) and set(self.instructions) <= set(every),
+            f"PushBlocks has no instructions={list(self.instructions)}: name at least one of "
+            + ", ".join(f"{place} ({text})" for place, text in enumerate(INSTRUCTIONS))
+            + ".",
+        )
         super().__init__(num_envs, pictures=None, **kwargs)
         if self.observations:
             return  # the space is theirs
@@ -126,6 +147,7 @@ class PushBlocks(Task):
 
     def make_constants(self) -> None:
         self._instructions = torch.tensor([tokens(text) for text in INSTRUCTIONS]).to(self.device)
+        self._drawn = torch.tensor(self.instructions).to(self.device)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         signed = uniform * 2.0 - 1.0
@@ -135,7 +157,7 @@ class PushBlocks(Task):
         red = torch.stack((signed[:, 3] * BLOCK_X, heights[:, 0] * red_above), 1)
         blue = torch.stack((signed[:, 4] * BLOCK_X, heights[:, 1] * -red_above), 1)
         pusher = torch.stack((signed[:, 5] * PUSHER_X, signed[:, 6] * PUSHER_Y), 1)
-        task = (uniform[:, 7] * len(INSTRUCTIONS)).to(torch.int64)
+        task = self._drawn[(uniform[:, 7] * len(self._drawn)).to(torch.int64)]
         return _state(pusher, red, blue, task, torch.stack((red[:, 0], blue[:, 0]), 1))
 
     def observe(self, state: TensorDict) -> TensorDict:

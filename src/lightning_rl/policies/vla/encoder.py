@@ -6,6 +6,7 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.policies.vla.backbone import Backbone
@@ -14,7 +15,9 @@ from lightning_rl.system.errors import require
 
 
 class BackboneEncoder(Encoder):
-    """The summary and one slot of a backbone, as features of observations [B].
+    """The summary and one slot of a backbone, normalized, as features of observations [B].
+
+    A backbone's features have any scale, and would saturate a tanh layer that follows.
 
     Args:
         observation_space: a Dict of keys that the backbone reads.
@@ -40,4 +43,5 @@ class BackboneEncoder(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         features = self.backbone(observation)
-        return torch.cat((features.summary, features.slots[:, 0]), -1).float()
+        joined = torch.cat((features.summary, features.slots[:, 0]), -1).float()
+        return layer_norm(joined, joined.shape[-1:])
