@@ -138,7 +138,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated."""
-        # A graph of the values saves 1 % of an iteration at most, and takes a fifth of compiling.
+        # Not by a graph: it takes a fifth of compiling, for one pass per rollout.
         write_values(self.policy, rollout)
 
     def correct_staleness(self, rollout: TensorDict) -> None:
