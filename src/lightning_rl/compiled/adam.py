@@ -110,14 +110,14 @@ class TracedAdam:
         if mask is not None:
             one_each = accept & mask
             elementwise = _elementwise(one_each, parameters)
-        # One loop over all parameters: a loop for each makes the graph's code three times as long.
+        # All parameters at once: a graph of PPO has a fifth fewer operations than with a step for each.
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
         before = flatten(parameters)
         after = before - rates * mean / (variance.sqrt() / roots + eps)
         # Use `where` instead of a branch: a refused step changes nothing.
-        moved = computed_once(torch.where(elementwise, after, before))
-        for parameter, value in zip(parameters, unflatten(moved, parameters), strict=True):
+        moved = unflatten(torch.where(elementwise, after, before), parameters)
+        for parameter, value in zip(parameters, moved, strict=True):
             parameter.copy_(value)
         for old, new, mask in (
             (step, count, one_each),
