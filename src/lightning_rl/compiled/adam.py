@@ -119,12 +119,12 @@ class TracedAdam:
         moved = unflatten(torch.where(elementwise, after, before), parameters)
         for parameter, value in zip(parameters, moved, strict=True):
             parameter.copy_(value)
-        for old, new, mask in (
+        for old, new, counts in (
             (step, count, one_each),
             (average, mean, elementwise),
             (square, variance, elementwise),
         ):
-            old.copy_(torch.where(mask, new, old))
+            old.copy_(torch.where(counts, new, old))
 
     def _flat_state(self) -> list[Tensor]:
         """Move the optimizer's state into flat tensors: steps [parameters], averages [P]."""
