@@ -159,13 +159,6 @@ MUTATIONS = (
         "cli/test_report.py",
     ),
     Mutation(
-        "reports/figure.py",
-        "curves of a figure do not begin at the low end of the axis",
-        "share = (value - low) / (high - low)",
-        "share = value / high",
-        "cli/test_report.py",
-    ),
-    Mutation(
         "audit/check_env.py",
         "the check does not compare an env that is played again with the first time",
         'np.array_equal(one, other, equal_nan=one.dtype.kind == "f")',

@@ -147,7 +147,10 @@ def test_as_markdown_and_as_json(capsys):
 
 def drawn_values(panel, metric_ticks, line):
     """Read the values of a line off the axis of a panel, by its first and last tick."""
-    ticks = [(float(text.get("y")) - 4, float(text.text)) for text in metric_ticks(panel)]
+    ticks = [
+        (float(text.get("y")) - 4, float(text.text.replace("−", "-")))
+        for text in metric_ticks(panel)
+    ]
     (bottom, low), (top, high) = ticks[0], ticks[-1]
     heights = [float(point.split()[1]) for point in line.get("d")[1:].split("L")]
     return [low + (bottom - y) / (bottom - top) * (high - low) for y in heights]
@@ -157,7 +160,7 @@ def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs():
     curves = np.array([[1, 4, 6, 8], [3, 6, 9, 9], [2, 2, 3, 4]])
     for seed, curve in enumerate(curves, 1):
         make_run(f"a_2026010{seed}", curve, seed)
-    make_run("b_20260101", [10, 20, 20, 40], env="Hopper-v5")
+    make_run("b_20260101", [-40, -20, -20, -10], env="Hopper-v5")
     report("outputs", "--output", "figure.svg")
     tag = "{http://www.w3.org/2000/svg}"
     figure = ElementTree.fromstring(Path("figure.svg").read_text())
@@ -178,7 +181,7 @@ def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs():
     around = [*expected.high, *expected.low[::-1]]
     assert drawn_values(panels[0], ticks, band) == pytest.approx(around, abs=0.05)
     other = panels[1].find(f"{tag}g/{tag}path[@class='line']")
-    assert drawn_values(panels[1], ticks, other) == pytest.approx([10, 20, 20, 40], abs=0.2)
+    assert drawn_values(panels[1], ticks, other) == pytest.approx([-40, -20, -20, -10], abs=0.2)
 
 
 def write_curves(curves, metric="eval/avg_reward"):
