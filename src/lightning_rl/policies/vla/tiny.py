@@ -22,8 +22,8 @@ class TinyVLA(Backbone):
     """A convolution modulated by the instruction (FiLM), followed by a spatial soft-argmax.
 
     Source: Perez et al. 2018 (FiLM); Levine et al. 2016 (soft-argmax). Further cameras, and depth
-    pictures of the size of `rgb`, are more channels. `condition` is a part of the instruction, as
-    it chooses what the policy looks at; `proprio` is an input of the last layers.
+    pictures of the size of `rgb`, are more channels. `proprio` and `condition` are inputs of the
+    last layers.
 
     Args:
         channels: channels of the convolution's layers.
@@ -65,13 +65,14 @@ class TinyVLA(Backbone):
             nn.Conv2d(second, third, 3, padding=1),
         )
         self.words = self.film = None
-        told = observation["condition"].shape[-1] if "condition" in observation.keys() else 0
         if "language" in observation.keys():
-            told += 16 * observation["language"].shape[-1]
+            words = observation["language"].shape[-1]
             self.words = nn.Embedding(self.vocabulary, 16)
-        if told:
-            self.film = nn.Sequential(nn.Linear(told, 64), nn.ReLU(), nn.Linear(64, 2 * third))
-        numbers = observation["proprio"].shape[-1] if "proprio" in observation.keys() else 0
+            self.film = nn.Sequential(
+                nn.Linear(16 * words, 64), nn.ReLU(), nn.Linear(64, 2 * third)
+            )
+        self.numbers = [key for key in NUMBERS if key in observation.keys()]
+        numbers = sum(observation[key].shape[-1] for key in self.numbers)
         language_size = 64 if self.film is not None else 0
         self.told = nn.Linear(2 * third, language_size) if language_size else None
         self.trunk = nn.Sequential(
@@ -85,30 +86,21 @@ class TinyVLA(Backbone):
     def forward(self, observation: TensorDict) -> Features:
         maps = self.convolution(_planes(observation))
         inputs = []
-        if self.film is not None and self.told is not None:
-            modulation = self.film(torch.cat(self._instruction(observation), 1))
+        if self.film is not None and self.words is not None and self.told is not None:
+            modulation = self.film(self._embedded(observation["language"]).flatten(1))
             scale, shift = modulation.chunk(2, 1)
             maps = maps * (1.0 + scale[..., None, None]) + shift[..., None, None]
             inputs.append(self.told(modulation).relu())
         inputs.append(soft_argmax(maps * SHARPNESS))
-        if "proprio" in observation.keys():
-            inputs.append(observation["proprio"].float())
+        inputs += [observation[key].float() for key in self.numbers]
         summary = self.trunk(torch.cat(inputs, 1))
         slots = self.to_slots(summary).unflatten(1, (-1, self.slot_size))
         return Features(slots, summary)
 
-    def _instruction(self, observation: TensorDict) -> list[Tensor]:
-        """Return the parts of the instruction, [B, ...] each: embedded words, the condition."""
-        parts = []
-        if self.words is not None:
-            parts.append(self._embedded(self.words, observation["language"]).flatten(1))
-        if "condition" in observation.keys():
-            parts.append(observation["condition"].float())
-        return parts
-
-    def _embedded(self, words: nn.Embedding, tokens: Tensor) -> Tensor:
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        assert self.words is not None
         try:
-            return words(tokens)  # type: ignore[no-any-return]  # nn.Module
+            return self.words(tokens)  # type: ignore[no-any-return]  # nn.Module
         except IndexError:
             refuse_unknown_tokens(tokens, self.vocabulary)
             raise
