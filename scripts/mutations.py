@@ -721,13 +721,6 @@ MUTATIONS = (
         "numerics/test_gradients.py",
     ),
     Mutation(
-        "compiled/choice.py",
-        "a large minibatch counts as a small one for `compile: auto`",
-        "SMALL / max(size, SMALL)",
-        "1",
-        "equivalence/test_compile_auto.py",
-    ),
-    Mutation(
         "compiled/graphs.py",
         "a compiled loss goes on with settings that have changed",
         "            elif not same(old, new):\n                yield path\n",

@@ -416,8 +416,7 @@ class Algorithm(LightningModule, ABC, Constructed):
     def choose_compilation(self) -> Choice:
         """Decide whether to compile the update, by the settings and the checkpoint."""
         before = self._resumed.get("computing")
-        count = self._minibatches()
-        return Choice(self.compile_update, count, before, self._on_gpu, self.batch_size)
+        return Choice(self.compile_update, self._minibatches(), before, self._on_gpu)
 
     def choose_step_compilation(self) -> StepsChoice:
         """Decide whether to compile the steps of a batched torch env."""

@@ -87,12 +87,14 @@ class TracedAdam:
             reached: [number of parameters], false for a parameter that must not change; a tensor if
                 the traced function computes it.
         """
+        mask: Tensor | None = None
         if isinstance(reached, Tensor) or self._reached not in (None, reached):
             self._mixed = True  # graphs of several losses: parameters may differ in their steps
             mask = torch.as_tensor(reached, device=accept.device)
         else:
             self._reached = reached
-            mask = None if all(reached) else torch.tensor(reached, device=accept.device)
+            if not all(reached):
+                mask = torch.tensor(reached, device=accept.device)
         self._compare_steps()
         beta1, beta2, eps, equal_steps = self.settings
         rate, step, average, square = tensors

@@ -1,6 +1,5 @@
 """Decide whether to compile the update or the env steps of a run, and report the decision."""
 
-import math
 import platform
 from typing import Any, Literal
 
@@ -11,16 +10,10 @@ Setting = bool | Literal["auto"]
 """The setting `compile`."""
 
 PAYS_FROM = 20_000
-"""Fewest small minibatches of a run for which `auto` compiles the update.
+"""Fewest minibatches of a run for which `auto` compiles the update.
 
-Compiling takes 6 to 12 s the first time (1 to 2 s if cached), and saves about 1 ms per minibatch
+Compiling takes 10 to 20 s the first time (2 to 3 s if cached), and saves about 1 ms per minibatch
 of 64 to 256 samples on two cores of an AMD EPYC.
-"""
-
-SMALL = 400
-"""Most samples of a small minibatch; a larger one counts as several.
-
-A minibatch of 2,048 samples saves about 4 ms.
 """
 
 STEPS_PAY_FROM = 20_000
@@ -51,8 +44,7 @@ class Choice:
         setting: `compile` of the algorithm.
         count: minibatches in the whole budget (shared by all ranks); None if unknown.
         before: the state saved by the resumed run; None for a new run.
-        on_gpu: whether the run computes on a GPU, where the size of a minibatch does not matter.
-        size: samples of a minibatch.
+        on_gpu: whether the run computes on a GPU.
 
     Attributes:
         compiled: the decision.
@@ -69,7 +61,6 @@ class Choice:
         count: int | None,
         before: dict[str, Any] | None = None,
         on_gpu: bool = False,
-        size: int = 1,
     ) -> None:
         self._setting = setting
         self._before = before
@@ -82,9 +73,7 @@ class Choice:
             self.compiled = False
             self.why = f"the algorithm does not say how many {self.counted} it has"
         else:
-            least = math.ceil(self.pays_from * SMALL / max(size, SMALL))
-            if on_gpu:
-                least = min(self.pays_from, PAYS_FROM_ON_GPU)
+            least = min(self.pays_from, PAYS_FROM_ON_GPU) if on_gpu else self.pays_from
             self.compiled = count >= least
             self.why = f"{count:,} {self.counted}, and compiling pays from {least:,}"
         self._compare_machines()
