@@ -1817,6 +1817,20 @@ MUTATIONS = (
     ),
     Mutation(
         "algorithms/iql.py",
+        "IQL, AWAC: gae_lambda changes no weights",
+        "if self.gae_lambda is None:\n                advantage",
+        "if True:\n                advantage",
+        "numerics/test_iql.py",
+    ),
+    Mutation(
+        "policies/vla/encoder.py",
+        "the features of a backbone keep their scale",
+        "return layer_norm(joined, joined.shape[-1:])",
+        "return joined",
+        "numerics/test_recap.py",
+    ),
+    Mutation(
+        "algorithms/iql.py",
         "IQL: values come from the critics, not from the targets",
         "(minibatch, action, self.target_critic).amin(0)",
         "(minibatch, action).amin(0)",

@@ -19,7 +19,7 @@ from lightning_rl.datasets.playing import play_side_by_side
 from recap_doors import EPISODES, ROUNDS, Task, curve, success, successes_alone
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"
-SIZE, N_STEPS = 32, 8
+SIZE = 32
 ENV = {"size": SIZE, "instructions": [0]}
 BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400)
 VALUE = """
@@ -79,7 +79,7 @@ def configs(folder: Path, seed: int) -> tuple[Path, Path]:
     conditioned = {"class_path": "ConditionedPolicy", "init_args": {"guidance": 1.5}}
     conditioned["init_args"]["policy"] = inner
     config["model"]["init_args"]["policy"] = conditioned
-    config["data"]["total_env_steps"] = 120_000
+    config["data"]["total_env_steps"] = 240_000
     config["data"]["env"]["init_args"]["env"]["init_args"] = ENV
     config["data"]["collector"]["init_args"] = {"path": str(demonstrate(folder, seed))}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
@@ -101,7 +101,7 @@ def main() -> None:
         run_dir = folder / "recap"
         options = ["--config", str(policy), "--value", str(value), "--run_dir", str(run_dir)]
         options += ["--rounds", str(ROUNDS), "--episodes", str(EPISODES), "--num_envs", "200"]
-        options += ["--n_steps", str(N_STEPS), "--eval_episodes", str(BLOCKS.evaluated)]
+        options += ["--eval_episodes", str(BLOCKS.evaluated)]
         run(["recap", *options, "--seed", str(seed)])
         last = run_dir / f"round_{ROUNDS}" / "policy"
         found = curve(run_dir) | {"asked for bad": success(BLOCKS, last, "bad")}

@@ -111,7 +111,7 @@ memory)
   ;;
 figures)
   for family in classic mujoco off_policy robots; do
-    [ -f $curves/$family.json ] || continue    # mujoco: its runs keep curves, and are 5 CPU hours
+    [ -f $curves/$family.json ] || continue    # mujoco's: the target tuned makes it
     rl-cli report $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
   done
   for family in tasks gradients demonstrations vla; do
