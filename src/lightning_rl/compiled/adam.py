@@ -87,14 +87,7 @@ class TracedAdam:
             reached: [number of parameters], false for a parameter that must not change; a tensor if
                 the traced function computes it.
         """
-        mask: Tensor | None = None
-        if isinstance(reached, Tensor) or self._reached not in (None, reached):
-            self._mixed = True  # graphs of several losses: parameters may differ in their steps
-            mask = torch.as_tensor(reached, device=accept.device)
-        else:
-            self._reached = reached
-            if not all(reached):
-                mask = torch.tensor(reached, device=accept.device)
+        mask = self._mask(reached, accept.device)
         self._compare_steps()
         beta1, beta2, eps, equal_steps = self.settings
         rate, step, average, square = tensors
@@ -127,6 +120,14 @@ class TracedAdam:
             (square, variance, elementwise),
         ):
             old.copy_(torch.where(counts, new, old))
+
+    def _mask(self, reached: Sequence[bool] | Tensor, device: torch.device) -> Tensor | None:
+        """Return the mask of the parameters that change; None if all do."""
+        if isinstance(reached, Tensor) or self._reached not in (None, reached):
+            self._mixed = True  # graphs of several losses: parameters may differ in their steps
+            return torch.as_tensor(reached, device=device)
+        self._reached = reached
+        return None if all(reached) else torch.tensor(reached, device=device)
 
     def _flat_state(self) -> list[Tensor]:
         """Move the optimizer's state into flat tensors: steps [parameters], averages [P]."""
