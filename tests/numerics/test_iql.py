@@ -19,6 +19,7 @@ from lightning_rl import (
     BehaviorCloning,
     ConfigurationError,
     EpisodeWriter,
+    NatureCNN,
     ReplayBuffer,
     SquashedActorCritic,
     TorchEnv,
@@ -29,6 +30,7 @@ from lightning_rl.collectors import SyncCollector
 from lightning_rl.compiled.choice import Choice
 from lightning_rl.datasets import Demonstrations, write_minari
 from lightning_rl.datasets.demonstrations import expert_episodes
+from lightning_rl.envs.tasks import Pictures, PushCube
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout, successors
 from lightning_rl.system import ranks
@@ -353,3 +355,25 @@ def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):
         run["data"]["collector"] = partial(Unrewarded, path=mixed[0])
     with pytest.raises(ConfigurationError, match=words):
         train(tmp_path, **run)
+
+
+@pytest.mark.parametrize("gae_lambda", [None, 0.9])
+def test_pictures_are_encoded_by_what_the_critics_train(gae_lambda, tmp_path):
+    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    make_env = partial(PushCube, pictures=Pictures(36, 1))
+    env, path = make_env(4), tmp_path / "data"
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(path, *spaces, env.render_fps, pictures="png")
+    for episode in expert_episodes(env, 4, 1):
+        writer.write(episode)
+    writer.finalise()
+    run = run_on(str(path), iterations=1, n_epochs=1, gae_lambda=gae_lambda)
+    policy = {"policy_class": SquashedActorCritic, "encoder": NatureCNN}
+    data = run["data"] | {"num_envs": 4, "buffer_size": 32, "total_env_steps": 128}
+    settings = {"env": make_env, "policy": policy, "trainer": {"limit_val_batches": 0}}
+    module, _, trainer = train(tmp_path / "run", **run | settings | {"data": data})
+    states = [one.state for one in trainer.optimizers]
+    for parameter in module.policy.encoder.parameters():
+        (state,) = (one[parameter] for one in states if parameter in one)
+        assert parameter.isfinite().all()
+        assert state["exp_avg"].any()
