@@ -2,7 +2,7 @@
 
     python scripts/recap_blocks.py outputs/blocks --seeds 1 2 3
 
-In half of the 400 demonstrations the expert pushes the wrong block. Finished rounds are kept.
+In half of the 2,000 demonstrations the expert pushes the wrong block. Finished rounds are kept.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from lightning_rl.datasets.playing import play_side_by_side
 from recap_doors import EPISODES, ROUNDS, Task, curve, success, successes_alone
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"
-SIZE = 32
+SIZE, DEMONSTRATIONS = 32, 2_000
 ENV = {"size": SIZE, "instructions": [0]}
 BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400)
 VALUE = """
@@ -53,8 +53,8 @@ def demonstrate(folder: Path, seed: int) -> Path:
     path = folder / "demonstrations"
     if path.exists():
         return path
-    env = BLOCKS.make_env(EPISODES)
-    wrong = torch.rand(EPISODES, generator=torch.Generator().manual_seed(seed)) < 0.5
+    env = BLOCKS.make_env(DEMONSTRATIONS)
+    wrong = torch.rand(DEMONSTRATIONS, generator=torch.Generator().manual_seed(seed)) < 0.5
 
     def choose(*_: object) -> torch.Tensor:
         state = env.state.copy()
@@ -64,7 +64,9 @@ def demonstrate(folder: Path, seed: int) -> Path:
     spaces = (env.single_observation_space, env.single_action_space)
     writer = EpisodeWriter(path, *spaces, env.render_fps, pictures="png")
     first = seed * 10**6
-    for episode in play_side_by_side(env, choose, range(first, first + EPISODES), BLOCKS.max_steps):
+    for episode in play_side_by_side(
+        env, choose, range(first, first + DEMONSTRATIONS), BLOCKS.max_steps
+    ):
         writer.write(episode)
     writer.finalise()
     return path
