@@ -252,7 +252,7 @@ def test_from_mixed_data_they_beat_the_clone_and_the_mean_of_the_data(mixed, tmp
 
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])
 def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp_path):
-    run = run_on(mixed[0], algorithm, iterations=4, n_epochs=1)
+    run = run_on(mixed[0], algorithm, iterations=4, n_epochs=1, gae_lambda=0.9)
     module, *_ = train(tmp_path / "whole", **run)
     stop_and_resume(tmp_path / "stopped", 2, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_rl import ActionChunk, PushBlocks
+from lightning_rl import ActionChunk, ConfigurationError, PushBlocks
 from lightning_rl.envs.tasks.push_blocks import BLOCK, PUSHER, push_blocks, text_of
 
 
@@ -41,6 +41,16 @@ def test_instructions_name_block_and_side_and_the_picture_does_not():
     space = env.single_observation_space
     for row in range(3):
         assert space.contains({k: v[row].numpy() for k, v in observation.items()})
+
+
+def test_only_the_chosen_instructions_are_drawn():
+    env = PushBlocks(64, instructions=[1, 2])
+    observation, _ = env.reset(seed=list(range(64)))
+    drawn = {text_of(row) for row in observation["language"]}
+    assert drawn == {"push the red block to the right", "push the blue block to the left"}
+    for wrong in ([], [4]):
+        with pytest.raises(ConfigurationError, match=r"PushBlocks has no instructions=.*0 \(push"):
+            PushBlocks(1, instructions=wrong)
 
 
 def test_the_picture_shows_the_blocks_where_they_are():
