@@ -105,7 +105,7 @@ class TracedAdam:
         if mask is not None:
             one_each = accept & mask
             elementwise = _elementwise(one_each, parameters)
-        # All parameters at once: a fifth fewer operations in a graph of PPO than one by one.
+        # A step of all parameters at once has a fifth fewer operations than one by one (PPO).
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
         before = flatten(parameters)
