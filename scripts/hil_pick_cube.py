@@ -101,7 +101,8 @@ def record(path: Path, episodes: int, first_seed: int, pictures: bool) -> None:
     import gymnasium
 
     settings = {**ENV, "image_obs": pictures}
-    env: Any = PickCube(gymnasium.make("gym_hil/PandaPickCube-v0", **settings), not pictures)
+    made = gymnasium.make("gym_hil/PandaPickCube-v0", **settings)
+    env: Any = PickCube(made, shadows=False, size=64) if pictures else PickCube(made)
     expert = PickCubeExpert(noise=0.1, seed=first_seed)
     about = 10.0, "Pick up the cube.", "png"
     writer = EpisodeWriter(path, env.observation_space, env.action_space, *about)

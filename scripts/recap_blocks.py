@@ -2,11 +2,13 @@
 
     python scripts/recap_blocks.py outputs/blocks --seeds 1 2 3
 
-In half of the 2,000 demonstrations the expert pushes the wrong block. Finished rounds are kept.
+In half of the 2,000 demonstrations the expert pushes the wrong block. They are the episodes of the
+first round; in two more rounds the policy plays 400 episodes each. Finished rounds are kept.
 """
 
 import argparse
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +18,12 @@ import yaml
 from lightning_rl import EpisodeWriter, PushBlocks
 from lightning_rl.cli.app import run
 from lightning_rl.datasets.playing import play_side_by_side
-from recap_doors import EPISODES, ROUNDS, Task, curve, success, successes_alone
+from recap_doors import EPISODES, Task, curve, success, successes_alone
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"
 SIZE, DEMONSTRATIONS = 32, 2_000
 ENV = {"size": SIZE, "instructions": [0]}
-BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400)
+BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400, 3)
 VALUE = """
 model:
   class_path: ValueFit
@@ -62,17 +64,19 @@ def demonstrate(folder: Path, seed: int) -> Path:
         return env.expert(state.set("task", torch.where(wrong, other, state["task"])))
 
     spaces = (env.single_observation_space, env.single_action_space)
-    writer = EpisodeWriter(path, *spaces, env.render_fps, pictures="png")
+    unfinished = path.with_suffix(".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    writer = EpisodeWriter(unfinished, *spaces, env.render_fps, pictures="png")
     first = seed * 10**6
     for episode in play_side_by_side(
         env, choose, range(first, first + DEMONSTRATIONS), BLOCKS.max_steps
     ):
         writer.write(episode)
     writer.finalise()
-    return path
+    return unfinished.rename(path)
 
 
-def configs(folder: Path, seed: int) -> tuple[Path, Path]:
+def configs(folder: Path, demonstrations: Path, seed: int) -> tuple[Path, Path]:
     """Write the configs of policy and value."""
     config = yaml.safe_load(CONFIG.read_text())
     config["seed_everything"] = seed
@@ -81,9 +85,9 @@ def configs(folder: Path, seed: int) -> tuple[Path, Path]:
     conditioned = {"class_path": "ConditionedPolicy", "init_args": {"guidance": 1.5}}
     conditioned["init_args"]["policy"] = inner
     config["model"]["init_args"]["policy"] = conditioned
-    config["data"]["total_env_steps"] = 240_000
+    config["data"]["total_env_steps"] = 720_000
     config["data"]["env"]["init_args"]["env"]["init_args"] = ENV
-    config["data"]["collector"]["init_args"] = {"path": str(demonstrate(folder, seed))}
+    config["data"]["collector"]["init_args"] = {"path": str(demonstrations)}
     config["trainer"] = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
     files = folder / "policy.yaml", folder / "value.yaml"
     for file, content in zip(files, (config, yaml.safe_load(VALUE)), strict=True):
@@ -99,16 +103,18 @@ def main() -> None:
     for seed in settings.seeds:
         folder = (settings.folder / str(seed)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        policy, value = configs(folder, seed)
+        demonstrations = demonstrate(folder, seed)
+        policy, value = configs(folder, demonstrations, seed)
         run_dir = folder / "recap"
         options = ["--config", str(policy), "--value", str(value), "--run_dir", str(run_dir)]
-        options += ["--rounds", str(ROUNDS), "--episodes", str(EPISODES), "--num_envs", "200"]
-        options += ["--eval_episodes", str(BLOCKS.evaluated)]
+        options += ["--rounds", str(BLOCKS.rounds), "--episodes", str(EPISODES)]
+        options += ["--num_envs", "200", "--eval_episodes", str(BLOCKS.evaluated)]
+        options += ["--from", str(demonstrations)]
         run(["recap", *options, "--seed", str(seed)])
-        last = run_dir / f"round_{ROUNDS}" / "policy"
-        found = curve(run_dir) | {"asked for bad": success(BLOCKS, last, "bad")}
+        last = run_dir / f"round_{BLOCKS.rounds}" / "policy"
+        found = curve(run_dir, BLOCKS.rounds) | {"asked for bad": success(BLOCKS, last, "bad")}
         print(f"RESULT recap seed {seed}: {json.dumps(found)}", flush=True)
-        found = successes_alone(BLOCKS, policy, folder, seed)
+        found = successes_alone(BLOCKS, policy, folder, seed, demonstrations)
         print(f"RESULT successes seed {seed}: {json.dumps(found)}", flush=True)
 
 

@@ -8,7 +8,7 @@ The variants of a seed share the base. What is finished is not repeated.
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,23 +17,25 @@ import yaml
 
 from lightning_rl import Algorithm, EpisodeWriter, read_episodes
 from lightning_rl.cli.app import run
+from lightning_rl.datasets.episode import Episode
 from lightning_rl.datasets.playing import play_policy
 from lightning_rl.envs import FiveDoors, VectorEnv
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "recap_doors.yaml"
-EPISODES, ROUNDS = 400, 2
+EPISODES = 400
 
 
 class Task(NamedTuple):
-    """The env, the maximum length of an episode, the chunk size, and the evaluated episodes."""
+    """The env, the maximum length of an episode, the chunk size, evaluated episodes and rounds."""
 
     make_env: Callable[[int], VectorEnv]
     max_steps: int
     chunk_size: int
     evaluated: int
+    rounds: int
 
 
-DOORS = Task(FiveDoors, 10, 1, 2000)
+DOORS = Task(FiveDoors, 10, 1, 2000, 2)
 VARIANTS = ("recap", "recap_default_share", "awr", "successes")
 
 
@@ -66,23 +68,23 @@ def rounds(folder: Path, seed: int, variant: str) -> dict:
     weights = variant == "awr"
     run_dir = folder / variant
     options = ["--config", str(config_of(folder, seed, weights)), "--run_dir", str(run_dir)]
-    options += ["--rounds", str(ROUNDS), "--episodes", str(EPISODES), "--num_envs", "400"]
+    options += ["--rounds", str(DOORS.rounds), "--episodes", str(EPISODES), "--num_envs", "400"]
     options += ["--n_steps", "1", "--eval_episodes", str(DOORS.evaluated), "--seed", str(seed)]
     options += ["--positive", "0.2"] if variant == "recap" else []
     if not weights and variant != "recap":
         options += ["--base", str(folder / "recap" / "base")]
     run(["recap", *options])
-    found = curve(run_dir)
+    found = curve(run_dir, DOORS.rounds)
     if not weights:
-        last = run_dir / f"round_{ROUNDS}" / "policy"
+        last = run_dir / f"round_{DOORS.rounds}" / "policy"
         found |= {"asked for bad": success(DOORS, last, "bad"), "positives right": right(run_dir)}
     return found
 
 
-def curve(run_dir: Path) -> dict:
+def curve(run_dir: Path, rounds: int) -> dict:
     """Return the results of each round of a finished `rl-cli recap`."""
     done = json.loads((run_dir / "recap.json").read_text())["done"]
-    stages = ["base", *(f"round {number}" for number in range(1, ROUNDS + 1))]
+    stages = ["base", *(f"round {number}" for number in range(1, rounds + 1))]
     tests = {one: done[f"{one} evaluation"] for one in stages}
     found = {one: test["successes"] / test["episodes"] for one, test in tests.items()}
     found["error/spread"] = [done[f"{one} labels"]["error_over_spread"] for one in stages[1:]]
@@ -101,25 +103,27 @@ def right(run_dir: Path) -> float:
     return good / total
 
 
-def successes_alone(task: Task, config: Path, folder: Path, seed: int) -> dict:
-    """Clone the successes of all rounds, from the base."""
+def successes_alone(
+    task: Task, config: Path, folder: Path, seed: int, demonstrations: Path | None = None
+) -> dict:
+    """Clone the successes of all rounds, from the base; demonstrations replace the first round."""
     base = folder / "recap" / "base"
     env, checkpoint, found = task.make_env(EPISODES), base, {"base": success(task, base)}
     dataset = folder / "successes" / "dataset"
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, task.rounds + 1):
         run_dir = folder / "successes" / f"round_{number}"
         if not run_dir.exists():
-            writer = EpisodeWriter(
-                dataset,
-                env.single_observation_space,
-                env.single_action_space,
-                env.render_fps,
-                pictures="png",
-            )
-            policy = Algorithm.load_from_checkpoint(checkpoint).policy
-            seeds = range(seed * 10**6 + number * 10**4, seed * 10**6 + number * 10**4 + EPISODES)
-            size = task.chunk_size
-            for episode in play_policy(env, policy, seeds, task.max_steps, chunk_size=size):
+            episodes: Iterable[Episode]
+            if number == 1 and demonstrations is not None:
+                episodes = read_episodes(demonstrations)
+            else:
+                policy = Algorithm.load_from_checkpoint(checkpoint).policy
+                first = seed * 10**6 + number * 10**4
+                seeds, size = range(first, first + EPISODES), task.chunk_size
+                episodes = play_policy(env, policy, seeds, task.max_steps, chunk_size=size)
+            spaces = (env.single_observation_space, env.single_action_space)
+            writer = EpisodeWriter(dataset, *spaces, env.render_fps, pictures="png")
+            for episode in episodes:
                 if episode.success:
                     writer.write(episode)
             writer.finalise()

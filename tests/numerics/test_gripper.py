@@ -27,7 +27,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.envs import GripperPenalty, PenaltyTerms
-from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert, ScriptedHelp
+from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert, ScriptedHelp, smaller
 from lightning_rl.functional import double_q_target
 from lightning_rl.optim.update import Update
 from lightning_rl.policies.base import StepwiseActor
@@ -433,6 +433,19 @@ def test_from_pictures_the_policy_does_not_know_the_cube_and_the_helper_does():
         np.testing.assert_array_equal(first["executed_action"], second["executed_action"])
         taken += second["intervened"]
     assert taken > 5
+
+
+def test_smaller_pictures_are_means_of_blocks_of_pixels():
+    env = PickCube(SeenByCameras(), size=4)
+    observation, _ = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    assert (observation["wrist"] == 1).all()
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    planes = torch.from_numpy(picture).permute(2, 0, 1).double()
+    wanted = torch.nn.functional.avg_pool2d(planes, 2).permute(1, 2, 0).round()
+    np.testing.assert_array_equal(smaller(picture, 4), wanted)
+    with pytest.raises(ConfigurationError, match=r"size must be a divisor of 8.* got 3"):
+        PickCube(SeenByCameras(), size=3)
 
 
 def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():

@@ -577,8 +577,12 @@ NOT_STARTED = {
     "value": (None, {"value.yaml": CONFIG}, "value.yaml fits no value of recorded steps"),
     "silent": (
         None,
-        {"doors.yaml": CONFIG.replace("lightning_rl.envs.FiveDoors", f"{__name__}.Silent")},
-        r"Silent reported no success in 4 episodes",
+        {
+            "doors.yaml": CONFIG.replace(
+                "lightning_rl.envs.FiveDoors", f"{__name__}.Silent"
+            ).replace("episodes: 12", "path: shown")
+        },
+        "Silent reported no success in 4 episodes",
     ),
 }
 
@@ -596,7 +600,9 @@ def test_what_rounds_cannot_use_is_refused_before_they_train(
         run(
             ["recap", *OPTIONS, "--base", str(whole / "whole" / "base"), "--run_dir", "run", *given]
         )
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert ("--from shown adds them" in printed.out) == (name == "silent")
 
 
 def config_with(**changes):

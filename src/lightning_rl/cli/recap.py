@@ -122,8 +122,15 @@ class Rounds:
 
     def run(self) -> None:
         """Run the phases of all rounds."""
+        demonstrations = self.config["data"]["collector"].get("init_args", {}).get("path")
         if self.settings["from"] is not None:
             self._phase("recordings", self._copy_recordings)
+        elif demonstrations is not None:
+            print(
+                f"The rounds will train on played episodes, not on {demonstrations}. If its "
+                f"episodes have success labels, --from {demonstrations} adds them.",
+                flush=True,
+            )
         self._phase("base", self._base)
         self._phase("base evaluation", partial(self._evaluate, 0))
         for number in range(1, self.settings.rounds + 1):

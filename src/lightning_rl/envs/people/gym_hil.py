@@ -12,7 +12,7 @@ from gymnasium.utils import seeding
 
 from lightning_rl.envs.people.intervention import InterventionDecision, InterventionSource
 from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
-from lightning_rl.system.errors import check_range
+from lightning_rl.system.errors import check_range, require
 
 HOME = np.array((0.0, 0.195, 0.0, -2.43, 0.0, 2.62, 0.785))
 """Initial joint angles of the arm, in rad."""
@@ -55,19 +55,35 @@ class PickCube(gymnasium.Wrapper):
             `reset_delay_seconds: 0`.
         shadows: render shadows and reflections; without them a step with pictures takes an eighth
             of the time on a CPU.
+        size: height and width of the pictures in pixels, a divisor of gym-hil's 128, whose blocks
+            of pixels are averaged. Default: 128.
 
     Attributes:
         state: the observation without pictures [24], for `ScriptedHelp`.
+
+    Raises:
+        ConfigurationError: for another size.
     """
 
     state: np.ndarray
 
-    def __init__(self, env: gymnasium.Env, shadows: bool = True) -> None:
+    def __init__(self, env: gymnasium.Env, shadows: bool = True, size: int | None = None) -> None:
         super().__init__(env)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
         seen = cast(gymnasium.spaces.Dict, env.observation_space).spaces
         if "pixels" in seen:
-            spaces = dict(cast(gymnasium.spaces.Dict, seen["pixels"]).spaces)
+            pictures = cast(gymnasium.spaces.Dict, seen["pixels"]).spaces
+            whole = next(iter(pictures.values())).shape[0]  # type: ignore[index]  # a Box
+            self.size = whole if size is None else size
+            require(
+                self.size > 0 and whole % self.size == 0,
+                f"size must be a divisor of {whole}, the height and width of gym-hil's pictures, "
+                f"got {size}.",
+            )
+            spaces: dict[str, gymnasium.Space[Any]] = {
+                name: gymnasium.spaces.Box(0, 255, (self.size, self.size, 3), np.uint8)
+                for name in pictures
+            }
             spaces["state"] = gymnasium.spaces.Box(-np.inf, np.inf, (ALONE,), np.float32)
             self.observation_space = gymnasium.spaces.Dict(spaces)
         if not shadows:
@@ -104,7 +120,18 @@ class PickCube(gymnasium.Wrapper):
             return self.state
         cube = cast(Any, self.unwrapped).data.sensor("block_pos").data.astype(np.float32)
         self.state = flat_observation({**observation, "environment_state": cube})
-        return {**observation["pixels"], "state": self.state[:ALONE]}
+        pictures = observation["pixels"].items()
+        small = {name: smaller(picture, self.size) for name, picture in pictures}
+        return {**small, "state": self.state[:ALONE]}
+
+
+def smaller(picture: np.ndarray, size: int) -> np.ndarray:
+    """Average the blocks of pixels of a picture, uint8 [H, H, 3] to [size, size, 3]."""
+    block = len(picture) // size
+    if block == 1:
+        return picture
+    blocks = picture.reshape(size, block, size, block, 3)
+    return blocks.mean((1, 3)).round().astype(np.uint8)  # type: ignore[no-any-return]  # numpy
 
 
 def flat_observation(observation: dict[str, np.ndarray]) -> np.ndarray:
