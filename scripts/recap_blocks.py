@@ -2,11 +2,13 @@
 
     python scripts/recap_blocks.py outputs/blocks --seeds 1 2 3
 
-In half of the 2,000 demonstrations the expert pushes the wrong block. They are the episodes of the
-first round; in two more rounds the policy plays 400 episodes each. Finished rounds are kept.
+The expert of the 2,000 demonstrations hesitates: every 8 steps it draws the block that it pushes,
+with probability 0.7 the wrong one. The demonstrations are the episodes of the first round; in two
+more rounds the policy plays 400 episodes each. Finished rounds are kept.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 from functools import partial
@@ -22,6 +24,7 @@ from recap_doors import EPISODES, Task, curve, success, successes_alone
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"
 SIZE, DEMONSTRATIONS = 32, 2_000
+HESITATION, WRONG = 8, 0.7
 ENV = {"size": SIZE, "instructions": [0]}
 BLOCKS = Task(partial(PushBlocks, **ENV), 48, 4, 400, 3)
 VALUE = """
@@ -51,14 +54,18 @@ trainer: {accelerator: cpu, logger: false}
 
 
 def demonstrate(folder: Path, seed: int) -> Path:
-    """Record demonstrations of which half push the wrong block, and fail."""
+    """Record demonstrations of a hesitant expert; most of them fail."""
     path = folder / "demonstrations"
     if path.exists():
         return path
     env = BLOCKS.make_env(DEMONSTRATIONS)
-    wrong = torch.rand(DEMONSTRATIONS, generator=torch.Generator().manual_seed(seed)) < 0.5
+    generator = torch.Generator().manual_seed(seed)
+    steps = itertools.count()
+    wrong = torch.empty(DEMONSTRATIONS, dtype=torch.bool)
 
     def choose(*_: object) -> torch.Tensor:
+        if next(steps) % HESITATION == 0:
+            wrong.copy_(torch.rand(DEMONSTRATIONS, generator=generator) < WRONG)
         state = env.state.copy()
         other = (state["task"] + 2) % 4  # the other block, to the same side
         return env.expert(state.set("task", torch.where(wrong, other, state["task"])))
@@ -109,7 +116,7 @@ def main() -> None:
         options = ["--config", str(policy), "--value", str(value), "--run_dir", str(run_dir)]
         options += ["--rounds", str(BLOCKS.rounds), "--episodes", str(EPISODES)]
         options += ["--num_envs", "200", "--eval_episodes", str(BLOCKS.evaluated)]
-        options += ["--from", str(demonstrations)]
+        options += ["--from", str(demonstrations), "--n_steps", "8"]
         run(["recap", *options, "--seed", str(seed)])
         last = run_dir / f"round_{BLOCKS.rounds}" / "policy"
         found = curve(run_dir, BLOCKS.rounds) | {"asked for bad": success(BLOCKS, last, "bad")}
