@@ -79,6 +79,8 @@ fetch)
 pick_cube)
   python scripts/hil_pick_cube.py record demonstrations/pick_cube
   for seed in 1 2 3 4; do python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed $seed; done
+  python scripts/hil_pick_cube.py record demonstrations/pick_cube_pixels --pictures
+  python scripts/hil_pick_cube.py train demonstrations/pick_cube_pixels --pictures --seed 1
   ;;
 vla)
   row vla $SUCCESS vla_ppo.yaml 400 "11 12 13" --warm_start vla_bc.yaml --env PushBlocks
@@ -90,6 +92,7 @@ vla)
   ;;
 recap)
   python scripts/recap_doors.py outputs/doors
+  python scripts/recap_blocks.py outputs/blocks
   ;;
 robots)
   row robots $RETURN ppo_quadruped.yaml 20 "1 2 3"

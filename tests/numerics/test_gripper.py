@@ -446,6 +446,8 @@ def test_smaller_pictures_are_means_of_blocks_of_pixels():
     np.testing.assert_array_equal(smaller(picture, 4), wanted)
     with pytest.raises(ConfigurationError, match=r"size must be a divisor of 8.* got 3"):
         PickCube(SeenByCameras(), size=3)
+    with pytest.raises(ConfigurationError, match=r"size=4 .* has none: set image_obs: true"):
+        PickCube(Simulation(), size=4)
 
 
 def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():

@@ -105,7 +105,7 @@ class TracedAdam:
         if mask is not None:
             one_each = accept & mask
             elementwise = _elementwise(one_each, parameters)
-        # A step of all parameters at once has a fifth fewer operations than one by one (PPO).
+        # All parameters are one vector: the compiled step has a fifth fewer operations (PPO).
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
         before = flatten(parameters)

@@ -62,7 +62,7 @@ class PickCube(gymnasium.Wrapper):
         state: the observation without pictures [24], for `ScriptedHelp`.
 
     Raises:
-        ConfigurationError: for another size.
+        ConfigurationError: for another size, and for a size without pictures.
     """
 
     state: np.ndarray
@@ -71,6 +71,11 @@ class PickCube(gymnasium.Wrapper):
         super().__init__(env)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
         seen = cast(gymnasium.spaces.Dict, env.observation_space).spaces
+        require(
+            size is None or "pixels" in seen,
+            f"size={size} is the size of pictures, and this env has none: set image_obs: true in "
+            "its env_kwargs, or remove size.",
+        )
         if "pixels" in seen:
             pictures = cast(gymnasium.spaces.Dict, seen["pixels"]).spaces
             whole = next(iter(pictures.values())).shape[0]  # type: ignore[index]  # a Box
