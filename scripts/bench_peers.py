@@ -17,8 +17,8 @@ later ones (`second start`). JAX has no cache by default. `compiling` is the fir
 start of a run that compiles nothing. These are CPU seconds, and W4 counts env steps per CPU second
 as well, because other processes share the core.
 
-Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats) and
-`results.png`, which needs matplotlib.
+Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats; a
+ratio compares two runs of one repeat) and `results.png`, which needs matplotlib.
 """
 
 import argparse
@@ -301,10 +301,11 @@ def as_markdown(report: dict[str, Any]) -> str:
     gpus = sorted({row["gpu"] for row in runs if "gpu" in row})
     where = ", ".join([about["cpu"], f"{about['cores']} cores", *gpus])
     lines = [
-        f"{where}; Python {about['python']}; torch {', '.join(torches)}. Medians over the repeats; "
-        "range of env steps/s in brackets. Collect and update are seconds per iteration; start-up "
-        "is the time from the launch of the process to its first iteration, which also compiles; "
-        "a start is all CPU time of the process to the end of its first iteration.",
+        f"{where}; Python {about['python']}; torch {', '.join(torches)}. Medians over the repeats, "
+        "and of ratios within a repeat; range of env steps/s in brackets. Collect and update are "
+        "seconds per iteration; start-up is the time from the launch of the process to its first "
+        "iteration, which also compiles; a start is all CPU time of the process to the end of its "
+        "first iteration.",
     ]
     for key in dict.fromkeys(row["key"] for row in runs):
         rows = [row for row in runs if row["key"] == key]
@@ -328,7 +329,6 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     names.sort(key=lambda name: -(median(rows, name, "sps") or 0.0))
     peers = [n for n in names if LIBRARIES[n].venv != OURS and median(rows, n, "sps")]
     reference = REFERENCES.get(key.split()[0]) or next(iter(peers), "")
-    base, of_cpu = (median(rows, reference, rate) for rate in ("sps", "steps_per_cpu_second"))
     of_w4 = ("steps per CPU s", "÷ per CPU s", *STARTS)
     once = of_w4 if key in W4 else ("start-up s", "first iteration s", "peak MB")
     columns = (
@@ -339,31 +339,26 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     for floor in (False, True):
         for name in names:
             if LIBRARIES[name].floor is floor:
-                lines.append(cells(name, rows, base, of_cpu, len(columns)))
+                lines.append(cells(name, rows, reference, len(columns)))
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def cells(
-    name: str,
-    rows: list[dict[str, Any]],
-    base: float | None,
-    of_cpu: float | None,
-    columns: int,
-) -> list[str]:
+def cells(name: str, rows: list[dict[str, Any]], reference: str, columns: int) -> list[str]:
     good = [row for row in rows if row["name"] == name and "sps" in row]
     if not good:
         return [name, "–", "failed", *["–"] * (columns - 3)]
-    floor, sps = LIBRARIES[name].floor, median(rows, name, "sps")
+    floor, sps = LIBRARIES[name].floor, median(rows, name, "sps") or 0.0
     span = f" ({min(r['sps'] for r in good):,.0f}–{max(r['sps'] for r in good):,.0f})"
     title = good[0]["library"]
 
     def number(field: str, digits: int) -> str:
         return written(median(rows, name, field), digits)
 
+    def compared(field: str) -> str:
+        return written(None if floor else ratio(rows, name, reference, field), 2)
+
     if good[0]["key"] in W4:
-        rate = median(rows, name, "steps_per_cpu_second")
-        ratio = rate / of_cpu if rate and of_cpu and not floor else None
-        by_cpu = [written(rate, 0), written(ratio, 2)]
+        by_cpu = [number("steps_per_cpu_second", 0), compared("steps_per_cpu_second")]
         known = starts(name, rows) | {"peak MB": median(rows, name, "peak_rss_mb")}
         ends = [written(None if floor else known[c], digits) for c, digits in STARTS.items()]
         once = [*by_cpu, *ends]
@@ -375,7 +370,7 @@ def cells(
         f"**{title}**" if title.startswith(OURS) else title,
         "–" if floor else good[0]["version"],
         f"{sps:,.0f}{span if len(good) > 1 else ''}",
-        f"{sps / base:.2f}" if base and not floor else "–",
+        compared("sps"),
         *(number(f"{part}_seconds", 4) for part in ("collect", "update")),
         *once,
     ]
@@ -424,6 +419,16 @@ def computing(rows: list[dict[str, Any]]) -> list[str]:
 def median(rows: list[dict[str, Any]], name: str, field: str) -> float | None:
     values = [row[field] for row in rows if row["name"] == name and row.get(field) is not None]
     return statistics.median(values) if values else None
+
+
+def ratio(rows: list[dict[str, Any]], name: str, reference: str, field: str) -> float | None:
+    """Return the median of the ratios to the reference, each of two runs of one repeat."""
+    by_repeat: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row.get(field) is not None:
+            by_repeat.setdefault(row["repeat"], {})[row["name"]] = row[field]
+    pairs = [found for found in by_repeat.values() if name in found and reference in found]
+    return statistics.median(p[name] / p[reference] for p in pairs) if pairs else None
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
