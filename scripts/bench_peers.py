@@ -67,7 +67,7 @@ ABOUT = {
 REQUIREMENTS: dict[str, list[str]] = {
     OURS: ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[mujoco]"],
     "stable-baselines3": ["stable-baselines3==2.9.2", GYMNASIUM],
-    "sbx": ["sbx-rl==0.28.0", GYMNASIUM],
+    "sbx": ["sbx-rl==0.28.0", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", GYMNASIUM],
     "rsl_rl": ["rsl-rl-lib==5.5.1"],
     "skrl": ["skrl==2.1.1", GYMNASIUM],
     "sheeprl": ["sheeprl==0.8.4", GYMNASIUM],
