@@ -160,5 +160,8 @@ def test_demonstrations_of_pictures_are_encoded_as_they_are_read(tmp_path):
     assert (len(replay.online), len(replay.offline)) == (16, 4)
     (batch,) = replay.batches(1, 64)
     for name in ("observation", "next_observation"):
-        known = torch.isin(batch[name, "wrist"], episode.observation["wrist"]).all(1)
-        assert known.tolist() == 16 * [False] + 48 * [True]
+        same = (batch[name, "state"][:, None] == episode.observation["state"]).all(2)  # [64, 5]
+        assert same.any(1).tolist() == 16 * [False] + 48 * [True]
+        step = same[16:].int().argmax(1)
+        for key in ("front", "wrist"):
+            assert torch.equal(batch[name, key][16:], episode.observation[key][step])
