@@ -76,10 +76,11 @@ def killed(path, name, at):
             calls += 1
             if calls == at // 2 and at % 2 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = original(*arguments, **settings)
-            if calls == at // 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return original(*arguments, **settings)
+            finally:  # it may raise: what is not there cannot be unlinked
+                if calls == at // 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         try:
             setattr(module, name, call)
