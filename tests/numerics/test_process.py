@@ -3,11 +3,13 @@
 import json
 import os
 import platform
+import threading
 
 import pytest
 import torch
 
 from lightning_rl import PPO, AsyncCollector, SyncCollector
+from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 from tests.commands import rl_cli
@@ -101,6 +103,28 @@ def test_denormals_are_flushed_in_every_thread_that_computes(
     assert {name: set(flags) for name, flags in seen.items()} == {name: {wanted} for name in seen}
     computing = json.loads((tmp_path / "run.json").read_text())["computing"]
     assert computing["flush_denormal"] is wanted
+
+
+def test_a_thread_that_computes_takes_as_many_cores_as_the_one_that_starts_it(
+    tmp_path, monkeypatch
+):
+    """Otherwise its matrix products take all cores, and on some CPUs sum in another order."""
+    cores, set_number = {}, torch.set_num_threads
+    before = torch.get_num_threads()
+
+    def noting(number):
+        cores[threading.current_thread().name] = number
+        set_number(number)
+
+    monkeypatch.setattr(torch, "set_num_threads", noting)
+    data = {"collector": AsyncCollector, "total_env_steps": 4 * 16}
+    try:
+        train(tmp_path, data=data, trainer={"num_threads": 2})
+        ahead = ChunksAhead(4).episode(lambda observation, running: torch.zeros(1, 4, 2))
+        ahead(torch.zeros(1, 3), torch.ones(1, dtype=torch.bool))
+    finally:
+        set_number(before)
+    assert {"collector": 2, "inference_0": 2}.items() <= cores.items()
 
 
 def test_a_denormal_number_is_zero_where_they_are_flushed(restored):

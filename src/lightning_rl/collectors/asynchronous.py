@@ -20,7 +20,7 @@ from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.fsdp import whole_state
-from lightning_rl.system.process import flush_denormals, flushes_denormals
+from lightning_rl.system.process import computing_alike
 
 JOIN_SECONDS = 5.0
 """Seconds that `close` waits for the thread, which stops between two env steps."""
@@ -95,7 +95,6 @@ class AsyncCollector(Collector):
         self._resume_from = self._loop.state_dict()
         self._thread: threading.Thread | None = None
         self._is_lost = False  # `fail` was called, because the thread hangs
-        self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
         self._begun_at: deque[float] = deque(maxlen=MOST_TIMES)  # start of env steps, in seconds
 
@@ -199,12 +198,12 @@ class AsyncCollector(Collector):
         self._acting.load_state_dict(whole_state(self.policy))
         self._weights.publish(self.policy)
         self._first_version = self._weights.version
-        self._flush_denormal = flushes_denormals()  # gradient mode is per thread
-        self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
+        work = (computing_alike(),)
+        self._thread = threading.Thread(target=self._work, args=work, name="collector", daemon=True)
         self._thread.start()
 
-    def _work(self) -> None:
-        flush_denormals(self._flush_denormal)
+    def _work(self, begin: Callable[[], None]) -> None:
+        begin()
         try:
             while True:
                 self._weights.wait_until(self._may_begin)

@@ -49,7 +49,7 @@ from lightning_rl.rollout.contract import (
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.machine import MachineSettings, put_in_force, settings
-from lightning_rl.system.process import flush_denormals, flushes_denormals
+from lightning_rl.system.process import computing_alike, flush_denormals, flushes_denormals
 
 CLOSE_SECONDS = 5.0
 """Seconds that collectors get to stop between two env steps and to close their envs."""
@@ -471,8 +471,8 @@ class RayActor:
         assert setup.make_env is not None
         torch.set_num_threads(setup.num_threads)
         put_in_force(setup.machine)
-        self._flush_denormal = setup.flush_denormal
         flush_denormals(setup.flush_denormal)
+        self._compute_alike = computing_alike()
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
         self._env = env = _env_made_by(setup.make_env)
@@ -495,7 +495,7 @@ class RayActor:
 
     def collect(self, number: int) -> tuple[Any, Any]:
         """Wait for a publication; return a rollout and the state after it, None after `stop`."""
-        flush_denormals(self._flush_denormal)
+        self._compute_alike()
         with self._arrived:
             self._arrived.wait_for(lambda: self._stopped or self._number >= number)
         try:

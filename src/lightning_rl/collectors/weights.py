@@ -111,4 +111,5 @@ def acting_copy(policy: Policy, device: torch.device) -> Policy:
     here = device == policy.version.device
     # Share frozen parameters: a frozen vision model is most of a VLA's memory.
     shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}
-    return copy.deepcopy(policy, dict(shared)).to(device).requires_grad_(False)
+    # Parameters still require gradients: torch multiplies by those that do in another way.
+    return copy.deepcopy(policy, dict(shared)).to(device)

@@ -132,7 +132,8 @@ class Sharding:
         for name, tensor in _tensors(self.policy):
             made = whole(tensor.detach()).to(device, copy=True)
             is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(empty[name])] = nn.Parameter(made, False) if is_parameter else made
+            kept = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+            memo[id(empty[name])] = kept
         return copy.deepcopy(self._empty, memo)
 
 

@@ -1,4 +1,4 @@
-"""Set how the process treats memory and denormal numbers, and end it by force."""
+"""Set how the process treats memory, threads and denormal numbers, and end it by force."""
 
 import ctypes
 import multiprocessing
@@ -42,6 +42,21 @@ def flushes_denormals() -> bool:
     """Return whether this thread treats denormals as zero."""
     smallest = torch.full((), sys.float_info.min, dtype=torch.float64)
     return float(smallest / 2) == 0.0
+
+
+def computing_alike() -> Callable[[], None]:
+    """Return a function for the start of a new thread, which then computes as this one does.
+
+    It sets the number of threads and the treatment of denormals. Matrix products of a new thread
+    take all cores until torch has set the number there, and sum in another order on some CPUs.
+    """
+    threads, flushed = torch.get_num_threads(), flushes_denormals()
+
+    def begin() -> None:
+        torch.set_num_threads(threads)
+        flush_denormals(flushed)
+
+    return begin
 
 
 LAST_ACT_SECONDS = 2.0
