@@ -1198,6 +1198,13 @@ MUTATIONS = (
         "segments_for(acting, max_staleness + 1)",
         "numerics/test_memory.py",
     ),
+    Mutation(
+        "collectors/asynchronous.py",
+        "the thread takes all cores, and denormals as they come",
+        "        begin()",
+        "        pass",
+        "numerics/test_process.py",
+    ),
     # --- collectors ---
     Mutation(
         "collectors/loop.py",
