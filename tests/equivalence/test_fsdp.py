@@ -136,6 +136,9 @@ THREE = {"max_epochs": 3}
 def test_one_rank_is_stopped_resumed_and_collected_from_in_the_background(tmp_path, one_rank):
     module, trainer = run(tmp_path / "whole", GRPO, "fsdp", devices=1)
     whole = found(module, trainer)
+    copied = module.policy.sharding.copy(torch.device("cpu"))
+    flags = [[p.requires_grad for p in policy.parameters()] for policy in (copied, module.policy)]
+    assert flags[0] == flags[1], "torch multiplies differently without"
     run(tmp_path / "cut", GRPO, "fsdp", devices=1, trainer={"max_epochs": 2})
     checkpoint = last(tmp_path / "cut")
     again = found(*run(tmp_path / "cut", GRPO, "fsdp", devices=1, ckpt_path=checkpoint))
