@@ -73,7 +73,8 @@ demonstrations)
 fetch)
   for task in reach push; do
     python scripts/fetch.py outputs/fetch_$task --config sac_fetch_$task.yaml --seeds 1 2 3
-    python scripts/curves.py $curves/demonstrations.json outputs/fetch_$task --name sac_fetch_$task.yaml --metric $SUCCESS
+    python scripts/curves.py $curves/demonstrations.json outputs/fetch_$task --name sac_fetch_$task.yaml --metric $SUCCESS \
+      --env Fetch${task^}-v4
   done
   ;;
 pick_cube)
