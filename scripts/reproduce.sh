@@ -30,7 +30,9 @@ tasks)
   for config in ppo_push_cube grpo_push_cube ppo_point_mass; do row tasks $SUCCESS $config.yaml 100 "11 12 13 14 15"; done
   for config in ppo_cart_pole_task grpo_cart_pole_task; do run $config.yaml 100 "1 2 3 4 5"; done
   for task in PushCube PointMass; do row tasks $SUCCESS sac_many_envs.yaml 64 "11 12 13 14 15" --data.env $task; done
-  row tasks $SUCCESS sac_push_cube_pixels.yaml 500 "1 2 3" --env "PushCube, 48×48 pictures"
+  for config in sac_push_cube_pixels ppo_push_cube_pixels; do
+    row tasks $SUCCESS $config.yaml 500 "1 2 3" --env "PushCube, 48×48 pictures"
+  done
   ;;
 gradients)
   for config in apg_point_mass shac_point_mass shac_swing_up apg_swing_up ppo_swing_up; do
@@ -41,7 +43,7 @@ tuned)
   tuned() { row mujoco $RETURN "tuned/ppo_$1.yaml" 50 "$2"; }
   tuned half_cheetah "31 32 33 34 35"
   for task in hopper walker2d ant humanoid lunar_lander bipedal_walker; do tuned $task "11 12 13 14 15"; done
-  tuned swimmer "21 22 23 24 25"
+  tuned swimmer "61 62 63 64 65 66 67 68 69 70"
   tuned inverted_double_pendulum "41 42 43 44 45"
   ;;
 mujoco)
