@@ -116,7 +116,6 @@ memory)
   ;;
 figures)
   for family in classic mujoco off_policy robots; do
-    [ -f $curves/$family.json ] || continue    # mujoco's: the target tuned makes it
     rl-cli report $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
   done
   for family in tasks gradients demonstrations vla; do
