@@ -26,6 +26,7 @@ from lightning_rl import (
     PushCube,
 )
 from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.cli import record
 from lightning_rl.cli.app import run
 from lightning_rl.cli.record import chunk_size_of
 from lightning_rl.collectors.ahead import ChunksAhead
@@ -488,19 +489,72 @@ def test_interrupted_it_leaves_a_whole_dataset(tmp_path):
     assert not (tmp_path / "data" / ".recording").exists()
 
 
-def deaf(observation):
-    """Swallow Ctrl+C, as Arrow does while it looks for pandas."""
-    with suppress(KeyboardInterrupt):
+def interrupt_in_step(observation):
+    """Press Ctrl+C in the fourth step, and note whether that step goes on."""
+    steps = Path("steps").read_text() if Path("steps").exists() else ""
+    Path("steps").write_text(steps + "a")
+    if len(steps) == 3:
         os.kill(os.getpid(), signal.SIGINT)
-        signal.pause()
+        Path("steps").write_text(steps + "b")
 
 
-def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same():
+def hang(observation):
+    """Press Ctrl+C twice in a step that does not end."""
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+
+
+def interrupted(script):
+    """Record until the script has pressed Ctrl+C; return what was told of it."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as stop:
-        run(["record", "--path", "data", *SHOWS, "--script", "tests.cli.test_record.deaf"])
+        run(["record", "--path", "data", *SHOWS, "--script", f"tests.cli.test_record.{script}"])
     assert stop.value.code == 130
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step(capfd):
+    """Raised in the middle of one, it ended with `cannot release un-acquired lock`."""
+    interrupted("interrupt_in_step")
+    assert Path("steps").read_text() == "aaab"
+    assert "ends after this step" in capfd.readouterr().err
+
+
+def test_ctrl_c_twice_ends_a_step_that_hangs():
+    interrupted("hang")
+
+
+def test_an_interrupt_that_arrow_swallows_in_the_set_up_ends_it_all_the_same(monkeypatch):
+    made = record.make_env
+
+    def deaf(*arguments):
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return made(*arguments)
+
+    monkeypatch.setattr("lightning_rl.cli.record.make_env", deaf)
+    interrupted("interrupt_in_step")
+    assert not Path("steps").exists()
+
+
+def test_ctrl_c_ends_the_wait_for_an_answer(monkeypatch):
+    class Terminal(io.StringIO):
+        def readline(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            return "y\n"
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    options = ["--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1", "--ask", "true"]
+    script = ["--script", "tests.cli.test_record.always_left"]
+    with pytest.raises(SystemExit) as stop:
+        run(["record", "--path", "data", *options, *script, "--episodes", "1"])
+    assert stop.value.code == 130
+    assert not Path("data/meta/info.json").exists()
+
+
+def always_left(observation):
+    return 0
 
 
 @pytest.mark.parametrize(

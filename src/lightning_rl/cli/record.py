@@ -86,7 +86,8 @@ DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a data
 def record(options: Sequence[str]) -> None:
     """Record episodes.
 
-    An episode is safe once its line is printed. Ctrl+C drops the current episode, and ends.
+    An episode is safe once its line is printed. Ctrl+C ends the recording before the next step,
+    without the current episode.
     """
     interrupt = _Interrupt()
     try:
@@ -117,7 +118,9 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         has_person = (source is not None or is_real) and sys.stdin.isatty()
         asks = has_person if settings.ask is None else settings.ask
         in_charge = source is not None and not acts
-        recorder = Recorder(env, source, in_charge, settings.extra, _answer if asks else None)
+        recorder = Recorder(
+            env, source, in_charge, settings.extra, interrupt.answer if asks else None
+        )
         require(
             # The neutral action of a real arm would move it to the middle of its limits.
             acts or source is not None or (env.reports_interventions and not is_real),
@@ -138,6 +141,7 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
             fps=fps if paced else None,
             max_steps=settings.max_steps,
         )
+        interrupt.defer()
         with closing(played):  # ends all writes before the dataset is finalised
             for result in played:
                 kept += result.kept
@@ -152,18 +156,29 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
 
 
 class _Interrupt:
-    """Remembers Ctrl+C, because Arrow swallows the exception while it looks for pandas."""
+    """Ctrl+C: an exception during the set-up, and the end before the next step afterwards.
+
+    An exception at an arbitrary line of a step may leave a lock or a file unfinished. A second
+    Ctrl+C raises it all the same, for a step that hangs.
+    """
 
     def __init__(self) -> None:
-        self._came = self._holds = False
+        # Arrow swallows the exception while it looks for pandas, so remember Ctrl+C.
+        self._came = self._deferred = self._holds = False
         self._before = signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._holds:
             os.write(2, b"\nThe dataset is being finished; SIGTERM ends that.\n")
             return
-        self._came = True
-        raise KeyboardInterrupt
+        again, self._came = self._came, True
+        if again or not self._deferred:
+            raise KeyboardInterrupt
+        os.write(2, b"\nThe recording ends after this step (Ctrl+C again to end immediately).\n")
+
+    def defer(self) -> None:
+        """From now on, let Ctrl+C wait for the end of the step."""
+        self._deferred = True
 
     def hold(self) -> None:
         """Ignore Ctrl+C from now on: the dataset is being finished."""
@@ -175,11 +190,22 @@ class _Interrupt:
         """Wrap choosers: the first step after Ctrl+C ends the recording."""
 
         def choose_unless(choose: ActionFunction, *step: Any) -> Any:
-            if self._came:
-                raise KeyboardInterrupt
+            self._end_if_asked()
             return choose(*step)
 
         return lambda number: partial(choose_unless, choose_for(number))
+
+    def answer(self) -> Event | None:
+        """Ask how an episode ended; Ctrl+C ends the wait for the answer."""
+        self._deferred = False
+        self._end_if_asked()
+        answer = _answer()
+        self._deferred = True
+        return answer
+
+    def _end_if_asked(self) -> None:
+        if self._came:
+            raise KeyboardInterrupt
 
     def close(self) -> None:
         signal.signal(signal.SIGINT, self._before)
