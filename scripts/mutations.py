@@ -1348,6 +1348,13 @@ MUTATIONS = (
         "cli/test_record.py",
     ),
     Mutation(
+        "cli/record.py",
+        "Ctrl+C is raised in the middle of a step",
+        "        if again or not self._deferred:\n",
+        "        if True:\n",
+        "cli/test_record.py",
+    ),
+    Mutation(
         "datasets/label.py",
         "a good value of a game of luck is doubted",
         'if self.signal is None else (1.0, "")',

@@ -257,7 +257,7 @@ class EpisodeWriter:
             WriteError: if the disk is full: joining needs room for a copy.
         """
         self.discard_episode()
-        if self._episodes:
+        if self._episodes and (self.path / lerobot.INFO).is_file():
             self._take_lock()
             join_files(self.path)
             self._next = LeRobotEpisodes(self.path, {}, None, None, None).file_numbers()
