@@ -246,7 +246,7 @@ def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled(
         "td3": 20_000,
         "sac_mountain_car": 20_000,
         "sac_push_cube": 50_016,
-        "sac_push_cube_pixels": 25_024,
+        "sac_push_cube_pixels": 21_888,
         "sac_best": 20_000,
         "sac_gru_pendulum": 40_000,
         "sac_fetch_push": 400_000,
