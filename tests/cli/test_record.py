@@ -506,7 +506,7 @@ def hang(observation):
 
 
 def interrupted(script):
-    """Record until the script has pressed Ctrl+C; return what was told of it."""
+    """Record until the script has pressed Ctrl+C."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as stop:
         run(["record", "--path", "data", *SHOWS, "--script", f"tests.cli.test_record.{script}"])
