@@ -113,6 +113,16 @@ def test_a_run_that_has_not_got_there_has_no_part_and_it_shows():
     assert np.isnan(curve.low[-1])
 
 
+def test_runs_that_were_evaluated_at_slightly_different_steps_are_one_curve():
+    make_run("a_20260101_000000", [1, 2, 3, 4])
+    make_run("a_20260101_000001", [3, 4, 5, 6], steps=[1200, 2200, 3200, 4200], seed=2)
+    (group,) = compare(["outputs"]).groups
+    curve = group.curves["eval/avg_reward"]
+    assert curve.env_steps.tolist() == [1000, 1200, 2000, 2200, 3000, 3200, 4000, 4200]
+    assert set(curve.runs) == {2}
+    assert curve.centre[[0, -1]].tolist() == [2.0, 5.0]  # the nearest evaluation of each
+
+
 def test_the_evaluation_that_validate_wrote_counts_where_all_runs_have_one(capsys):
     evaluation = {"episodes": 50, "avg_reward": 7.0, "ci95": [6.0, 8.0], "success_rate": None}
     rest = {"std_reward": 1.0, "avg_length": 9.0, "terminations": 0, "truncations": 50}
@@ -182,6 +192,19 @@ def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs():
     assert drawn_values(panels[0], ticks, band) == pytest.approx(around, abs=0.05)
     other = panels[1].find(f"{tag}g/{tag}path[@class='line']")
     assert drawn_values(panels[1], ticks, other) == pytest.approx([-40, -20, -20, -10], abs=0.2)
+
+
+def test_a_line_is_dashed_where_some_runs_have_not_begun_or_have_ended():
+    make_run("a_20260101_000000", [1, 2, 3, 4])
+    make_run("a_20260101_000001", [2, 3], steps=[2000, 3000], seed=2)
+    report("outputs", "--output", "figure.svg")
+    figure = Path("figure.svg").read_text()
+    lines = re.findall(r'class="line( part)?" d="M([^"]+L[^"]+)"', figure)
+    assert [(part, points.count("L") + 1) for part, points in lines] == [
+        ("", 2),
+        (" part", 2),
+        (" part", 2),
+    ]
 
 
 def write_curves(curves, metric="eval/avg_reward"):

@@ -362,8 +362,9 @@ def _evaluated(run: RunRecord, metric: str) -> float | None:
 def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS) -> Curve:
     """Aggregate a metric over R runs, at all env steps at which a run was evaluated.
 
-    Other runs are interpolated between their evaluations, and left out before their first and after
-    their last evaluation. At most `most` points are returned, including the last.
+    Other runs are interpolated between their evaluations, and left out further than half of the
+    median distance between two evaluations before their first and after their last one. At most
+    `most` points are returned, including the last.
     """
     curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
     steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))
@@ -398,7 +399,8 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 def _at(
     steps: np.ndarray, own: np.ndarray, seconds: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    within = (steps >= own[0]) & (steps <= own[-1])
+    reach = np.median(np.diff(own)) / 2 if len(own) > 1 else 0
+    within = np.abs(steps - steps.clip(own[0], own[-1])) < max(reach, 1)
     return tuple(  # type: ignore[return-value]  # of two
         np.where(within, np.interp(steps, own, of), np.nan) for of in (seconds, values)
     )

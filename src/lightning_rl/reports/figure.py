@@ -125,10 +125,11 @@ def _drawn(curve: Curve, x: Callable[[float], str], y: Callable[[float], str]) -
     if len(steps) == 1:
         return f'<circle class="dot" cx="{x(steps[0])}" cy="{y(centre[0])}" r="3.5"/>'
     points = list(zip(steps, centre, strict=True))
-    whole = int((runs == runs.max()).sum())  # as in page.html: dashed where runs have ended
-    parts = [f'<path class="line" d="{path(points[:whole])}"/>']
-    if whole < len(points):
-        parts.append(f'<path class="line part" d="{path(points[max(0, whole - 1) :])}"/>')
+    first, last = np.flatnonzero(runs == runs.max())[[0, -1]]  # dashed elsewhere, as in page.html
+    parts = [f'<path class="line" d="{path(points[first : last + 1])}"/>']
+    for some in (points[: first + 1], points[last:]):
+        if len(some) > 1:
+            parts.append(f'<path class="line part" d="{path(some)}"/>')
     there = np.isfinite(low)
     if there.sum() > 1:
         above = list(zip(steps[there], high[there], strict=True))
