@@ -34,9 +34,8 @@ tasks)
   row tasks $SUCCESS ppo_push_cube_pixels.yaml 500 11 --env "PushCube, 48×48 pictures"
   ;;
 gradients)
-  for config in apg_point_mass shac_point_mass shac_swing_up apg_swing_up ppo_swing_up; do
-    row gradients $SUCCESS $config.yaml 256 "1 2 3"
-  done
+  row gradients $SUCCESS shac_point_mass.yaml 256 "11 12 13"
+  for config in apg_point_mass shac_swing_up apg_swing_up ppo_swing_up; do row gradients $SUCCESS $config.yaml 256 "1 2 3"; done
   ;;
 tuned)
   tuned() { row mujoco $RETURN "tuned/ppo_$1.yaml" 50 "$2"; }
@@ -85,10 +84,10 @@ pick_cube)
   ;;
 vla)
   row vla $SUCCESS vla_ppo.yaml 400 "11 12 13" --warm_start vla_bc.yaml --env PushBlocks
-  run vla_grpo.yaml 400 "1 2 3 4" --warm_start vla_bc.yaml
+  run vla_grpo.yaml 400 "11 12 13" --warm_start vla_bc.yaml
   row vla $SUCCESS vla_flow_ppo.yaml 200 "1 2 3" --warm_start vla_flow_bc.yaml --env PushBlocks
   run vla_ppo_smolvlm.yaml 200 "1" --warm_start vla_bc_smolvlm.yaml
-  python scripts/probe_vla.py outputs/reproduce/vla_ppo_*_sweep_*/trial_000_seed11_2* --episodes 400
+  python scripts/probe_vla.py outputs/reproduce/vla_ppo_*_sweep_*/trial_000_seed1[123]_2* --episodes 400
   python scripts/two_doors.py --seeds 1 2 3
   ;;
 recap)

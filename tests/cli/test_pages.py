@@ -423,8 +423,8 @@ def of_node(asked):
 
 def test_the_script_that_probes_a_vla_probes_one(capsys):
     run(["fit", "--config", "vla_bc.yaml", *CLONING])
-    (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
-    as_script("scripts/probe_vla.py", str(checkpoint), "--episodes", "4")
+    (run_dir,) = Path("outputs").iterdir()
+    as_script("scripts/probe_vla.py", str(run_dir), "--episodes", "4")
     assert "instruction shuffled" in capsys.readouterr().out
 
 
