@@ -32,6 +32,7 @@ from lightning_rl.datasets import Demonstrations, write_minari
 from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.envs.tasks import Pictures, PushCube
 from lightning_rl.policies.networks.q_networks import ValueAtoms
+from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout, successors
 from lightning_rl.system import ranks
 from tests.equivalence.test_resume import stop_and_resume
@@ -248,6 +249,16 @@ def test_from_mixed_data_they_beat_the_clone_and_the_mean_of_the_data(mixed, tmp
     for algorithm in (IQL, AWAC):
         assert found[algorithm] > 7.3  # of 8
         assert found[algorithm] > found[BehaviorCloning] + 0.3 > mean + 0.3
+
+
+@pytest.mark.parametrize("algorithm", [IQL, AWAC])
+def test_it_learns_in_bfloat16_and_its_values_are_not_rounded(algorithm, mixed, tmp_path):
+    precision = {"precision": "bf16-mixed"}
+    module = train(tmp_path, **run_on(mixed[0], algorithm, 4), trainer=precision)[0]
+    assert module.evaluation["avg_reward"] > 7.3  # of 8
+    samples = TensorDict({"observation": torch.randn(5, 1), "noise": torch.zeros(5, 1)}, [5])
+    with autocast(torch.device("cpu"), torch.bfloat16):
+        assert module.value_here(samples).dtype == torch.float32
 
 
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])

@@ -6,13 +6,27 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, PPO, RLDataModule, RLTrainer
+from lightning_rl import (
+    APG,
+    DQN,
+    GRPO,
+    PPO,
+    SAC,
+    SHAC,
+    TD3,
+    DiscreteSAC,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+)
 from lightning_rl.algorithms.checks import check_trainer
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk, ActionProbe
-from lightning_rl.envs.tasks import PushBlocks
+from lightning_rl.envs.tasks import PointMass, PushBlocks
 from lightning_rl.functional import gae
 from lightning_rl.policies import VLAPolicy
+from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
 from lightning_rl.system.errors import ConfigurationError
@@ -165,6 +179,37 @@ def test_it_learns(compile, iterations, tmp_path, request):
     probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp().min()
     assert iterations < 40 or (td["action"].tolist() == [1, 0] and probability > 0.95)
     assert all(p.dtype == torch.float32 for p in module.policy.parameters())
+
+
+SHORT = partial(PointMass, max_episode_steps=5)
+BATCH = {"policy": {"critic_normalization": "batch"}, "model": {"tau": None}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings"),
+    [
+        (SAC, "Pendulum-v1", {}),
+        (SAC, "Pendulum-v1", {"policy": {"value_atoms": ValueAtoms(11, 5.0)}}),
+        (SAC, "Pendulum-v1", BATCH),
+        (SAC, "Pendulum-v1", {"policy": {"critic_normalization": "layer"}}),
+        (TD3, "Pendulum-v1", {}),
+        (DQN, "CartPole-v1", {}),
+        (DiscreteSAC, "CartPole-v1", {}),
+        (APG, SHORT, {}),
+        (SHAC, SHORT, {}),
+    ],
+)
+def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
+    model = {"algorithm": algorithm} | settings.get("model", {})
+    policy = settings.get("policy")
+    off_policy = issubclass(algorithm, OffPolicyAlgorithm)
+    data = {"replay": partial(ReplayBuffer, capacity=500)} if off_policy else {}
+    module = train(tmp_path, env=env, data=data, policy=policy, model=model, trainer=PLAIN | BF16)[
+        0
+    ]
+    state = module.state_dict()
+    assert all(one.dtype != torch.bfloat16 for one in state.values())
+    assert all(one.isfinite().all() for one in state.values())
 
 
 def test_resume_is_exact(tmp_path):

@@ -17,6 +17,7 @@ from lightning_rl.datasets import Demonstrations
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import SquashedActorCritic
+from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.rollout.contract import add_transition_field, successors
 from lightning_rl.system import ranks
@@ -286,8 +287,7 @@ class IQL(DatasetActorCritic):
         """Return V [B] of the observations of `td` [B]."""
         with torch.no_grad():  # the critics' loss trains an encoder
             features = self.policy.critic_features(td)
-        value: Tensor = self.value(features)
-        return value.squeeze(-1)
+        return widened(self.value(features)).squeeze(-1)
 
 
 class AWAC(DatasetActorCritic):

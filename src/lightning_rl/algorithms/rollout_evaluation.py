@@ -54,7 +54,7 @@ def write_values(
     # number.
     final_values = _each(policy, final_value_of or policy.get_value, "value", ended, parts[0])
     if final_values:
-        rollout["final_value"][rows, steps] = torch.cat(final_values)
+        rollout["final_value"][rows, steps] = torch.cat(final_values).to(rollout["final_value"])
 
 
 def _parts(policy: "EvaluatesActions", samples: TensorDict) -> list[TensorDict]:

@@ -17,6 +17,7 @@ from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.functional import gae
 from lightning_rl.optim.update import Objective, OptimizerFactory
 from lightning_rl.policies.actor_critic import ActorCritic
+from lightning_rl.policies.distributions.base import widened
 from lightning_rl.rollout.contract import add_transition_field
 from lightning_rl.system.errors import check_range, require
 
@@ -105,8 +106,7 @@ class SHAC(APG):
 
     def target_value(self, td: TensorDict) -> Tensor:
         """Return the target critic's value [B] of observations `td` [B]."""
-        value: Tensor = self.target_critic(self.policy.critic_features(td))
-        return value.squeeze(-1)
+        return widened(self.target_critic(self.policy.critic_features(td))).squeeze(-1)
 
     def fit_critic(self, rollout: TensorDict) -> None:
         """Fit the critic to the returns of a rollout [N, T+1]."""

@@ -218,7 +218,7 @@ class QEnsemble(nn.Module):
         running_mean, running_scale = averages[0], (averages[1] + EPS).rsqrt()
         if not moving:
             return running_mean, running_scale
-        var, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+        var, mean = torch.var_mean(widened(x), dim=1, correction=0, keepdim=True)
         scale = (var + EPS).rsqrt()
         with torch.no_grad():
             late = self.seen > RENORMALIZED_AFTER
