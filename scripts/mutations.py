@@ -1755,8 +1755,8 @@ MUTATIONS = (
     Mutation(
         "policies/networks/q_networks.py",
         "critics: batch statistics are of what was done alone",
-        "torch.var_mean(x, dim=1,",
-        "torch.var_mean(x[:, : x.shape[1] // 2], dim=1,",
+        "torch.var_mean(widened(x), dim=1,",
+        "torch.var_mean(widened(x)[:, : x.shape[1] // 2], dim=1,",
         "numerics/test_critics.py",
     ),
     Mutation(
