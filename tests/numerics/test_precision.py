@@ -14,6 +14,7 @@ from lightning_rl import (
     SAC,
     SHAC,
     TD3,
+    ActorCritic,
     DiscreteSAC,
     ReplayBuffer,
     RLDataModule,
@@ -179,6 +180,20 @@ def test_it_learns(compile, iterations, tmp_path, request):
     probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp().min()
     assert iterations < 40 or (td["action"].tolist() == [1, 0] and probability > 0.95)
     assert all(p.dtype == torch.float32 for p in module.policy.parameters())
+
+
+class Unconverted(ActorCritic):
+    """A policy of one's own whose log-probs are as its network computes them."""
+
+    def forward(self, td, deterministic=False, generator=None):
+        td = super().forward(td, deterministic, generator)
+        return td.set("sample_log_prob", td["sample_log_prob"].bfloat16())
+
+
+def test_a_policy_that_returns_bfloat16_is_told_to_convert_it(tmp_path):
+    message = "'sample_log_prob' as torch.bfloat16 .* must be torch.float32 .* by .float()"
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path, policy={"policy_class": Unconverted}, trainer=PLAIN | BF16)
 
 
 SHORT = partial(PointMass, max_episode_steps=5)

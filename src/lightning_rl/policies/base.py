@@ -433,7 +433,9 @@ class StepwiseActor(RolloutActor):
             "sample_log_prob": "one number per env, unless extra_fields declares another shape",
             "next_state": "as extra_fields declares for 'state'",
         }.get(key, "as extra_fields says")
-        raise ConfigurationError(f"{message}, {origin}: td.set('{key}', ...), and return td.")
+        rounded = isinstance(value, Tensor) and value.dtype == torch.bfloat16
+        cure = " Convert it by .float(): bf16-mixed computes in bfloat16." if rounded else ""
+        raise ConfigurationError(f"{message}, {origin}: td.set('{key}', ...), and return td.{cure}")
 
 
 class UniformActor(RolloutActor):
