@@ -30,8 +30,8 @@ tasks)
   for config in ppo_push_cube grpo_push_cube ppo_point_mass; do row tasks $SUCCESS $config.yaml 100 "11 12 13 14 15"; done
   for config in ppo_cart_pole_task grpo_cart_pole_task; do run $config.yaml 100 "1 2 3 4 5"; done
   for task in PushCube PointMass; do row tasks $SUCCESS sac_many_envs.yaml 64 "11 12 13 14 15" --data.env $task; done
-  row tasks $SUCCESS sac_push_cube_pixels.yaml 500 21 --env "PushCube, 48×48 pictures"
-  row tasks $SUCCESS ppo_push_cube_pixels.yaml 500 11 --env "PushCube, 48×48 pictures"
+  row tasks $SUCCESS sac_push_cube_pixels.yaml 500 "31 32 33" --env "PushCube, 48×48 pictures"
+  row tasks $SUCCESS ppo_push_cube_pixels.yaml 500 "31 32" --env "PushCube, 48×48 pictures"
   ;;
 gradients)
   row gradients $SUCCESS shac_point_mass.yaml 256 "11 12 13"
