@@ -219,9 +219,8 @@ def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
     policy = settings.get("policy")
     off_policy = issubclass(algorithm, OffPolicyAlgorithm)
     data = {"replay": partial(ReplayBuffer, capacity=500)} if off_policy else {}
-    module = train(tmp_path, env=env, data=data, policy=policy, model=model, trainer=PLAIN | BF16)[
-        0
-    ]
+    trainer = PLAIN | BF16
+    module, *_ = train(tmp_path, env=env, data=data, policy=policy, model=model, trainer=trainer)
     state = module.state_dict()
     assert all(one.dtype != torch.bfloat16 for one in state.values())
     assert all(one.isfinite().all() for one in state.values())
