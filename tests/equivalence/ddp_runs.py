@@ -736,7 +736,9 @@ def main(directory):
         run(f"helped {name}", helped, **settings | {"env": helped_arm, "data": data})
         findings[f"helped {name}"]["taken"] = helped.taken
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
-    run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
+    bf16 = {"precision": "bf16-mixed"}
+    run("bf16", trainer=bf16, **PENDULUM)
+    run("bf16 off-policy", trainer=bf16, **OFF_POLICY)
     with uncompiled_traces():
         run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(

@@ -306,7 +306,8 @@ def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ra
 
 
 def test_in_bfloat16_ranks_stay_equal(ranks):
-    assert_same(*both(ranks, "bf16", "state"))
+    for name in ("bf16", "bf16 off-policy"):
+        assert_same(*both(ranks, name, "state"))
     found = ranks[0]["bf16"]["state"]
     assert all(t.dtype in (torch.float32, torch.int64, torch.float64) for t in found.values())
     one, other = found["policy.actor.0.weight"], ranks[0]["reduced"]["state"]

@@ -204,6 +204,7 @@ BATCH = {"policy": {"critic_normalization": "batch"}, "model": {"tau": None}}
     ("algorithm", "env", "settings"),
     [
         (SAC, "Pendulum-v1", {}),
+        (SAC, "Pendulum-v1", {"data": {"collector": AsyncCollector}}),
         (SAC, "Pendulum-v1", {"policy": {"value_atoms": ValueAtoms(11, 5.0)}}),
         (SAC, "Pendulum-v1", BATCH),
         (SAC, "Pendulum-v1", {"policy": {"critic_normalization": "layer"}}),
@@ -219,6 +220,7 @@ def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
     policy = settings.get("policy")
     off_policy = issubclass(algorithm, OffPolicyAlgorithm)
     data = {"replay": partial(ReplayBuffer, capacity=500)} if off_policy else {}
+    data |= settings.get("data", {})
     trainer = PLAIN | BF16
     module, *_ = train(tmp_path, env=env, data=data, policy=policy, model=model, trainer=trainer)
     state = module.state_dict()
@@ -226,11 +228,20 @@ def test_all_algorithms_train_in_it(algorithm, env, settings, tmp_path):
     assert all(one.isfinite().all() for one in state.values())
 
 
-def test_resume_is_exact(tmp_path):
+CROSSQ = {
+    "env": "Pendulum-v1",
+    "data": {"replay": partial(ReplayBuffer, capacity=500)},
+    "policy": BATCH["policy"],
+    "model": {"algorithm": SAC} | BATCH["model"],
+}
+
+
+@pytest.mark.parametrize("settings", [{}, CROSSQ], ids=["PPO", "CrossQ"])
+def test_resume_is_exact(settings, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(whole, trainer=BF16)
-    train(broken, trainer=BF16 | {"max_epochs": 1})
-    train(broken, trainer=BF16, ckpt_path=last(broken))
+    train(whole, trainer=BF16, **settings)
+    train(broken, trainer=BF16 | {"max_epochs": 1}, **settings)
+    train(broken, trainer=BF16, ckpt_path=last(broken), **settings)
     assert_same_run(whole, broken)
 
 
