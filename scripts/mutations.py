@@ -1527,6 +1527,13 @@ MUTATIONS = (
     ),
     # --- cli ---
     Mutation(
+        "cli/parsing.py",
+        "true takes away the settings of what it turns on",
+        "        return TurnedOn(before)",
+        "        return value",
+        "reports/test_command_line_values.py",
+    ),
+    Mutation(
         "cli/app.py",
         "an error ends with exit code 0",
         "sys.exit(2 if isinstance(cause, UsageError) else 1)",

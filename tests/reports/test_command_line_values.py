@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_rl.cli.checking import check_options
+from lightning_rl.cli.checking import SECTIONS, check_options
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import expanded, read_text
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
@@ -63,6 +63,34 @@ def test_a_number_that_is_whole_is_so_where_one_is_wanted():
     assert isinstance(found["free"]["x"], float)
     with pytest.raises(ConfigurationError, match="seed must be a whole number or null"):
         check_options(["--seed", "1.5"], kinds)
+
+
+OFF_OVER_A_CLASS = {
+    "--trainer.logger": ("{class_path: CSVLogger, init_args: {save_dir: x}}", "false", False),
+    "--trainer.strategy": ("{class_path: DDPStrategy, init_args: {timeout: 5}}", "auto", "auto"),
+    "--trainer.profiler": ("{class_path: SimpleProfiler}", "null", None),
+}
+
+
+@pytest.mark.parametrize("flag", OFF_OVER_A_CLASS)
+def test_a_text_replaces_a_class(flag):
+    before, after, expected = OFF_OVER_A_CLASS[flag]
+    found = check_options([flag, before, flag, after], SECTIONS)
+    assert found["trainer"] == {flag.rpartition(".")[2]: expected}
+
+
+@pytest.mark.parametrize("turned_on", ["--trainer.video=true", "--trainer.video=True"])
+def test_what_is_turned_on_keeps_its_settings(turned_on):
+    for options in ([turned_on, "--trainer.video.fps=5"], ["--trainer.video.fps=5", turned_on]):
+        assert check_options(options, SECTIONS) == {"trainer": {"video": {"fps": 5.0}}}
+    found = check_options(["--trainer.video.fps=5", "--trainer.video=false"], SECTIONS)
+    assert found == {"trainer": {"video": False}}
+    for options in (
+        ["--trainer.video.fps=5", "--trainer=true"],
+        ["--data.num_envs=2", "--data=true"],
+    ):
+        with pytest.raises(ConfigurationError, match="must be a mapping of settings"):
+            check_options(options, SECTIONS)
 
 
 def test_a_printed_config_trains_in_one_directory_and_resumes(small, tmp_path):

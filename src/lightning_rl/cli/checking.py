@@ -22,6 +22,7 @@ from lightning_rl.cli.help_pages import BUILDING_BLOCKS, PROBES
 from lightning_rl.cli.parsing import (
     BEFORE,
     SUFFIXES,
+    TurnedOn,
     Typed,
     UsageError,
     asks_for_help,
@@ -171,6 +172,8 @@ class _Walk:
         self.missing: list[UsageError] = []  # raised after all other errors
 
     def at(self, kind: Any, value: Any, path: str, default: Any = EMPTY) -> Any:
+        if isinstance(value, TurnedOn) and bool not in parts_of(kind).plain:
+            value = Typed("true")
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
@@ -223,10 +226,11 @@ class _Walk:
         family, name, is_text = parts.families[0], named.get("class_path"), isinstance(value, str)
         if name is None and not self.helps:
             raise UsageError(_wrong(kind, value, path, EMPTY))
-        if str in parts.plain and isinstance(value, str) and not _names_class(value, parts):
-            if value in TEXTS.get(path, (value,)):
-                return str(value)
-            raise UsageError(_wrong(kind, value, path, EMPTY))
+        is_alone = is_text or named.keys() == {"class_path", BEFORE}  # the text replaces a class
+        if str in parts.plain and is_alone and not _names_class(str(name), parts):
+            if name in TEXTS.get(path, (name,)):
+                return str(name)
+            raise UsageError(_wrong(kind, name, path, EMPTY))
         found = family.cls if name is None else self._resolved(name, parts, path, is_text)
         if is_text and not isinstance(found, type):
             return name

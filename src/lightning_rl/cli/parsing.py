@@ -41,6 +41,10 @@ class Typed(str):
     """A value from the command line, parsed by the setting's type."""
 
 
+class TurnedOn(dict[str, Any]):
+    """Settings that were turned on by `true`, as in `--video true`; checked by the type."""
+
+
 def asks_for_help(options: Sequence[str]) -> bool:
     """Return whether options ask for help: `--help`, `--model.help [NAME]`."""
     flags = [option.partition("=")[0] for option in options]
@@ -178,7 +182,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
         holder = tree.get(name)
         if isinstance(holder, list) and holder:
             tree, name, holder = holder, -1, holder[-1]  # type: ignore[assignment]  # an index of a list
-        if isinstance(holder, str) and holder:
+        if _can_name_a_class(holder):
             holder = {"class_path": str(holder)}
         tree[name] = holder if isinstance(holder, dict) else {}
         _put(tree[name], rest, value)
@@ -186,13 +190,15 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def override(before: Any, value: Any) -> Any:
     """Return the result of setting `value` after `before`."""
-    if isinstance(before, str) and before and isinstance(value, dict):
+    if _can_name_a_class(before) and isinstance(value, dict):
         before = {"class_path": str(before)}
     if not isinstance(before, dict):
         return value
+    if str(value).lower() == "true" and "class_path" not in before:
+        return TurnedOn(before)
     if isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value):
         value = read_settings(str(value))
-    if isinstance(value, str) and value not in ("", "null") and "class_path" in before:
+    if _can_name_a_class(value) and "class_path" in before:
         value = {"class_path": str(value)}
     if not isinstance(value, dict):
         return value
@@ -202,6 +208,11 @@ def override(before: Any, value: Any) -> Any:
         return value | {BEFORE: before}
     both = {name: override(before.get(name), one) for name, one in value.items()}
     return before | both
+
+
+def _can_name_a_class(value: Any) -> bool:
+    """Return whether a text can be the name of a class."""
+    return isinstance(value, str) and value.lower() not in ("", "null", "true", "false")
 
 
 def check_class(name: str, path: str) -> None:
