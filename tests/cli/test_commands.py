@@ -480,8 +480,14 @@ BAD_OPTIONS = [
     (
         ["--model.clip_coeff", "0.1"],
         2,
-        "Unknown setting 'clip_coeff' of PPO; close matches: clip_coef of PPO",
+        "Unknown setting 'clip_coeff' of PPO; close matches: model.clip_coef of PPO",
     ),
+    (
+        ["--gamma", "0.9"],
+        2,
+        "Unknown setting 'gamma'; close matches: model.gamma of APG and others",
+    ),
+    (["--replay", "x"], 2, "Unknown setting 'replay'; close matches: data.replay."),
     (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),
     (["--data.num_env", "3"], 2, "num_env"),
     (["--data.num_envs", "many"], 2, "data.num_envs must be a whole number, got 'many'"),
@@ -517,7 +523,7 @@ def test_a_wrong_option_ends_in_one_readable_message(options, status, message, c
             2,
             "hidden_sizes of ActorC",
         ),
-        (lambda c: c["data"].update(num_env=1), 2, "close matches: num_envs of RLDataModule"),
+        (lambda c: c["data"].update(num_env=1), 2, "close matches: data.num_envs"),
         (lambda c: c.update(trainr={}), 2, "Unknown setting 'trainr'; close matches: trainer"),
         (lambda c: c["data"].pop("env"), 1, "Missing setting: data.env, or data.offline"),
         (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: data.env.id"),
@@ -759,7 +765,7 @@ WHOLE = [
     ("--model.max_grad_norm much", "model.max_grad_norm must be a number or null, got 'much'."),
     (
         "--data.env.env_id CartPole-v1",
-        "Unknown setting 'env_id' of GymnasiumEnv; close matches: id of GymnasiumEnv. It has id, "
+        "Unknown setting 'env_id' of GymnasiumEnv; close matches: data.env.id of GymnasiumEnv. It has id, "
         "env_kwargs, vectorization, wrappers, clip_action, executed_action_key, "
         "intervened_key.",
     ),

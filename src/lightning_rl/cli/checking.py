@@ -47,8 +47,17 @@ from lightning_rl.system.plain_yaml import QuotedText, load_yaml
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
 
-FAMILIES = (Algorithm, Policy, Encoder, Memory, Optimizer, VectorEnv, Collector, Replay)
-"""Base classes whose subclasses a config names."""
+FAMILIES = {
+    Algorithm: "model",
+    Policy: "model.policy",
+    Encoder: "model.policy.encoder",
+    Memory: "model.policy.memory",
+    Optimizer: "model.optimizer",
+    VectorEnv: "data.env",
+    Collector: "data.collector",
+    Replay: "data.replay",
+}
+"""Base classes whose subclasses a config names, and where it names them."""
 
 TOPICS = (
     *("model", "model.policy", "model.policy.encoder", "model.policy.memory", "model.optimizer"),
@@ -212,10 +221,10 @@ class _Walk:
             return UsageError(f"{whole} has no effect here: {ELSEWHERE[name]}.")
         here = f"; here it is {OF_OTHERS[name]}" if name in OF_OTHERS else ""
         if owner is None:
-            here = here or closest(name, settable) or _matches(name, _configurable())
+            here = here or _matches(name, _configurable(), settable)
             listed = "; rl-cli fit --help lists the settings"
             return UsageError(f"Unknown setting '{whole}'{here or listed}.")
-        matches = here or _matches(name, [owner]) or _matches(name, _configurable())
+        matches = here or _matches(name, [(path, owner)]) or _matches(name, _configurable())
         return UsageError(
             f"Unknown setting '{name}' of {owner.__name__}{matches}. It has {', '.join(settable)}."
         )
@@ -469,25 +478,32 @@ def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
     )
 
 
-def _matches(name: str, classes: Iterable[type]) -> str:
-    owners: dict[str, list[str]] = {}
-    for cls in classes:
-        for parameter in parameters_of(cls):
-            owners.setdefault(parameter, []).append(cls.__name__)
+def _matches(name: str, classes: Iterable[tuple[str, type]], options: Iterable[str] = ()) -> str:
+    owners: dict[str, dict[str, list[str]]] = {one: {one: []} for one in options}
+    for path, cls in classes:
+        for setting in parameters_of(cls):
+            if cls is not RLTrainer or setting not in ELSEWHERE:
+                places = owners.setdefault(setting, {})
+                places.setdefault(f"{path}.{setting}", []).append(cls.__name__)
     within = [one for one in owners if name.endswith(f"_{one}") or one.endswith(f"_{name}")]
-    found = list(dict.fromkeys([*get_close_matches(name, owners, n=4), *within]))
-    for one in found:
-        if len(owners[one]) > 2:
-            owners[one][1:] = ["others"]
-    shown = ", ".join(f"{one} of {' and '.join(owners[one])}" for one in found)
-    return f"; close matches: {shown}" if shown else ""
+    close = dict.fromkeys([*get_close_matches(name, owners, n=4), *within])
+    found = [name] if name in owners else close
+    shown = [_of(*place) for one in found for place in owners[one].items()]
+    return f"; close matches: {', '.join(shown)}" if shown else ""
 
 
-def _configurable() -> Iterator[type]:
-    yield from (section.cls for section in SECTIONS.values())
-    for family in FAMILIES:
+def _of(path: str, classes: list[str]) -> str:
+    """Return the path of a setting, and which classes have it, if not all at this path."""
+    if path.count(".") < 2 and not path.startswith("model."):
+        return path
+    return f"{path} of {' and '.join(classes if len(classes) < 3 else [classes[0], 'others'])}"
+
+
+def _configurable() -> Iterator[tuple[str, type]]:
+    yield from ((path, section.cls) for path, section in SECTIONS.items())
+    for family, path in FAMILIES.items():
         found = (one for one in _subclasses(family) if one.__name__ not in PROBES)
-        yield from (one for one in found if not inspect.isabstract(one))
+        yield from ((path, one) for one in found if not inspect.isabstract(one))
 
 
 def _known(family: type) -> str:
