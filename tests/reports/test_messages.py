@@ -61,6 +61,8 @@ CART_POLE = "Box([-4.8               -inf -0.41887903        -inf], [4.8        
 TYPED = {
     "fit --confg ppo.yaml": "fit has no option --confg; close matches: config. rl-cli fit --help lists them.",
     "fit ppo.yaml": "'ppo.yaml' belongs to no option: write --config ppo.yaml.",
+    "export .": "'.' belongs to no option: write --ckpt_path ..",
+    "validate .": "'.' belongs to no option: write --ckpt_path ..",
     "fit --config": "--config needs a value.",
     "fit": NEEDS,
     f"{PPO_YAML} --trainer.precision fp16": "trainer.precision must be 32-true or bf16-mixed, got 'fp16'.",

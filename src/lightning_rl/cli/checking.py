@@ -57,7 +57,7 @@ FAMILIES = {
     Collector: "data.collector",
     Replay: "data.replay",
 }
-"""Base classes whose subclasses a config names, and where it names them."""
+"""Base classes whose subclasses a config names, and the setting that names them."""
 
 TOPICS = (
     *("model", "model.policy", "model.policy.encoder", "model.policy.memory", "model.optimizer"),

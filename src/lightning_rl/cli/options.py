@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.parsing import Refusal, UsageError
+from lightning_rl.cli.parsing import Refusal, UsageError, no_option
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import closest
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
@@ -84,6 +84,9 @@ def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
+        stray = str(refusal).partition("unrecognized arguments: ")[2]
+        if stray:
+            raise no_option(stray) from refusal
         raise UsageError(shorten_message(str(refusal))) from refusal
 
 

@@ -156,11 +156,18 @@ def normalize_options(options: Sequence[str]) -> list[str]:
             found.append(f"{flag}={option}")
             flag = ""
         else:
-            wanted = "--ckpt_path" if option.endswith(".ckpt") else "--config"
-            is_file = option.endswith((*SUFFIXES, ".ckpt"))
-            cure = f"write {wanted} {option}" if is_file else "an option is --name value"
-            raise UsageError(f"'{option}' belongs to no option: {cure}.")
+            raise no_option(option)
     return found
+
+
+def no_option(text: str) -> UsageError:
+    """Return the error about a text that belongs to no option."""
+    cure = "an option is --name value"
+    if text.endswith(SUFFIXES):
+        cure = f"write --config {text}"
+    elif text.endswith(".ckpt") or os.path.isdir(text):
+        cure = f"write --ckpt_path {text}"
+    return UsageError(f"'{text}' belongs to no option: {cure}.")
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
