@@ -3,6 +3,7 @@
 import pickle
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,8 +27,10 @@ from lightning_rl.envs.managers import (
     Reward,
 )
 from lightning_rl.envs.mujoco.model import import_mujoco
+from lightning_rl.envs.mujoco.reach import ARM
 from lightning_rl.envs.mujoco.rendering import Marker
 from lightning_rl.functional.rotations import angle_between, heading, inverse, product, rotate
+from tests.commands import rl_cli
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.references import angle_of, matrix_of
 
@@ -219,6 +222,7 @@ WRONG = {
         "'arm' is Position, with a position target, but the actuator 'motor' takes a force",
     ),
     "a taken entry": ({"entries": {"ctrl": [0.0]}}, "'ctrl' is an entry already"),
+    "no such function": ({"model": "json.lods"}, "has no function or class 'lods'; close matches"),
     "a GPU": ({"backend": "c", "device": "cuda"}, "set backend: warp"),
     "a part too few": ({"substeps": 0}, "substeps must be at least 1"),
     "an observed joint": (
@@ -261,6 +265,31 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(tmp_path):
     assert {"geom_friction", "body_mass", "qpos", "time", "sensordata"} <= names.keys()
     train(tmp_path / "parts", **RUN, ckpt_path=last(tmp_path / "parts"))
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+TINY = (
+    *("--config", "ppo_reach.yaml", "--data.num_envs", "2", "--data.buffer_size", "8"),
+    *("--model.batch_size", "16", "--data.total_env_steps", "16", "--trainer.run_dir", "run"),
+    *("--data.num_eval_episodes", "1", "--data.env.max_episode_steps", "5"),
+)
+
+
+@pytest.mark.parametrize("model", ["arm.xml", "mine.arm"])
+def test_a_run_of_a_model_of_ones_own_is_evaluated_and_only_a_function_needs_trust(
+    model, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("arm.xml").write_text(ARM.read_text())
+    Path("mine.py").write_text("import mujoco\narm = lambda: mujoco.MjSpec.from_file('arm.xml')\n")
+    made = rl_cli("fit", *TINY, "--data.env.model", model)
+    assert made.returncode == 0, made.stderr
+    asked = rl_cli("validate", "--ckpt_path", "run")
+    if model == "arm.xml":
+        assert "reads these files as data: arm.xml" in asked.stderr
+    else:
+        assert "'mine.arm' as data.env.init_args.model, which looks like" in asked.stderr
+        asked = rl_cli("validate", "--ckpt_path", "run", "--trust_code", "true")
+    assert asked.returncode == 0, asked.stderr
 
 
 def test_collected_in_the_background_without_lag_it_is_as_in_the_foreground(tmp_path):

@@ -132,6 +132,9 @@ NAMES = [
     ("data.env.class_path", "lightning_rl.envs.gymnasium.adapter.GymnasiumEnv"),
     # The parser reads texts again: quotes, and mappings in them.
     (f"{ENV}.wrappers", ["'os.system'"]),
+    (f"{ENV}.model", "os.system"),
+    (f"{ENV}.model", "'os.system'"),
+    (f"{ENV}.model", GADGET),
     (f"{ENV}.names", "'os.system'"),
     (f"{ENV}.names", '"os.\\x73ystem"'),
     (f"{ENV}.names", "[os.system]"),
@@ -193,6 +196,7 @@ def test_what_the_package_and_the_libraries_offer_is_allowed():
     wrappers = [{"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"max_reward": 1}}]
     set_at(f"{ENV}.wrappers", wrappers)(config)
     set_at(f"{ENV}.env_kwargs", {"xml_file": "hopper.xml", "render_mode": "rgb_array"})(config)
+    set_at(f"{ENV}.model", "my_arm.xml")(config)
     set_at("trainer.run_dir", "/somewhere/else")(config)
     checked = yaml.safe_load(checked_config(yaml.safe_dump(config), Path("policy.ckpt")).config)
     # Where a run writes is not for a file to say.

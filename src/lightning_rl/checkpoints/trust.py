@@ -21,6 +21,7 @@ from lightning_rl.checkpoints.registry import (
 )
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import MODEL_FILES
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 
 CURE = "Add --trust_code true if you trust its source, or give your own --config."
@@ -222,13 +223,14 @@ class Inspection:
     def _text(self, path: str, key: str, text: str) -> None:
         if key == "term" and text.isidentifier():
             return  # the name of a term of this package: nothing is imported
+        is_file = key in PATH_KEYS or (key == "env_model" and text.lower().endswith(MODEL_FILES))
         if key in CLASSES:
             self._class(path, key, text)
         elif re.fullmatch(r"\$\{\w+\}", text):
             self._refuse_grant(path, text)
-        elif key not in (*PATH_KEYS, "exp_name") and IMPORT_PATH.fullmatch(text):
+        elif not is_file and key != "exp_name" and IMPORT_PATH.fullmatch(text):
             self.refuse(path, text, "looks like the path of a Python object")
-        elif key in PATH_KEYS or (os.sep in text and os.path.exists(text)):
+        elif is_file or (os.sep in text and os.path.exists(text)):
             self.reads[path] = text
         # The command line parses texts again as YAML, so check quoted texts and mappings in them.
         again: Any = text
@@ -250,5 +252,7 @@ class Inspection:
 def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
     if key in CLASSES and name in ("init_args", "dict_kwargs"):
         return str(value.get("class_path"))
+    if name == "model":  # the algorithm stands at the top
+        return "env_model"
     # `encoders` maps keys of the observation to encoders, `actions` names to action terms.
     return {"encoders": "encoder", "actions": "action"}.get(key, name)

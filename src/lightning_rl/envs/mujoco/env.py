@@ -1,6 +1,6 @@
 """Make any MuJoCo model a batched task, by terms alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -114,8 +114,8 @@ class MujocoEnv(ManagedEnv):
 
     Args:
         num_envs: N.
-        model: path of an MJCF or URDF file; in Python also an `MjSpec`, or the import path of a
-            function that returns an `MjSpec`.
+        model: path of an MJCF or URDF file, or the import path of a function that returns an
+            `MjSpec`; in Python also the function or the `MjSpec`.
         substeps: simulation steps per env step.
         actions: action terms by name, each for its drives, named as the model's actuators. A
             `Position` is relative to the control of the keyframe. Default: the action is `ctrl`.
@@ -149,7 +149,7 @@ class MujocoEnv(ManagedEnv):
     def __init__(
         self,
         num_envs: int,
-        model: Callable[[], Any] | str,
+        model: Any,
         substeps: int = 5,
         actions: dict[str, ActionTerm] | None = None,
         keyframe: str | None = None,

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_rl.envs.managers.term import function_of
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
+from lightning_rl.system.files import MODEL_FILES
 from lightning_rl.system.machine import offscreen_renderer
 
 STATE = ("time", "qpos", "qvel", "act")
@@ -53,12 +55,17 @@ def import_mujoco() -> Any:
 
 
 def read_spec(model: Any) -> Any:
-    """Return a copy of the `mujoco.MjSpec` of a model: a path, an `MjSpec`, or a function.
+    """Return a copy of the `mujoco.MjSpec` of a model.
+
+    Args:
+        model: a path, an `MjSpec`, or a function that returns one, or its import path.
 
     Raises:
-        ConfigurationError: there is no such file, or MuJoCo cannot read it.
+        ConfigurationError: there is no such file or function, or MuJoCo cannot read the file.
     """
     mujoco = import_mujoco()
+    if isinstance(model, str) and "." in model and not model.lower().endswith(MODEL_FILES):
+        model = function_of(model, "model")
     if callable(model):
         model = model()
     if isinstance(model, mujoco.MjSpec):

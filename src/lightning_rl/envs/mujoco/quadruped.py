@@ -1,7 +1,7 @@
 """Walk on four legs with commanded velocities, over random friction, loads and pushes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -294,7 +294,7 @@ class Quadruped(MujocoEnv):
     def __init__(
         self,
         num_envs: int,
-        model: Callable[[], Any] | str | None = None,
+        model: Any = None,
         action_scale: float = 0.5,
         max_episode_steps: int = 200,
         **kwargs: Any,

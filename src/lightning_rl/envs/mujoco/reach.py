@@ -1,6 +1,6 @@
 """Reach poses with the tool of an arm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -123,7 +123,7 @@ class Reach(MujocoEnv):
 
     Args:
         num_envs: N.
-        model: path or function; see `MujocoEnv`.
+        model: path or function; see `MujocoEnv`. Default: `ARM`.
         action_scale: rad per unit of action.
         max_episode_steps: time limit; a step lasts 0.05 s.
         camera: see `MujocoEnv`.
@@ -161,7 +161,7 @@ class Reach(MujocoEnv):
     def __init__(
         self,
         num_envs: int,
-        model: Callable[[], Any] | str = str(ARM),
+        model: Any = None,
         action_scale: float = 0.2,
         max_episode_steps: int = 100,
         camera: str | None = "front",
@@ -169,7 +169,7 @@ class Reach(MujocoEnv):
     ) -> None:
         super().__init__(
             num_envs,
-            model,
+            model or str(ARM),  # no default: checkpoints would name a path of this machine
             actions={"arm": DeltaPosition(action_scale, clip=1.0)},
             entries={"goal": [0.4, 0.0, 0.4, 1.0, 0.0, 0.0, 0.0]},
             max_episode_steps=max_episode_steps,
