@@ -67,7 +67,7 @@ off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
 demonstrations)
   python scripts/record_demonstrations.py demonstrations/push_cube_sparse --task PushCube --sparse --episodes 20
   row demonstrations $SUCCESS rlpd_push_cube.yaml 50 "1 2 3" --env "PushCube, sparse reward"
-  row demonstrations $SUCCESS sac_residual_push_cube.yaml 1000 "1 2 3" --env "PushCube, from a clone" \
+  row demonstrations $SUCCESS sac_residual_push_cube.yaml 1000 "11 12 13" --env "PushCube, from a clone" \
     --warm_start push_cube_bc.yaml --warm_as model.policy.checkpoint
   python scripts/offline_push_cube.py outputs/offline --seeds 11 12 13
   ;;
