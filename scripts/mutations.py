@@ -402,6 +402,13 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoints/trust.py",
+        "the file of a robot's model is taken for an algorithm",
+        '        return "env_model"\n',
+        '        return "model"\n',
+        "faults/test_trust.py",
+    ),
+    Mutation(
+        "checkpoints/trust.py",
         "a checkpoint says which cluster to join",
         '    return place.pop("address", None)',
         '    return place.get("address", None)',
