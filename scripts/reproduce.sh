@@ -58,6 +58,8 @@ off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
   python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 3 --total_env_steps 1_000_000
   python scripts/sac_curves.py --configs sac_best.yaml --ids Walker2d-v5 --seeds 4 5
   python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --label bf16 --trainer.precision bf16-mixed
+  python scripts/sac_curves.py --configs sac_best.yaml --ids Humanoid-v5 --seeds 1 --total_env_steps 500_000 \
+    --label bf16 --trainer.precision bf16-mixed
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000 --data.collector AsyncCollector --model.compile true
   row off_policy $RETURN dqn_cart_pole.yaml 20 "1 2 3"
