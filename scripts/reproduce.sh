@@ -39,8 +39,8 @@ gradients)
   ;;
 tuned)
   tuned() { row mujoco $RETURN "tuned/ppo_$1.yaml" 50 "$2"; }
-  for task in half_cheetah swimmer; do tuned $task "61 62 63 64 65 66 67 68 69 70"; done
-  for task in hopper walker2d ant humanoid lunar_lander bipedal_walker; do tuned $task "11 12 13 14 15"; done
+  for task in half_cheetah swimmer bipedal_walker; do tuned $task "61 62 63 64 65 66 67 68 69 70"; done
+  for task in hopper walker2d ant humanoid lunar_lander; do tuned $task "11 12 13 14 15"; done
   tuned inverted_double_pendulum "41 42 43 44 45"
   ;;
 mujoco)
