@@ -222,6 +222,7 @@ WRONG = {
         "'arm' is Position, with a position target, but the actuator 'motor' takes a force",
     ),
     "a taken entry": ({"entries": {"ctrl": [0.0]}}, "'ctrl' is an entry already"),
+    "no such path": ({"model": "../arm"}, "model: there is no file ../arm"),
     "no such function": ({"model": "json.lods"}, "has no function or class 'lods'; close matches"),
     "a GPU": ({"backend": "c", "device": "cuda"}, "set backend: warp"),
     "a part too few": ({"substeps": 0}, "substeps must be at least 1"),

@@ -64,7 +64,8 @@ def read_spec(model: Any) -> Any:
         ConfigurationError: there is no such file or function, or MuJoCo cannot read the file.
     """
     mujoco = import_mujoco()
-    if isinstance(model, str) and "." in model and not model.lower().endswith(MODEL_FILES):
+    is_file = str(model).lower().endswith(MODEL_FILES) or os.sep in str(model)
+    if isinstance(model, str) and "." in model and not is_file:
         model = function_of(model, "model")
     if callable(model):
         model = model()
