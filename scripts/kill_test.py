@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -158,6 +159,7 @@ class Trials:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         if finished(process) != -signal.SIGKILL:
+            shutil.rmtree(run_dir)
             return  # it had ended before the kill: no trial
         self.kills += 1
         self.during_save += bool(list(run_dir.rglob(".tmp-*")))
@@ -171,8 +173,7 @@ class Trials:
         resumed = finished(forked(self.algorithm, run_dir, self.iterations, last(run_dir)))
         self.different += resumed != 0 or not same(ended(run_dir), self.whole)
         self.leftovers += bool(list(run_dir.rglob(".tmp-*")))
-        for path in sorted(run_dir.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
+        shutil.rmtree(run_dir)
 
     def report(self) -> str:
         reached = sorted(self.iterations_at_kill)

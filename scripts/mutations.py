@@ -1542,6 +1542,20 @@ MUTATIONS = (
     ),
     Mutation(
         "cli/app.py",
+        "a directory that is typed does not hold the resumed run",
+        "        if typed is not None and expanded(typed).resolve() != own.resolve():",
+        "        if False:",
+        "cli/test_commands.py",
+    ),
+    Mutation(
+        "system/runs.py",
+        "a run replaces the checkpoints of another",
+        "        goes_on or not there,",
+        "        True,",
+        "cli/test_commands.py",
+    ),
+    Mutation(
+        "cli/app.py",
         "an error ends with exit code 0",
         "sys.exit(2 if isinstance(cause, UsageError) else 1)",
         "sys.exit(2 if isinstance(cause, UsageError) else 0)",

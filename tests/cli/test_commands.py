@@ -26,6 +26,7 @@ from lightning_rl import (
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.datasets.demonstrations import expert_episodes
+from lightning_rl.system.errors import ConfigurationError
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
 from tests.helpers import assert_same_run, last, load, scalars, train
@@ -257,6 +258,60 @@ def test_a_resumed_run_goes_on_in_its_directory():
     run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(STEPS + 64)])
     assert [path.name for path in Path("outputs").iterdir()] == [run_dir.name]
     assert load(last(run_dir))["global_step"] == 7
+
+
+ELSEWHERE = [
+    (("--trainer.run_dir", "b"), "b"),
+    (("--trainer.run_dir", "b", "--trust_code", "true"), "b"),
+    (("--output_dir", "c"), "c/ppo_*"),
+    (("--exp_name", "d", "--trust_code", "true"), "outputs/d_*"),
+]
+
+
+def fit_in(directory):
+    options = ["--data.total_env_steps", "64", "--trainer.run_dir", directory]
+    run(["fit", "--config", "ppo.yaml", *SMALL, *options])
+    return Path(directory)
+
+
+@pytest.mark.parametrize(("options", "expected"), ELSEWHERE)
+def test_a_directory_that_is_named_holds_the_resumed_run(options, expected):
+    run_dir = fit_in("a")
+    before = {name: (run_dir / name).read_bytes() for name in ("config.yaml", "run.json")}
+    run(["fit", "--ckpt_path", "a", "--data.total_env_steps", "128", *options])
+    (there,) = Path().glob(expected)
+    assert load(last(there))["global_step"] == 2
+    assert load(last(run_dir))["global_step"] == 1
+    assert before == {name: (run_dir / name).read_bytes() for name in before}
+
+
+@pytest.mark.parametrize("option", ["--trainer.run_dir=./outputs/../a", "--output_dir=."])
+def test_a_resumed_run_goes_on_where_its_directory_is_named(option):
+    run_dir = fit_in("a")
+    run(["fit", "--ckpt_path", "a", "--data.total_env_steps", "128", option])
+    assert load(last(run_dir))["global_step"] == 2
+    assert [path.name for path in Path().iterdir() if path.is_dir()] == ["a"]
+
+
+def test_an_evaluation_is_written_where_the_user_says(short_run):
+    run(["validate", "--ckpt_path", str(short_run), "--trainer.run_dir", "b"])
+    assert Path("b/evaluation.json").is_file()
+    assert not (short_run / "evaluation.json").exists()
+
+
+def test_a_run_does_not_replace_another(short_run, capsys):
+    before = last(short_run).read_bytes()
+    options = ["--config", "ppo.yaml", *SMALL, "--trainer.run_dir", str(short_run)]
+    error = error_of(capsys, "fit", *options, status=1)
+    assert f"trainer.run_dir {short_run} holds a run, with best.ckpt, last.ckpt" in error
+    other = shutil.copytree(short_run, "other")
+    options = ["--ckpt_path", str(other), "--trainer.run_dir", str(short_run)]
+    assert "holds a run" in error_of(capsys, "fit", *options, status=1)
+    data = RLDataModule("CartPole-v1", total_env_steps=64)
+    module = PPO(ActorCritic(data.observation_space, data.action_space))
+    with pytest.raises(ConfigurationError, match="holds a run"):
+        RLTrainer(run_dir=str(short_run), accelerator="cpu").fit(module, data)
+    assert last(short_run).read_bytes() == before
 
 
 def test_short_forms_and_config_files_combine(tmp_path):

@@ -19,7 +19,7 @@ from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
 from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.cli.arguments import complete, is_trusted
+from lightning_rl.cli.arguments import complete, is_trusted, value_of
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.collect import collect
@@ -190,20 +190,26 @@ class RLCLI(CommandLineAlone, LightningCLI):
             sys.exit(0)
         seed = self.config[self.config.subcommand].seed_everything
         check_range("seed_everything", seed, least=0, most=MOST_SEED)
-        self._find_checkpoint()
+        self._find_checkpoint(args)
 
     def settings(self) -> dict[str, Any]:
         text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
         return cast(dict[str, Any], load_yaml(text)[self.config.subcommand])
 
-    def _find_checkpoint(self) -> None:
+    def _find_checkpoint(self, args: Sequence[str]) -> None:
         config = self.config[self.config.subcommand]
-        if config.ckpt_path:
-            config.ckpt_path = str(
-                find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name)
-            )
-            if self.config.subcommand == "fit" and ranks.is_first_process():
-                refuse_live_run(_continued_run(config))  # before envs are made
+        self._run_dir = config.trainer.run_dir
+        if not config.ckpt_path:
+            return
+        path = find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name)
+        config.ckpt_path = str(path)
+        if self.config.subcommand != "fit":
+            if value_of("--trainer.run_dir", args) is None:
+                self._run_dir = run_dir_of(path) or path.absolute().parent
+        elif continued := _continued_run(config, args):
+            self._run_dir = continued
+            if ranks.is_first_process():
+                refuse_live_run(continued)  # before envs are made
 
     def instantiate_classes(self) -> None:
         try:
@@ -224,13 +230,10 @@ class RLCLI(CommandLineAlone, LightningCLI):
             alone = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
             kwargs |= {"logger": False, "run_dir": self._scratch.name, **alone}
             return super().instantiate_trainer(**kwargs)
-        if self.subcommand == "fit":
-            run_dir = _continued_run(config) if config.ckpt_path else None
-        else:
+        if self.subcommand != "fit":
             kwargs["logger"] = False
-            run_dir = run_dir_of(config.ckpt_path) or Path(config.ckpt_path).absolute().parent
-        if run_dir := run_dir or config.trainer.run_dir:
-            kwargs["run_dir"] = str(self._began_in / expanded(run_dir))
+        if self._run_dir:
+            kwargs["run_dir"] = str(self._began_in / expanded(self._run_dir))
         kwargs["output_dir"] = str(self._began_in / expanded(config.output_dir))
         return super().instantiate_trainer(**kwargs)
 
@@ -408,10 +411,15 @@ NAMES_THE_RUN = (
 )
 
 
-def _continued_run(config: Namespace) -> Path | None:
+def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
+    """Return the checkpoint's run directory, unless an option that was typed names another."""
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None
+    for flag, own in {"--trainer.run_dir": run_dir, "--output_dir": run_dir.parent}.items():
+        typed = value_of(flag, args)
+        if typed is not None and expanded(typed).resolve() != own.resolve():
+            return None
     path = run_dir / "config.yaml"
     try:
         saved = read_yaml(read_text(path, run_dir), str(path), "")

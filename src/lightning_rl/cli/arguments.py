@@ -112,6 +112,8 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     text = str(content[CONFIG_KEY])
     settings = settings_of(text, path)
     _refuse_lacking(path, missing_settings(settings), subcommand, options)
+    if isinstance(trainer := settings.get("trainer"), dict):
+        trainer.pop("run_dir", None)  # where the checkpoint lies now counts
     config = dump_yaml(written(settings))
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])
     if not trusted:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import expanded, lock_file
+from lightning_rl.system.files import expanded, lock_file, shown
 from lightning_rl.system.process import before_forced_exit
 
 CHECKPOINTS = "checkpoints"
@@ -141,6 +141,18 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
             "--exp_name or the path of a checkpoint."
         )
     return max(found, key=lambda p: p.stat().st_mtime)
+
+
+def refuse_overwriting(run_dir: Path, resumed: str | Path | None) -> None:
+    """Refuse a new run in a directory that has checkpoints of another run."""
+    own = run_dir / CHECKPOINTS
+    there = sorted(path.name for path in own.glob("*.ckpt"))
+    goes_on = resumed is not None and Path(resumed).resolve().parent == own.resolve()
+    require(
+        goes_on or not there,
+        f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(there[:3])}. Resume it "
+        f"(ckpt_path {shown(run_dir)}), or name another directory.",
+    )
 
 
 def refuse_live_run(run_dir: Path | None) -> None:

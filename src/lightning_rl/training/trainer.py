@@ -38,6 +38,7 @@ from lightning_rl.system.runs import (
     find_checkpoint,
     locked_run,
     new_run_dir,
+    refuse_overwriting,
     remove_refused,
     removed_if_refused,
 )
@@ -300,12 +301,14 @@ class RLTrainer(Trainer, Constructed):
         """Train, with exclusive use of the run directory; resume from `ckpt_path`.
 
         Raises:
-            ConfigurationError: if another process uses the run directory, or if settings contradict
-                each other; a new run then leaves no directory.
+            ConfigurationError: if another process uses the run directory, if it holds another run,
+                or if settings contradict each other; a new run then leaves no directory.
             WriteError: if the disk is full or the run directory was deleted; the message names the
                 checkpoint to resume from.
         """
         check_not_on_meta(self, model)
+        if self.is_global_zero and self.global_step == 0:
+            refuse_overwriting(self.run_dir, ckpt_path)
         # Lock the directory first, because Lightning opens the loggers before any callback.
         alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, before_forced_exit(self._report_error):
