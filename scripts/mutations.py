@@ -1548,6 +1548,13 @@ MUTATIONS = (
         "cli/test_commands.py",
     ),
     Mutation(
+        "algorithms/base.py",
+        "a resumed optimizer keeps the settings of the checkpoint",
+        "            optimizer.register_load_state_dict_pre_hook(with_own_settings)",
+        "            pass",
+        "reports/test_forged_states.py",
+    ),
+    Mutation(
         "system/runs.py",
         "a run replaces the checkpoints of another",
         "        goes_on or not there,",

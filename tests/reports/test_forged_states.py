@@ -1,6 +1,7 @@
 """Checkpoints of others whose states are of other types or sizes than a run would have saved."""
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -49,6 +50,13 @@ def trained(tmp_path_factory):
     return load(last(run_dir))
 
 
+OTHER_OPTIMIZERS = [
+    (torch.optim.SGD, "another optimizer than SGD: no dampening, no momentum, amsgrad too many"),
+    (torch.optim.Adamax, "another optimizer than Adamax: amsgrad too many"),
+]
+
+LONGER = {"total_env_steps": 96}
+
 PARTS = {
     "optimizer": ("optimizer_states", 0, "param_groups", 0, "lr"),
     "shape": ("optimizer_states", 0, "state", 0, "exp_avg"),
@@ -65,7 +73,7 @@ def test_a_state_of_another_type_ends_in_one_message(name, trained, tmp_path):
     value = torch.zeros(7) if name == "shape" else ["a"]
     torch.save(forged(trained, PARTS[name], value), tmp_path / "a.ckpt")
     with pytest.raises(ConfigurationError, match=r"cannot be restored|belongs to|holds"):
-        train(tmp_path / "run", data={"total_env_steps": 96}, ckpt_path=tmp_path / "a.ckpt")
+        train(tmp_path / "run", data=LONGER, ckpt_path=tmp_path / "a.ckpt")
 
 
 def test_the_state_of_an_optimizer_is_taken_or_refused():
@@ -84,6 +92,32 @@ def test_the_state_of_an_optimizer_is_taken_or_refused():
             except ConfigurationError:
                 refused += 1
     assert refused > 40
+
+
+def settings_of(optimizer):
+    return {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+
+
+def test_a_resumed_run_has_the_optimizer_settings_of_its_own(tmp_path):
+    first = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.0, betas=(0.8, 0.9))}
+    second = {"optimizer": partial(torch.optim.AdamW, weight_decay=0.5, lr=0.0)}
+    train(tmp_path, data={"total_env_steps": 64}, model=first)
+    before = load(last(tmp_path))["optimizer_states"][0]
+    module, _, _ = train(tmp_path, data=LONGER, model=second, ckpt_path=last(tmp_path))
+    settings = settings_of(module.updates[""].optimizer)
+    assert settings["weight_decay"] == 0.5
+    assert settings["betas"] == (0.9, 0.999)
+    assert settings["lr"] > 0  # of the schedule
+    steps = module.updates[""].optimizer.state[module.updates[""].parameters[0]]["step"]
+    assert steps > before["state"][0]["step"]  # the moments were restored
+
+
+@pytest.mark.parametrize(("optimizer", "message"), OTHER_OPTIMIZERS)
+def test_the_state_of_another_optimizer_is_refused(optimizer, message, trained, tmp_path):
+    torch.save(trained, tmp_path / "a.ckpt")
+    other = {"optimizer": optimizer}
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path / "run", data=LONGER, model=other, ckpt_path=tmp_path / "a.ckpt")
 
 
 def replay(space):

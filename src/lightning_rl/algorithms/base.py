@@ -25,6 +25,7 @@ from lightning_rl.algorithms.checks import (
     check_trainer,
     check_whole_minibatches,
     warn_of_unreached,
+    with_own_settings,
 )
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.buffers import Replay
@@ -379,6 +380,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         made = [one.make_optimizer(one.groups) for one in self.objectives.values()]
         for optimizer in made:
             optimizer.register_load_state_dict_pre_hook(check_optimizer_state)
+            optimizer.register_load_state_dict_pre_hook(with_own_settings)
         return made
 
     def setup(self, stage: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from inspect import signature
 from typing import Any, cast
 
 import gymnasium
@@ -473,6 +474,7 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     with restoring("optimizer state"):
         saved = state["param_groups"]
         for own, group in zip(optimizer.param_groups, saved, strict=True):
+            _check_same_optimizer(optimizer, own, group)
             for name, value in own.items():
                 if _is_number(value) and not _is_number(group.get(name, value)):
                     raise ValueError(f"{name} is {group[name]!r}, but must be a number")
@@ -489,6 +491,29 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
                     )
             if not _is_number(entries.get("step", 0)):
                 raise ValueError(f"step is {entries['step']!r}, but must be a number")
+
+
+def _check_same_optimizer(optimizer: Optimizer, own: dict[str, Any], saved: dict[str, Any]) -> None:
+    # Another version of torch may have new flags, but a number belongs to the method.
+    numbers = {name for name, value in own.items() if _is_number(value)}
+    differing = [f"no {name}" for name in sorted(numbers - saved.keys() - {"lr_scale"})]
+    differing += [f"{name} too many" for name in sorted(saved.keys() - own.keys() - {"lr_scale"})]
+    require(
+        not differing,
+        f"The checkpoint holds the state of another optimizer than {type(optimizer).__name__}: "
+        f"{_some(differing)}. Resume with the optimizer of the checkpoint, or start a new run from "
+        "its weights (--trainer.init_from).",
+    )
+
+
+def with_own_settings(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved state with the settings of this run (`weight_decay`), except the rate."""
+    settings = {*signature(type(optimizer)).parameters, "lr_scale"} - {"params", "lr"}
+    groups = [
+        saved | {name: value for name, value in own.items() if name in settings}
+        for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ]
+    return state | {"param_groups": groups}
 
 
 def _is_number(value: Any) -> bool:
