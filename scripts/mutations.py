@@ -1548,6 +1548,13 @@ MUTATIONS = (
         "cli/test_commands.py",
     ),
     Mutation(
+        "cli/app.py",
+        "a run from an earlier checkpoint replaces the later ones",
+        "    return here < end",
+        "    return False",
+        "cli/test_commands.py",
+    ),
+    Mutation(
         "algorithms/base.py",
         "a resumed optimizer keeps the settings of the checkpoint",
         "            optimizer.register_load_state_dict_pre_hook(with_own_settings)",

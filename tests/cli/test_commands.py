@@ -29,7 +29,7 @@ from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
-from tests.helpers import assert_same_run, last, load, scalars, train
+from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -283,6 +283,28 @@ def test_a_directory_that_is_named_holds_the_resumed_run(options, expected):
     assert load(last(there))["global_step"] == 2
     assert load(last(run_dir))["global_step"] == 1
     assert before == {name: (run_dir / name).read_bytes() for name in before}
+
+
+def test_a_run_from_an_earlier_checkpoint_keeps_the_later_ones(capsys):
+    run_dir = fit("--trainer.checkpoint_every_n_iterations", "1")
+    early = str(run_dir / "checkpoints" / "iteration_000004.ckpt")
+    before = {path.name: path.read_bytes() for path in run_dir.glob("checkpoints/*.ckpt")}
+    run(["fit", "--ckpt_path", early])
+    (there,) = (path for path in Path("outputs").iterdir() if path != run_dir)
+    assert f"{last(run_dir)} is 128 env steps further: the run gets a" in capsys.readouterr().out
+    assert before == {path.name: path.read_bytes() for path in run_dir.glob("checkpoints/*.ckpt")}
+    assert_same(*(load(last(path))["optimizer_states"] for path in (run_dir, there)))
+    run(["fit", "--ckpt_path", early, "--trainer.run_dir", str(run_dir)])  # goes back, as asked
+    assert len(list(Path("outputs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut"])
+def test_a_run_without_a_whole_last_checkpoint_goes_on_from_another(damage):
+    run_dir = fit("--trainer.checkpoint_every_n_iterations", "1")
+    last(run_dir).unlink() if damage == "removed" else last(run_dir).write_bytes(b"PK")
+    run(["fit", "--ckpt_path", str(run_dir / "checkpoints" / "iteration_000005.ckpt")])
+    assert [path.name for path in Path("outputs").iterdir()] == [run_dir.name]
+    assert load(last(run_dir))["global_step"] == 6
 
 
 @pytest.mark.parametrize("option", ["--trainer.run_dir=./outputs/../a", "--output_dir=."])

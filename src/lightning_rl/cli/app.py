@@ -17,7 +17,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
-from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
+from lightning_rl.checkpoints.format import (
+    CONFIG_KEY,
+    SECTIONS,
+    STATE_KEY,
+    read_checkpoint,
+    restoring,
+)
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import complete, is_trusted, value_of
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
@@ -50,7 +56,7 @@ from lightning_rl.system.files import check_writable, expanded, read_text, shown
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
-from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
+from lightning_rl.system.runs import CHECKPOINTS, find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.training.callbacks import SettingsWriter
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer, quieten_framework
@@ -411,6 +417,21 @@ NAMES_THE_RUN = (
 )
 
 
+def _is_earlier(checkpoint: str, run_dir: Path) -> bool:
+    """Return whether the run has later results, which a run from this checkpoint would replace."""
+    last = run_dir / CHECKPOINTS / "last.ckpt"
+    try:
+        with restoring("counter"):
+            saved = [read_checkpoint(path, whole=False) for path in (checkpoint, last)]
+            here, end = (int(one[STATE_KEY]["env_steps"]) for one in saved)
+    except ConfigurationError:  # a damaged file; `fit` reports it, if it is the resumed one
+        return False
+    if here < end and ranks.is_first_process():
+        later = f"{shown(last)} is {end - here:,} env steps further"
+        print(f"{later}: the run gets a directory of its own.", flush=True)
+    return here < end
+
+
 def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
     """Return the checkpoint's run directory, unless an option that was typed names another."""
     run_dir = run_dir_of(config.ckpt_path)
@@ -420,6 +441,8 @@ def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
         typed = value_of(flag, args)
         if typed is not None and expanded(typed).resolve() != own.resolve():
             return None
+    if value_of("--trainer.run_dir", args) is None and _is_earlier(config.ckpt_path, run_dir):
+        return None
     path = run_dir / "config.yaml"
     try:
         saved = read_yaml(read_text(path, run_dir), str(path), "")
