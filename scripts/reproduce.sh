@@ -40,7 +40,8 @@ gradients)
 tuned)
   tuned() { row mujoco $RETURN "tuned/ppo_$1.yaml" 50 "$2"; }
   for task in half_cheetah swimmer bipedal_walker; do tuned $task "61 62 63 64 65 66 67 68 69 70"; done
-  for task in hopper walker2d ant humanoid lunar_lander; do tuned $task "11 12 13 14 15"; done
+  for task in hopper walker2d ant lunar_lander; do tuned $task "11 12 13 14 15"; done
+  tuned humanoid "81 82 83 84 85 86 87 88 89 90"
   tuned inverted_double_pendulum "41 42 43 44 45"
   ;;
 mujoco)
@@ -55,10 +56,11 @@ reference) # pip install stable-baselines3
   ;;
 off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
   python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 "${@:2}"
+  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 --seeds 1 --total_env_steps 500_000
   python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 3 --total_env_steps 1_000_000
   python scripts/sac_curves.py --configs sac_best.yaml --ids Walker2d-v5 --seeds 4 5
   python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --label bf16 --trainer.precision bf16-mixed
-  python scripts/sac_curves.py --configs sac_best.yaml --ids Humanoid-v5 --seeds 1 --total_env_steps 500_000 \
+  python scripts/sac_curves.py --configs sac_best.yaml --ids Humanoid-v5 --seeds 1 2 3 --total_env_steps 500_000 \
     --label bf16 --trainer.precision bf16-mixed
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000 --data.collector AsyncCollector --model.compile true

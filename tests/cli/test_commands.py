@@ -581,6 +581,7 @@ BAD_OPTIONS = [
     (["--trainer.gradient_clip_val", "1"], 1, "set model.max_grad_norm"),
     (["--trainer.num_threads", "0"], 1, "num_threads must be at least 1"),
     (["--trainer.precision", "bf16-true"], 1, "Use 32-true or bf16-mixed"),
+    (["--config", "."], 2, "--config . is a directory: name a file in it, or write --ckpt_path ."),
     (["--ckpt_path", "nowhere.ckpt"], 1, "No checkpoint at nowhere.ckpt"),
     (["--ckpt_path", "last"], 1, "No run of 'ppo' with a checkpoint last.ckpt in 'outputs'"),
 ]

@@ -15,6 +15,11 @@ def find_config(name: str) -> Path:
     shipped = shipped_configs() | shipped_parts()
     if name in shipped:
         return shipped[name]
+    if path.is_dir():
+        raise UsageError(
+            f"--config {name} is a directory: name a file in it, or write --ckpt_path {name} if it "
+            "is a run."
+        )
     raise UsageError(
         f"No config '{name}': there is no such file, and the shipped ones are "
         f"{', '.join(shipped)}{closest(name, shipped)}."
