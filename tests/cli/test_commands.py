@@ -336,6 +336,13 @@ def test_a_run_does_not_replace_another(short_run, capsys):
     assert last(short_run).read_bytes() == before
 
 
+def test_a_python_run_resumes_by_the_aliases_of_lightning(tmp_path):
+    train(tmp_path, data={"total_env_steps": 64})
+    module, _, _ = train(tmp_path, data={"total_env_steps": 128}, ckpt_path="last")
+    assert module.env_steps == 128
+    assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 128
+
+
 def test_short_forms_and_config_files_combine(tmp_path):
     Path("mine.yaml").write_text("data:\n  num_eval_episodes: 1\n")
     run_dir = fit(

@@ -18,6 +18,9 @@ CHECKPOINTS = "checkpoints"
 ALIASES = ("last", "best")
 """Values of `--ckpt_path` that are not paths."""
 
+LIGHTNINGS_ALIASES = ("last", "best", "hpc")
+"""Values of `ckpt_path` in Python with which Lightning searches the run directory."""
+
 LOCK = ".lock"
 """Lock file of the process that trains in a run directory."""
 
@@ -147,11 +150,13 @@ def refuse_overwriting(run_dir: Path, resumed: str | Path | None) -> None:
     """Refuse a new run in a directory that has checkpoints of another run."""
     own = run_dir / CHECKPOINTS
     there = sorted(path.name for path in own.glob("*.ckpt"))
-    goes_on = resumed is not None and Path(resumed).resolve().parent == own.resolve()
+    goes_on = resumed in LIGHTNINGS_ALIASES or (
+        resumed is not None and Path(resumed).resolve().parent == own.resolve()
+    )
     require(
         goes_on or not there,
         f"trainer.run_dir {shown(run_dir)} holds a run, with {', '.join(there[:3])}. Resume it "
-        f"(ckpt_path {shown(run_dir)}), or name another directory.",
+        f"(ckpt_path: {shown(own / 'last.ckpt')}), or name another directory.",
     )
 
 
