@@ -56,8 +56,7 @@ reference) # pip install stable-baselines3
   ;;
 off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
   python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 "${@:2}"
-  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 --seeds 1 --total_env_steps 500_000
-  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 3 --total_env_steps 1_000_000
+  python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 --total_env_steps 500_000
   python scripts/sac_curves.py --configs sac_best.yaml --ids Walker2d-v5 --seeds 4 5
   python scripts/sac_curves.py --configs sac_best.yaml --ids HalfCheetah-v5 --label bf16 --trainer.precision bf16-mixed
   python scripts/sac_curves.py --configs sac_best.yaml --ids Humanoid-v5 --seeds 1 2 3 --total_env_steps 500_000 \
