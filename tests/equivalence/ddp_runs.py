@@ -739,6 +739,7 @@ def main(directory):
     bf16 = {"precision": "bf16-mixed"}
     run("bf16", trainer=bf16, **PENDULUM)
     run("bf16 off-policy", trainer=bf16, **OFF_POLICY)
+    run("float32 off-policy", **OFF_POLICY)
     with uncompiled_traces():
         run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(

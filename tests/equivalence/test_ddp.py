@@ -306,13 +306,13 @@ def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ra
 
 
 def test_in_bfloat16_ranks_stay_equal(ranks):
-    for name in ("bf16", "bf16 off-policy"):
+    for name, full in {"bf16": "reduced", "bf16 off-policy": "float32 off-policy"}.items():
         assert_same(*both(ranks, name, "state"))
-    found = ranks[0]["bf16"]["state"]
-    assert all(t.dtype in (torch.float32, torch.int64, torch.float64) for t in found.values())
-    one, other = found["policy.actor.0.weight"], ranks[0]["reduced"]["state"]
-    torch.testing.assert_close(one, other["policy.actor.0.weight"], rtol=0.1, atol=0.02)
-    assert not torch.equal(one, other["policy.actor.0.weight"])
+        found = ranks[0][name]["state"]
+        assert all(t.dtype in (torch.float32, torch.int64, torch.float64) for t in found.values())
+        one, other = (state["policy.actor.0.weight"] for state in (found, ranks[0][full]["state"]))
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.02)
+        assert not torch.equal(one, other)
 
 
 def test_nothing_collective_is_called_with_one_process(tmp_path, monkeypatch):
