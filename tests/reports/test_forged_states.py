@@ -83,6 +83,10 @@ def test_the_state_of_an_optimizer_is_taken_or_refused():
     optimizer.step()
     state = optimizer.state_dict()
     check_optimizer_state(optimizer, state)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)  # adds an entry to the groups
+    scheduled = optimizer.state_dict()
+    optimizer = torch.optim.Adam([parameter], lr=1e-3)
+    check_optimizer_state(optimizer, scheduled)
     check_optimizer_state(torch.optim.Adam([parameter], lr=torch.tensor(0.1), fused=True), state)
     refused = 0
     for path in paths_in(state):

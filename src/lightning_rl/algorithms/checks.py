@@ -496,8 +496,9 @@ def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 def _check_same_optimizer(optimizer: Optimizer, own: dict[str, Any], saved: dict[str, Any]) -> None:
     # Another version of torch may have new flags, but a number belongs to the method.
     numbers = {name for name, value in own.items() if _is_number(value)}
-    differing = [f"no {name}" for name in sorted(numbers - saved.keys() - {"lr_scale"})]
-    differing += [f"{name} too many" for name in sorted(saved.keys() - own.keys() - {"lr_scale"})]
+    added = {"lr_scale", "initial_lr"}  # by policies and by torch's schedulers
+    differing = [f"no {name}" for name in sorted(numbers - saved.keys() - added)]
+    differing += [f"{name} too many" for name in sorted(saved.keys() - own.keys() - added)]
     require(
         not differing,
         f"The checkpoint holds the state of another optimizer than {type(optimizer).__name__}: "

@@ -441,8 +441,6 @@ def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
         typed = value_of(flag, args)
         if typed is not None and expanded(typed).resolve() != own.resolve():
             return None
-    if value_of("--trainer.run_dir", args) is None and _is_earlier(config.ckpt_path, run_dir):
-        return None
     path = run_dir / "config.yaml"
     try:
         saved = read_yaml(read_text(path, run_dir), str(path), "")
@@ -450,4 +448,7 @@ def _continued_run(config: Namespace, args: Sequence[str]) -> Path | None:
         raise ConfigurationError(f"{str(error).strip()} {NAMES_THE_RUN}") from error
     if not isinstance(saved, dict):
         raise ConfigurationError(f"{path} holds no settings. {NAMES_THE_RUN}")
-    return run_dir if saved.get("exp_name") == config.exp_name else None
+    if saved.get("exp_name") != config.exp_name:
+        return None
+    goes_back = value_of("--trainer.run_dir", args) is not None  # into the directory that is typed
+    return run_dir if goes_back or not _is_earlier(config.ckpt_path, run_dir) else None
