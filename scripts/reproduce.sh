@@ -91,7 +91,7 @@ vla)
   row vla $SUCCESS vla_ppo.yaml 400 "11 12 13" --warm_start vla_bc.yaml --env PushBlocks
   run vla_grpo.yaml 400 "11 12 13" --warm_start vla_bc.yaml
   row vla $SUCCESS vla_flow_ppo.yaml 200 "1 2 3" --warm_start vla_flow_bc.yaml --env PushBlocks
-  run vla_ppo_smolvlm.yaml 200 "1" --warm_start vla_bc_smolvlm.yaml
+  run vla_ppo_smolvlm.yaml 200 "1 11" --warm_start vla_bc_smolvlm.yaml
   python scripts/probe_vla.py outputs/reproduce/vla_ppo_*_sweep_*/trial_000_seed1[123]_2* --episodes 400
   python scripts/two_doors.py --seeds 1 2 3
   ;;
