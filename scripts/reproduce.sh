@@ -101,11 +101,15 @@ recap)
   ;;
 robots)
   row robots $RETURN ppo_quadruped.yaml 20 "1 2 3"
-  teacher=$(ls -d outputs/reproduce/ppo_quadruped_*_sweep_*/trial_000_seed1_2* | tail -1)
-  rl-cli fit --config quadruped_student_bc.yaml --seed_everything 1 --model.teacher "$teacher" --trainer.run_dir outputs/student
-  rl-cli fit --config quadruped_student_ppo.yaml --seed_everything 1 --trainer.init_from outputs/student --trainer.run_dir outputs/robot
-  python scripts/quadruped_velocity.py outputs/reproduce/ppo_quadruped_*_sweep_*/trial_*_2* outputs/student outputs/robot
-  run ppo_reach.yaml 128 "1"
+  for seed in 1 2 3; do
+    teacher=$(ls -d outputs/reproduce/ppo_quadruped_*_sweep_*/trial_*_seed${seed}_2* | tail -1)
+    rl-cli fit --config quadruped_student_bc.yaml --seed_everything $seed --model.teacher "$teacher" \
+      --trainer.run_dir outputs/student_$seed
+    rl-cli fit --config quadruped_student_ppo.yaml --seed_everything $seed --trainer.init_from outputs/student_$seed \
+      --trainer.run_dir outputs/robot_$seed
+  done
+  python scripts/quadruped_velocity.py outputs/reproduce/ppo_quadruped_*_sweep_*/trial_*_2* outputs/{student,robot}_?
+  run ppo_reach.yaml 128 "11 12 13"
   ;;
 memory)
   run ppo_lstm_cart_pole.yaml 20 "11 12 13 14 15"
