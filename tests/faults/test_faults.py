@@ -366,23 +366,35 @@ def failure(capsys, *arguments):
     return error
 
 
-def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, monkeypatch):
+def failure_of_a_full_disk(capsys, monkeypatch, checkpoints):
+    """Return the error of a run whose disk is full after so many checkpoints."""
     real, calls = os.fsync, []
 
     def full(descriptor):
         calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if sum("checkpoints/.tmp" in call for call in calls) > 2:
+        if sum("checkpoints/.tmp" in call for call in calls) > checkpoints:
             raise OSError(28, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr("lightning_rl.system.files.os.fsync", full)
-    error = failure(capsys)
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_rl.system.files.os.fsync", full)
+        return failure(capsys)
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, monkeypatch):
+    error = failure_of_a_full_disk(capsys, monkeypatch, checkpoints=2)
     assert "Cannot write outputs/ppo_" in error
     assert re.search(r"No space left on device \([\d.]+ MiB are free\)\. Free some space", error)
-    monkeypatch.setattr("lightning_rl.system.files.os.fsync", real)
     run(["fit", "--ckpt_path", "last"])
     (run_dir,) = Path("outputs").iterdir()
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
+
+
+def test_a_disk_that_fills_up_after_the_first_best_checkpoint_names_it(capsys, monkeypatch):
+    error = failure_of_a_full_disk(capsys, monkeypatch, checkpoints=1)
+    (run_dir,) = Path("outputs").iterdir()
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["best.ckpt"]
+    assert error.endswith(f"Resume: rl-cli fit --ckpt_path {run_dir}/checkpoints/best.ckpt")
 
 
 def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
@@ -412,7 +424,7 @@ def test_a_disk_that_fills_up_under_tensorboard_is_one_message(most, capsys, mon
     (run_dir,) = Path("outputs").iterdir()
     assert re.fullmatch(
         rf"rl-cli: error: Cannot write {run_dir}/logs: No space left on device \([\d.]+ MiB are free"
-        r"\)\. Free some space, or set --output_dir to another disk\. The last checkpoint is complete\. "
+        r"\)\. Free some space, or set --output_dir to another disk\. last\.ckpt is complete\. "
         rf"Resume: rl-cli fit --ckpt_path {run_dir}/checkpoints/last\.ckpt",
         error,
     )

@@ -365,11 +365,12 @@ class RLTrainer(Trainer, Constructed):
     def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():
             return f"{gone(self.run_dir)} There is nothing to resume from."
-        last = self.run_dir / CHECKPOINTS / "last.ckpt"
-        if not last.is_file():
-            return f"{error} No checkpoint has been written."
-        resume = f"rl-cli fit --ckpt_path {shown(last)}"
-        return f"{error} The last checkpoint is complete. Resume: {resume}"
+        written = self.run_dir / CHECKPOINTS
+        for path in (written / "last.ckpt", written / "best.ckpt"):
+            if path.is_file():
+                resume = f"rl-cli fit --ckpt_path {shown(path)}"
+                return f"{error} {path.name} is complete. Resume: {resume}"
+        return f"{error} No checkpoint has been written."
 
     def _report_error(self, error: Exception) -> None:
         for callback in cast(list[Callback], cast(Any, self).callbacks):
