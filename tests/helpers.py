@@ -130,9 +130,8 @@ def train(
     seed_everything(seed)
     datamodule = make_data(env, **(data or {}))
     module = make_ppo(datamodule, policy, **(model or {}))
-    runner = RLTrainer(
-        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **(trainer or {})
-    )
+    quiet = {"enable_progress_bar": False, "accelerator": "cpu"}
+    runner = RLTrainer(run_dir=str(run_dir), **(quiet | (trainer or {})))
     runner.fit(module, datamodule, ckpt_path=ckpt_path)
     return module, datamodule, runner
 

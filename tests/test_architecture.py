@@ -169,6 +169,19 @@ def test_functions_stay_short():
     none(long)
 
 
+def test_all_is_printed_by_tell():
+    """A `print` fails once `| tee` has ended, and ends a run that could save itself."""
+    apart = {"system/output.py", "__main__.py"}  # `tell` itself; what is printed before any import
+    printing = {"print", "sys.stdout.write", "sys.stderr.write"}
+    offenders = [
+        f"{of_file(path)}:{node.lineno}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in printing
+    ]
+    none([one for one in offenders if one.split(":")[0] not in apart])
+
+
 def test_no_docstring_only_refers():
     """An override needs none; one that says more says it in a sentence of its own."""
     referring = [

@@ -788,7 +788,7 @@ def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     children = process.children()
     os.kill(process.pid, number)
     assert process.wait(60).returncode == 128 + number
-    assert "Resume: rl-cli fit --ckpt_path" in process.stdout
+    assert "Resume: rl-cli fit --ckpt_path" in process.stderr
     assert len(children) >= 4
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]
     stopped = newest()

@@ -266,6 +266,6 @@ def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_
     process.wait(120)
     assert time.monotonic() - sent < LIMIT
     assert process.returncode == 128 + signal.SIGINT, process.stderr
-    assert "Resume: rl-cli fit --ckpt_path" in process.stdout
+    assert "Resume: rl-cli fit --ckpt_path" in process.stderr
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]
     assert list(tmp_path.glob("outputs/*/checkpoints/last.ckpt"))

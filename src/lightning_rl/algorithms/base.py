@@ -76,6 +76,7 @@ from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import counter_of_steps
+from lightning_rl.system.output import tell
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.runs import find_checkpoint
 
@@ -630,11 +631,10 @@ class Algorithm(LightningModule, ABC, Constructed):
     def _report_cut_episodes(self, cut: int, episodes: int) -> None:
         if not self._reported_cut_episodes:
             self._reported_cut_episodes = True
-            print(
+            tell(
                 f"{cut} of {episodes} evaluation episodes were cut after "
                 f"{self.data.max_eval_episode_steps:,} env steps and count as truncated. Give the "
                 "env a time limit, or set data.max_eval_episode_steps.",
-                flush=True,
             )
 
     def test_step(self, seeds: list[int], batch_idx: int) -> None:

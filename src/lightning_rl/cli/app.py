@@ -55,6 +55,7 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
+from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.system.runs import CHECKPOINTS, find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.training.callbacks import SettingsWriter
@@ -105,7 +106,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
-            print(f"Run directory: {shown(trainer.run_dir)}", flush=True)
+            tell(f"Run directory: {shown(trainer.run_dir)}")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -192,7 +193,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{shorten_message(str(error))} {hint}") from error
         if any(option.startswith("--print_config") for option in args):
-            print(dump_yaml(self.settings()), end="")
+            tell(dump_yaml(self.settings()), end="")
             sys.exit(0)
         seed = self.config[self.config.subcommand].seed_everything
         check_range("seed_everything", seed, least=0, most=MOST_SEED)
@@ -256,7 +257,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
         trainer = cast(RLTrainer, self.trainer)
         film = shown(trainer.run_dir) / "videos" / f"play_{self.model.env_steps}.mp4"
         if self.config[self.subcommand].trainer.video and trainer.is_global_zero:
-            print(f"Film: {film}", flush=True)
+            tell(f"Film: {film}")
 
     def before_fit(self) -> None:
         """Check that the run directory is writable, because the errors of loggers are unclear."""
@@ -269,16 +270,14 @@ class RLCLI(CommandLineAlone, LightningCLI):
         if not trainer.is_global_zero:
             return  # with another status, the launcher would kill rank 0
         run_dir, signal = shown(trainer.run_dir), trainer.stop_signal
-        print(f"Run directory: {run_dir}")
+        tell(f"Run directory: {run_dir}")
         trust = _trust_needed(trainer.run_dir)
         resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}{trust}"
         if signal is not None:
-            print(
-                f"Stopped by a signal, after {self.model.env_steps:,} env steps. Resume: {resume}",
-                flush=True,
-            )
+            done = f"Stopped by a signal, after {self.model.env_steps:,} env steps."
+            tell(f"{done} Resume: {resume}", sys.stderr)
             sys.exit(128 + signal)
-        print("\n".join(_summary(trainer, resume, trust)), flush=True)
+        tell("\n".join(_summary(trainer, resume, trust)))
 
 
 def _trust_needed(run_dir: Path) -> str:
@@ -388,7 +387,7 @@ def run(arguments: Sequence[str]) -> None:
         if cause is None:
             raise
         advice = f"\n{CHECK}" if isinstance(cause, EnvFaultError) and arguments[0] == "fit" else ""
-        sys.stderr.write(f"rl-cli: error: {cause}{advice}\n")
+        tell(f"rl-cli: error: {cause}{advice}", sys.stderr)
         sys.exit(2 if isinstance(cause, UsageError) else 1)
 
 
@@ -428,7 +427,7 @@ def _is_earlier(checkpoint: str, run_dir: Path) -> bool:
         return False
     if here < end and ranks.is_first_process():
         later = f"{shown(last)} is {end - here:,} env steps further"
-        print(f"{later}: the run gets a directory of its own.", flush=True)
+        tell(f"{later}: the run gets a directory of its own.")
     return here < end
 
 

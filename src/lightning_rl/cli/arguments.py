@@ -15,6 +15,7 @@ from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.options import check_names
 from lightning_rl.cli.parsing import UsageError, asks_for_help, normalize_options
 from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.runs import find_checkpoint
 
@@ -119,7 +120,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     if not trusted:
         checked = checked_config(config, path)
         config = checked.config
-        _say(str(checked))
+        rank_zero_only(tell)(str(checked), sys.stderr, end="")
     # Pass the path, because a newer run could be `last` later.
     rest = without("--ckpt_path", options)
     arguments = [subcommand, f"--config={config}", *rest, f"--ckpt_path={path.absolute()}"]
@@ -149,11 +150,6 @@ def _is_given(name: str, options: Sequence[str]) -> bool:
     flags = {option.partition("=")[0].replace(".init_args", "") for option in options}
     parts = name.split(".")
     return any(f"--{'.'.join(parts[:end])}" in flags for end in range(1, len(parts) + 1))
-
-
-@rank_zero_only
-def _say(text: str) -> None:
-    sys.stderr.write(text)
 
 
 def value_of(flag: str, options: Sequence[str]) -> str | None:

@@ -18,6 +18,7 @@ from lightning_rl.collectors.ray_cluster import (
     why_not_joined,
 )
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.output import tell
 
 OPTIONS = {
     "address": Option(
@@ -71,7 +72,7 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
             output += line
         if STARTED in line:
             joined = True
-            print(f"Joined {address}: collects for runs with data.collector.run: {run}", flush=True)
+            tell(f"Joined {address}: collects for runs with data.collector.run: {run}")
     process.wait()
     if stopped:
         return

@@ -19,6 +19,7 @@ from lightning_rl.deploy.export.weights import construction_of
 from lightning_rl.envs import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, shown
+from lightning_rl.system.output import tell
 
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
@@ -47,7 +48,7 @@ def export(options: Sequence[str]) -> None:
     )
     path = _path_of(trained, settings.format, settings.path)
     done = _exported(trained, settings.format, path, settings.trust_code)
-    print("\n".join(_summary(done)), flush=True)
+    tell("\n".join(_summary(done)))
 
 
 def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
@@ -65,9 +66,9 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         if env is not None:
             env.close()
     if kind in ("onnx", "torch") and trained.policy.autocast_dtype is not None:
-        print("The run acted in bfloat16, but the exported graph computes in float32.")
+        tell("The run acted in bfloat16, but the exported graph computes in float32.")
     if why_none is not None:
-        print(
+        tell(
             "The export has no env metadata (control period, joints), because the env is not "
             f"available: {why_none}"
         )

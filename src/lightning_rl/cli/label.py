@@ -24,6 +24,7 @@ from lightning_rl.policies.networks.encoders import picture_keys
 from lightning_rl.policies.spaces import space_of
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import write_atomically
+from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml
 
 Run = Callable[[Sequence[str]], None]
@@ -84,8 +85,8 @@ def label(options: Sequence[str], run: Run) -> None:
             f"{given}: remove these options, or fit a value with them.",
         )
         done = label_dataset(path, replace(chosen, **known), value=module.values)
-    print(summary(done), flush=True)
-    print(f"Dataset: {path}", flush=True)
+    tell(summary(done))
+    tell(f"Dataset: {path}")
 
 
 def _value(settings: Namespace, given: dict[str, Any], run: Run) -> ValueFit:

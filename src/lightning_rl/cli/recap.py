@@ -39,6 +39,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_text, shown, write_atomically
+from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
 
@@ -126,10 +127,9 @@ class Rounds:
         if self.settings["from"] is not None:
             self._phase("recordings", self._copy_recordings)
         elif demonstrations is not None:
-            print(
+            tell(
                 f"The rounds will train on played episodes, not on {demonstrations}. If its "
                 f"episodes have success labels, --from {demonstrations} adds them.",
-                flush=True,
             )
         self._phase("base", self._base)
         self._phase("base evaluation", partial(self._evaluate, 0))
@@ -142,7 +142,7 @@ class Rounds:
                 ("evaluation", self._evaluate),
             ):
                 self._phase(f"round {number} {name}", partial(work, number))
-        print(self._table(), flush=True)
+        tell(self._table())
 
     # --- phases ---
 
@@ -204,7 +204,7 @@ class Rounds:
             self.directory / f"round_{number}" / "value", trust_code=self._trusted
         )
         done = label_dataset(self.dataset, self._labels, value=module.values)
-        print(summary(done), flush=True)
+        tell(summary(done))
         error = sum(task.relative_error * task.steps for task in done.tasks) / done.steps
         return {"positive": done.positive / done.steps, "error_over_spread": error}
 
@@ -312,7 +312,7 @@ class Rounds:
     def _phase(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
         if name in self._state["done"]:
             return
-        print(f"--- {name} ---", flush=True)
+        tell(f"--- {name} ---")
         self._state["done"][name] = work()
         text = json.dumps(self._state, indent=1).encode()
         write_atomically(self.directory / STATE, lambda file: file.write(text))

@@ -43,6 +43,7 @@ from lightning_rl.envs.people.intervention import Event
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import read_text
+from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
 
@@ -145,14 +146,14 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         with closing(played):  # ends all writes before the dataset is finalised
             for result in played:
                 kept += result.kept
-                print(_line(result, kept, settings.episodes), flush=True)
+                tell(_line(result, kept, settings.episodes))
     finally:
         interrupt.hold()
         made.close()
         if writer is not None:
             writer.finalise()
         if kept:
-            print(f"Dataset: {settings.path}", flush=True)
+            tell(f"Dataset: {settings.path}")
 
 
 class _Interrupt:
@@ -227,7 +228,7 @@ def _answer() -> Event | None:
     """Ask on the terminal how an episode ended; None: unknown, also at the end of the input."""
     answers: dict[str, Event | None] = {"y": "success", "n": "failure", "r": "rerecord", "": None}
     while True:
-        print("Success? y, n, r to record it again, or Enter if unknown: ", end="", flush=True)
+        tell("Success? y, n, r to record it again, or Enter if unknown: ", end="")
         if (answer := sys.stdin.readline().strip().lower()) in answers:
             return answers[answer]
 

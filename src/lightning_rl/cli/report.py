@@ -12,6 +12,7 @@ from lightning_rl.reports.figure import as_svg
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded, write_atomically
+from lightning_rl.system.output import tell
 
 Format = Literal["html", "md", "json", "svg"]
 
@@ -44,9 +45,9 @@ def report(options: Sequence[str]) -> None:
     compared = compare_each(*given) if wanted == "svg" else [compare(*given)]
     for one in compared:
         for _, reason in one.left_out:
-            sys.stderr.write(f"Left out: {reason}\n")
+            tell(f"Left out: {reason}", sys.stderr)
         for note in one.notes:
-            sys.stderr.write(f"Note: {note}\n")
+            tell(f"Note: {note}", sys.stderr)
     if wanted == "svg":
         text = as_svg(compared)
     else:
@@ -54,10 +55,10 @@ def report(options: Sequence[str]) -> None:
     # File names and texts from YAML or JSON may hold characters that UTF-8 cannot encode.
     content = text.encode(errors="backslashreplace")
     if output is None:
-        print(content.decode())
+        tell(content.decode())
         return
     write_atomically(output, lambda file: file.write(content))
-    print(f"Report: {output} ({len(content) / 2**20:.2f} MiB)", flush=True)
+    tell(f"Report: {output} ({len(content) / 2**20:.2f} MiB)")
 
 
 def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:

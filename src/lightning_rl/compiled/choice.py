@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from lightning_rl.system.output import tell
+
 Setting = bool | Literal["auto"]
 """The setting `compile`."""
 
@@ -98,7 +100,7 @@ class Choice:
         """Print the decision of `auto`, once."""
         if self._setting == "auto" and not self._printed:
             self._printed = True
-            rank_zero_only(print)(f"{self._decision} (compile: auto): {self.why}.", flush=True)
+            rank_zero_only(tell)(f"{self._decision} (compile: auto): {self.why}.")
 
     @property
     def _decision(self) -> str:

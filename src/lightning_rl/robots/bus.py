@@ -18,6 +18,8 @@ from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
+from lightning_rl.system.output import tell
+
 STOP_ATTEMPTS = 5
 """Times that a stop is tried, because a bus may lose a packet."""
 
@@ -224,7 +226,7 @@ class Server:
     def _end(self, served: Any, kind: str, why: str) -> NoReturn:
         text = f"{why} {served.stop()}".strip() if served is not None else why
         if kind == "gone":
-            print(text, file=sys.stderr, flush=True)
+            tell(text, sys.stderr)
         with suppress(OSError):  # a learner that was stopped by SIGSTOP may continue, and read this
             self._commands.send((kind, text))
         # Skip destructors: LeRobot's disconnects the robot, which would relax an arm set to hold.

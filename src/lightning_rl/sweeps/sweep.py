@@ -46,6 +46,7 @@ from lightning_rl.sweeps.sweep_settings import (
 from lightning_rl.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.system.files import expanded, read_text, write_atomically
+from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 from lightning_rl.system.runs import CHECKPOINTS, new_run_dir
 
@@ -312,21 +313,20 @@ class _Sweep:
         try:
             self._run(begin, joined)
         except ConfigurationError:
-            print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
+            tell(f"Resume: rl-cli sweep --resume {self.directory}")
             raise
         finally:
             gc.unfreeze()
             self.journal.leave()
         if self._signal is not None:
-            print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
+            tell(f"Resume: rl-cli sweep --resume {self.directory}")
             sys.exit(128 + self._signal)
         self._print_table()
         failed = self.journal.count(TrialState.FAIL)
         if failed:
-            print(
+            tell(
                 f"{failed} of {self.journal.total} trials failed; to try them again: rl-cli "
                 f"sweep --resume {self.directory}",
-                flush=True,
             )
             sys.exit(1)
 
@@ -335,9 +335,9 @@ class _Sweep:
             self.save_settings()
         journal = self.journal
         done = journal.count(TrialState.COMPLETE, TrialState.PRUNED)
-        print(f"Sweep directory: {self.directory}")
+        tell(f"Sweep directory: {self.directory}")
         left = f", {done} of them done" if done else ""
-        print(f"{journal.total} trials{left}, {self.jobs} at a time", flush=True)
+        tell(f"{journal.total} trials{left}, {self.jobs} at a time")
         next_claim = 0.0
         with self._signals():
             try:
@@ -398,7 +398,7 @@ class _Sweep:
         short = short_names(list(trial.point))
         point_text = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
         where = f", on core {', '.join(map(str, cores))}" if cores else ""
-        print(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}{where}", flush=True)
+        tell(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}{where}")
         process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
         self._running[trial.number] = _Running(trial, process, slot)
 
@@ -443,7 +443,7 @@ class _Sweep:
                 f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "
                 f"{curve[-1][0]:,} env steps, {time.monotonic() - running.began:.0f} s"
             )
-        print(f"{self._title(trial)} {outcome}", flush=True)
+        tell(f"{self._title(trial)} {outcome}")
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
         found = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))

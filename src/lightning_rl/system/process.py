@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from lightning_rl.system.output import tell
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
@@ -77,10 +79,8 @@ def before_forced_exit(act: Callable[[Exception], object]) -> Iterator[None]:
 
 def end_process(error: Exception) -> None:
     """Print the error, and end the process and its children from any thread, with status 1."""
-    sys.stderr.write(
-        f"\nrl-cli: error: {error}\nThe call could not be interrupted, so the process ends.\n"
-    )
-    sys.stderr.flush()
+    why = "The call could not be interrupted, so the process ends."
+    tell(f"\nrl-cli: error: {error}\n{why}", sys.stderr)
     for process in multiprocessing.active_children():
         process.kill()
     helper = threading.Thread(target=_act, args=(error,), daemon=True)

@@ -5,6 +5,8 @@ import sys
 import warnings
 from typing import Any
 
+from lightning_rl.system.output import tell
+
 OF_MUJOCO = ("mujoco", "dm_control")
 """Packages whose objects are attributes of MuJoCo envs."""
 
@@ -28,7 +30,7 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(f"MuJoCo: {text.strip()}", category, stacklevel)
     except Warning as error:  # warnings may be errors, and raising through MuJoCo ends the process
-        print(error, file=sys.stderr)
+        tell(error, sys.stderr)
 
 
 def set_mujoco_profiler(wanted: bool) -> None:

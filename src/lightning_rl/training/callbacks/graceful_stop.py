@@ -14,6 +14,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.system import ranks
 from lightning_rl.system.lightning_private import skip_signal_exchange
 from lightning_rl.system.machine import settings
+from lightning_rl.system.output import tell
 from lightning_rl.system.runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import data_of
 
@@ -96,7 +97,7 @@ class GracefulStop(Callback):
             self._collector.interrupt()
         name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
         again = f" ({name} again to stop immediately, without saving)" if name else ""
-        sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
+        tell(f"\n{signal.Signals(number).name}: stopping after this iteration{again}", sys.stderr)
 
     def _ends_at_once(self, number: int) -> bool:
         """Return whether to stop immediately, but not for a SIGTERM after a SIGUSR1."""

@@ -10,8 +10,14 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lightning_rl.system.output import losable
 from lightning_rl.training.callbacks.metrics import MetricsWriter
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
+
+
+class _LosableConsole(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # while rich handles it; rich would exit the process
 
 
 class EnvStepProgress(ProgressBar):
@@ -30,7 +36,7 @@ class EnvStepProgress(ProgressBar):
         self.metrics = metrics
         self.interval = interval
         self.enabled = True
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = _LosableConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._began = 0.0
@@ -72,8 +78,7 @@ class EnvStepProgress(ProgressBar):
         if trainer.state.fn != "fit":
             return
         self._evaluation = algorithm_of(pl_module).evaluation
-        if self.enabled:
-            self.console.print(self._line(trainer, pl_module) + self._time_left(trainer, pl_module))
+        self.print(self._line(trainer, pl_module) + self._time_left(trainer, pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close()
@@ -85,11 +90,13 @@ class EnvStepProgress(ProgressBar):
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
         if self.enabled:
-            self.console.print(sep.join(str(arg) for arg in args))
+            with losable(self.console.file):
+                self.console.print(sep.join(str(arg) for arg in args))
 
     def _close(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with losable(self.console.file):
+                self._bar.stop()
             self._bar = None
 
     def _line(self, trainer: Trainer, pl_module: LightningModule) -> str:

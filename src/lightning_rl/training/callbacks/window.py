@@ -4,6 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_rl.system.errors import require
+from lightning_rl.system.output import tell
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 
@@ -58,8 +59,8 @@ class Window(Callback):
 
 def _print_episode(index: int, count: int, seed: int, value: float, length: str) -> None:
     line = f"Episode {index + 1} of {count} (seed {seed}): return {value:.2f} after {length}"
-    print(line, flush=True)
+    tell(line)
 
 
 def _print_average(average: float) -> None:
-    print(f"Average return: {average:.2f}", flush=True)
+    tell(f"Average return: {average:.2f}")

@@ -1,0 +1,99 @@
+"""The reader of the output ends before the run, as `tee` does at Ctrl-C: the run goes on, or saves itself."""
+
+import json
+import os
+import pty
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Callback
+
+from lightning_rl.cli.app import run
+from lightning_rl.system.output import tell
+from tests.helpers import last, load, train
+
+SMALL = [
+    *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *(
+        "--data.total_env_steps",
+        "512",
+        "--data.iterations_per_epoch",
+        "2",
+        "--data.num_eval_episodes",
+        "1",
+    ),
+]
+
+
+def read_by_others(pair, monkeypatch, *names):
+    """Replace streams by ends of pipes or terminals, and return the other ends."""
+    pairs = [pair() for _ in names]
+    for name, (_, ours) in zip(names, pairs, strict=True):
+        monkeypatch.setattr(sys, name, os.fdopen(ours, "w", buffering=1))
+    return [theirs for theirs, _ in pairs]
+
+
+def head(descriptor, others):
+    """Read up to the first line about progress, as `head` would, and close all."""
+    seen = b""
+    while b"env steps" not in seen:
+        seen += os.read(descriptor, 4096)
+    for each in (descriptor, *others):
+        os.close(each)
+
+
+@pytest.mark.parametrize("pair", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("names", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
+def test_a_run_goes_on_without_its_output(pair, names, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        descriptor, *others = read_by_others(pair, patch, *names)
+        reader = threading.Thread(target=head, args=(descriptor, others))
+        reader.start()
+        run(["fit", "--config", "ppo.yaml", *SMALL])
+        reader.join()
+    (run_dir,) = Path("outputs").iterdir()
+    assert json.loads((run_dir / "run.json").read_text())["outcome"] == "finished"
+    assert load(last(run_dir))["lightning_rl"]["env_steps"] == 512
+    if pair is os.pipe and "stderr" not in names:  # with a terminal, rich redirects both
+        error = capsys.readouterr().err
+        assert error.count("Standard output is lost (") == 1, error
+
+
+class Interrupt(Callback):
+    """Close the readers, and send Ctrl-C, before an evaluation and its line."""
+
+    def __init__(self, readers):
+        self.readers = readers
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.is_last_batch:
+            while self.readers:
+                os.close(self.readers.pop())
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_a_run_whose_output_it_ends(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt = Interrupt(read_by_others(os.pipe, patch, "stdout", "stderr"))
+        settings = {"callbacks": [interrupt], "enable_progress_bar": True}
+        _, _, trainer = train(tmp_path / "run", trainer=settings)
+    assert trainer.stop_signal == signal.SIGINT
+    assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step > 0
+
+
+def test_a_lost_stream_takes_all_that_follows(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        (reader,) = read_by_others(os.pipe, patch, "stdout")
+        os.close(reader)
+        for _ in range(2):
+            tell("a line")
+        sys.stdout.write("a user's line")
+        sys.stdout.flush()
+    tell("there again")
+    shown = capsys.readouterr()
+    assert shown.err == "Standard output is lost (Broken pipe): no more is printed.\n"
+    assert shown.out == "there again\n"
