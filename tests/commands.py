@@ -284,6 +284,7 @@ def serve(connection):
 def become(asked, files):
     """Turn the fork into a new process, as far as the program can see."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under `nohup`
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
         os.dup2(file, number)
         os.close(file)

@@ -333,7 +333,7 @@ SLOW_CASES = {
         "tuned/ppo_inverted_double_pendulum.yaml": "[tuned/ppo_hopper.yaml]",
     },
     "cli/test_commands.py::test_a_signalled_process_saves_exits_and_resumes_exactly": {
-        "2": "faults/test_async_faults.py::test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process",
+        "2": "faults/test_async_faults.py::test_what_a_terminal_sends_to_all_saves_and_leaves_no_process",
     },
     "cli/test_gpu_check.py::test_it_runs_small_on_a_cpu": {
         "": "test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts",

@@ -158,23 +158,28 @@ def test_a_trial_that_had_finished_before_the_sweep_knew_is_noted(capfd):
     assert log.read_text() == before
 
 
-def test_a_signal_has_the_trials_save_and_ends_them_all(fakes, capfd):
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)],
+    ids=["SIGTERM", "a terminal closes, and its shell repeats it"],
+)
+def test_a_signal_has_the_trials_save_and_ends_them_all(numbers, fakes, capfd):
     options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "12800"]
     sweep = fake_sweep(*SMALL, *options, pause=0.2)
     try:
         soon(lambda: is_saved(sweep, 0) and is_saved(sweep, 1))
         children = sweep.children()
-        os.kill(sweep.pid, signal.SIGTERM)
-        assert sweep.wait().returncode == 128 + signal.SIGTERM
+        for number in numbers:
+            os.kill(sweep.pid, number)
+        assert sweep.wait().returncode == 128 + numbers[0]
     finally:
         sweep.kill()
     assert len(children) == 2
     assert not alive(children)
     directory, _ = state()
     assert f"Resume: rl-cli sweep --resume {directory}" in sweep.stdout
-    assert (
-        "SIGTERM: the running trials save and stop (again to stop them immediately)" in sweep.stderr
-    )
+    said = f"{numbers[0].name}: the running trials save and stop (again to stop them immediately)"
+    assert said in sweep.stderr
     assert outcomes() == ["waiting", "waiting"]
     run(["sweep", "--resume", str(directory)])
     assert capfd.readouterr().out.count(" continues: ") == 2

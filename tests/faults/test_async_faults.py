@@ -250,8 +250,9 @@ def test_the_command_shows_the_traceback_of_the_env(tmp_path, monkeypatch):
     assert "WriterError: The collector failed: FloatingPointError: the motor is on fire" in rest
 
 
-def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_path, monkeypatch):
-    """As a terminal sends it: to the command and to the processes of its envs."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "it closes"])
+def test_what_a_terminal_sends_to_all_saves_and_leaves_no_process(number, tmp_path, monkeypatch):
+    """To the command and to the processes of its envs."""
     monkeypatch.chdir(tmp_path)
     options = {"env_kwargs": {"fault": "slow", "at": 1}, "vectorization": "async"}
     process = configured(tmp_path, **options)
@@ -261,11 +262,11 @@ def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_
         time.sleep(0.02)
     time.sleep(1.0)  # in the middle of the first rollout
     children = process.children()
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     sent = time.monotonic()
     process.wait(120)
     assert time.monotonic() - sent < LIMIT
-    assert process.returncode == 128 + signal.SIGINT, process.stderr
+    assert process.returncode == 128 + number, process.stderr
     assert "Resume: rl-cli fit --ckpt_path" in process.stderr
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]
     assert list(tmp_path.glob("outputs/*/checkpoints/last.ckpt"))

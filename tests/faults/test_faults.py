@@ -634,12 +634,21 @@ def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypa
     assert load(last(tmp_path / "run"))["global_step"] == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under `nohup`
     env = partial(GymnasiumEnv, id="CartPole-v1", vectorization="async")
     _, _, trainer = train(tmp_path / "run", env=env, trainer={"callbacks": [Interrupt(number)]})
+    signal.signal(signal.SIGHUP, before)
     assert trainer.stop_signal == number
     assert load(last(tmp_path / "run"))["global_step"] == 5
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Interrupt(signal.SIGHUP)]})
+    assert trainer.stop_signal is None
+    assert signal.signal(signal.SIGHUP, before) is signal.SIG_IGN
 
 
 def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):

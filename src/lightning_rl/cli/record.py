@@ -43,7 +43,7 @@ from lightning_rl.envs.people.intervention import Event
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import read_text
-from lightning_rl.system.output import tell
+from lightning_rl.system.output import losable, tell
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
 
@@ -170,12 +170,12 @@ class _Interrupt:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._holds:
-            os.write(2, b"\nThe dataset is being finished; SIGTERM ends that.\n")
+            _write("The dataset is being finished; SIGTERM ends that.")
             return
         again, self._came = self._came, True
         if again or not self._deferred:
             raise KeyboardInterrupt
-        os.write(2, b"\nThe recording ends after this step (Ctrl+C again to end immediately).\n")
+        _write("The recording ends after this step (Ctrl+C again to end immediately).")
 
     def defer(self) -> None:
         """From now on, let Ctrl+C wait for the end of the step."""
@@ -210,6 +210,12 @@ class _Interrupt:
 
     def close(self) -> None:
         signal.signal(signal.SIGINT, self._before)
+
+
+def _write(text: str) -> None:
+    """Print from a signal handler, which may have interrupted a write to the stream."""
+    with losable(sys.stderr):
+        os.write(2, f"\n{text}\n".encode())
 
 
 def _line(result: Recorded, kept: int, episodes: int) -> str:

@@ -46,8 +46,9 @@ from lightning_rl.sweeps.sweep_settings import (
 from lightning_rl.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.system.files import expanded, read_text, write_atomically
-from lightning_rl.system.output import tell
+from lightning_rl.system.output import losable, tell
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
+from lightning_rl.system.process import handle_signals
 from lightning_rl.system.runs import CHECKPOINTS, new_run_dir
 
 SETTINGS, BASE = "sweep.yaml", "base.yaml"
@@ -458,15 +459,15 @@ class _Sweep:
     def _signals(self) -> Iterator[None]:
         def handle(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
-                self._hurried = True
+                self._hurried |= number != signal.SIGHUP  # a shell repeats it
                 return
             self._signal = number
             again = " (again to stop them immediately)"
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: the running trials save and stop{again}\n".encode())
+            with losable(sys.stderr):
+                os.write(2, f"\n{name}: the running trials save and stop{again}\n".encode())
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, handle) for number in numbers}
+        before = handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handle)
         try:
             yield
         finally:

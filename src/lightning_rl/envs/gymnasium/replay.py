@@ -56,9 +56,9 @@ class ReplayableEpisode(gymnasium.Wrapper):
         self._seed: int | None = None  # `_seed` and `_episode` seed a worker's global generators
         self._episode = 0
         if self._in_worker:
-            # Ignore Ctrl-C: only the learner stops workers.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # Only the learner stops workers, not Ctrl-C or a closed terminal.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -15,6 +15,7 @@ from lightning_rl.system import ranks
 from lightning_rl.system.lightning_private import skip_signal_exchange
 from lightning_rl.system.machine import settings
 from lightning_rl.system.output import tell
+from lightning_rl.system.process import handle_signals
 from lightning_rl.system.runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import data_of
 
@@ -23,7 +24,7 @@ SAME_SIGNAL_SECONDS = 2.0
 
 
 class GracefulStop(Callback):
-    """On SIGTERM, SIGUSR1 or Ctrl-C, end the run after the current iteration, and save it.
+    """On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, save the run after the current iteration, and end it.
 
     A single process does not wait for the unfinished rollout of a background collector. A second
     Ctrl-C ends the run immediately, without saving; so does a second SIGTERM at least
@@ -33,7 +34,7 @@ class GracefulStop(Callback):
         directory: the run directory.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
@@ -52,9 +53,7 @@ class GracefulStop(Callback):
         if trainer.world_size > 1 and settings().skip_signal_exchange:
             skip_signal_exchange(trainer)
         if threading.current_thread() is threading.main_thread():
-            self._previous = {
-                number: signal.signal(number, self._handle) for number in self.SIGNALS
-            }
+            self._previous = handle_signals(self.SIGNALS, self._handle)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if trainer.is_last_batch or trainer.should_stop:
@@ -100,7 +99,7 @@ class GracefulStop(Callback):
         tell(f"\n{signal.Signals(number).name}: stopping after this iteration{again}", sys.stderr)
 
     def _ends_at_once(self, number: int) -> bool:
-        """Return whether to stop immediately, but not for a SIGTERM after a SIGUSR1."""
+        """Return whether to stop immediately, but not for a SIGTERM after another signal."""
         if self._received is None:
             return False
         late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS
