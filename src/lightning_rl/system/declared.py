@@ -7,13 +7,14 @@ import re
 import types
 import typing
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 UNIONS = (typing.Union, types.UnionType)
 LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection)
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
-OF_VALUES = ("builtins", "pathlib", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
+OF_VALUES = ("builtins", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
 """Modules of types with values that are plain or converted from texts."""
 
 WORDS = {
@@ -96,7 +97,7 @@ def _family(kind: Any) -> Family | None:
         leading = sum(one.kind is one.POSITIONAL_ONLY for one in call.values()) - 1
         named = tuple(name for name, one in call.items() if one.kind is one.KEYWORD_ONLY)
         return made and Family(made.cls, leading, named, is_factory=True)
-    is_plain = kind.__module__ in OF_VALUES or issubclass(kind, Enum)
+    is_plain = kind.__module__ in OF_VALUES or issubclass(kind, (Enum, PurePath))
     return None if is_plain else Family(kind)
 
 
