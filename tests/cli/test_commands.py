@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from lightning_rl import (
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.datasets.demonstrations import expert_episodes
+from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
@@ -84,6 +85,12 @@ def test_a_run_leaves_what_the_documentation_says(capsys):
 
 def test_the_run_is_named_after_its_config():
     assert fit(steps=64).name.startswith("ppo_2")
+
+
+def test_a_path_is_plain_with_every_python():
+    """Since Python 3.13 its class comes from `pathlib._local`."""
+    moved = type("Path", (PurePosixPath,), {"__module__": "pathlib._local"})
+    assert parts_of(str | moved | None).plain == [str, moved, type(None)]
 
 
 def test_validate_needs_nothing_but_the_checkpoint(capsys):
