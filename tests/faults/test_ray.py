@@ -130,6 +130,20 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
 
 
 @needs_ray
+def test_a_closed_terminal_saves_a_run_with_ray_and_leaves_no_process(tmp_path, monkeypatch):
+    """Its signal goes to Ray's processes, too, without which Ray ends the learner."""
+    monkeypatch.chdir(tmp_path)
+    options = ("--data.collector", "RayCollector", "--data.total_env_steps", "10_000_000")
+    run = Command("fit", "--config", "ppo.yaml", *options, *QUIET)
+    wait_for(lambda: rows(tmp_path) >= 2, of=run)
+    children = processes_of(run.pid)
+    os.killpg(run.pid, signal.SIGHUP)
+    assert run.wait(60).returncode == 128 + signal.SIGHUP, run.stderr
+    wait_for(lambda: not any(map(is_running, children)), seconds=30)
+    assert load(last_of(tmp_path))["lightning_rl"]["env_steps"] > 0
+
+
+@needs_ray
 @pytest.mark.slow
 def test_ray_for_this_machine_alone_listens_on_loopback_and_its_token_is_private(tmp_path):
     code = (

@@ -305,14 +305,19 @@ def _import_ray(alone: bool) -> Any:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
+    """Keep the handler of SIGTERM, and start processes that ignore SIGHUP.
+
+    A closed terminal would end Ray's processes, and Ray then ends this one, unsaved.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager
