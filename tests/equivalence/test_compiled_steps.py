@@ -5,15 +5,12 @@ import warnings
 import pytest
 import torch
 from gymnasium.spaces import Box
-from tensordict import TensorDict
 
 from lightning_rl import (
     ActorCritic,
     AsyncCollector,
-    Policy,
     SquashedActorCritic,
     SyncCollector,
-    TorchEnv,
 )
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.compiled.choice import StepsChoice
@@ -22,8 +19,11 @@ from lightning_rl.envs import CartPole, CartPoleSwingUp, PointMass, PushBlocks, 
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
+from tests.envs import ScriptedTask, Walk
 from tests.helpers import assert_same, load, make_collector, train
+from tests.policies import ScriptedPolicy
 from tests.probes import MaskProbe, RecallProbe, StructureProbe
+from tests.variants import passing, variant
 
 STARTS_APART = ("PointMass", "pictures")
 """Whose starts are made of so many numbers that they are made outside the graph."""
@@ -276,147 +276,106 @@ def test_a_setting_of_the_env_that_changes_is_taken_up(traced_only):
 # --- what cannot be traced ---
 
 
-class Walk(TorchEnv):
-    """Walks by its action; ends beyond 3."""
+def decides(env, state, action):
+    if (state["x"] > 1).any():
+        action = action * 0.5
+    return state, action
 
-    start_size = 1
 
-    def __init__(self, num_envs=4):
-        super().__init__(num_envs, Box(-9, 9, (1,)), Box(-1, 1, (1,)), 6)
-        self.pace = 1.0
+def lists(env, state, action):
+    env.past.append(state["x"])
+    return state, action - 0.1 * len(env.past[-3:])
 
-    def initial_state(self, uniform):
-        return TensorDict({"x": uniform - 0.5}, [len(uniform)])
 
-    def observe(self, state):
-        return state["x"]
+def sets(env, state, action):
+    env.steps += 1
+    return state, action / env.steps
 
-    def transition(self, state, action):
-        x = state["x"] + action * self.pace
+
+def writes(env, state, action):
+    env.sum += action
+    return state, action - 0.1 * env.sum
+
+
+def grows():
+    def move(env, state, action):
         return (
-            TensorDict({"x": x}, [len(x)]),
-            x[:, 0],
-            x[:, 0].abs() > 3,
-            {"metrics": {"x": x[:, 0]}},
+            {"x": state["x"] + action, "past": torch.cat((state["past"], state["x"][:, None]), 1)},
         )
 
+    def start(uniform):
+        return {"x": uniform - 0.5, "past": uniform[:, :0].unsqueeze(2)}
 
-class Decides(Walk):
-    def transition(self, state, action):
-        if (state["x"] > 1).any():
-            action = action * 0.5
-        return super().transition(state, action)
+    return ScriptedTask(4, start, move, observe=lambda state: state["x"])
 
 
-class Lists(Walk):
-    def __init__(self):
-        super().__init__()
-        self.past = []
-
-    def transition(self, state, action):
-        self.past.append(state["x"])
-        return super().transition(state, action - 0.1 * len(self.past[-3:]))
+def allocates(env, state, action):
+    wind = torch.zeros(len(action), 1)
+    wind[::2] = 0.25
+    return state, action + wind
 
 
-class Sets(Walk):
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
+def walk(name, change, **attributes):
+    """Make a walk whose actions are changed before they act."""
 
-    def transition(self, state, action):
-        self.steps += 1
-        return super().transition(state, action / self.steps)
+    def make():
+        env = passing(Walk, name, transition=change)()
+        vars(env).update({key: made() for key, made in attributes.items()})
+        return env
 
-
-class Writes(Walk):
-    def __init__(self):
-        super().__init__()
-        self.sum = torch.zeros(4, 1)
-
-    def transition(self, state, action):
-        self.sum += action
-        return super().transition(state, action - 0.1 * self.sum)
+    return make
 
 
-class Grows(Walk):
-    def initial_state(self, uniform):
-        past = uniform[:, :0].unsqueeze(2)
-        return TensorDict({"x": uniform - 0.5, "past": past}, [len(uniform)])
-
-    def transition(self, state, action):
-        moved, *rest = super().transition(state, action)
-        moved["past"] = torch.cat((state["past"], state["x"][:, None]), 1)
-        return moved, *rest
-
-
-class Allocates(Walk):
-    def transition(self, state, action):
-        wind = torch.zeros(len(action), 1)
-        wind[::2] = 0.25
-        return super().transition(state, action + wind)
-
-
-class Draws(Walk):
-    def transition(self, state, action):
-        return super().transition(state, action + torch.randn(4, 1))
-
-
-class StepsItself(Walk):
-    def step(self, action):
-        return super().step(action * 2)
-
-
-class Multinomial(Policy):
-    has_critic = False
-
-    def __init__(self, observation_space, action_space):
-        super().__init__(observation_space, action_space)
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-
-    def forward(self, td, deterministic=False, generator=None):
-        drawn = torch.multinomial(torch.ones(len(td), 3), 1, generator=generator)
-        td["action"] = drawn.float() - 1
-        td["sample_log_prob"] = torch.zeros(len(td))
-        return td
-
-    def get_value(self, td):
-        return td
-
-    def evaluate_actions(self, td):
-        return td
+def multinomial(policy, td, generator):
+    return torch.multinomial(torch.ones(len(td), 3), 1, generator=generator).float() - 1
 
 
 def own_draws(env):
-    return Multinomial(env.single_observation_space, env.single_action_space)
+    return ScriptedPolicy(env.single_observation_space, env.single_action_space, multinomial)
 
 
-class Remembers(Multinomial):
-    """It keeps its state in the module, a list, and a buffer that it writes."""
-
-    def __init__(self, observation_space, action_space):
-        super().__init__(observation_space, action_space)
-        self.past = []
-        self.register_buffer("steps", torch.zeros(()))
-
-    def forward(self, td, deterministic=False, generator=None):
-        self.past.append(len(td))
-        self.steps += 1
-        td["action"] = torch.full((len(td), 1), float(len(self.past)) + 10 * float(self.steps))
-        td["sample_log_prob"] = torch.zeros(len(td))
-        return td
+def by_its_memory(policy, td, generator):
+    policy.past.append(len(td))
+    policy.steps += 1
+    return torch.full((len(td), 1), float(len(policy.past)) + 10 * float(policy.steps))
 
 
 def remembering(env):
-    return Remembers(env.single_observation_space, env.single_action_space)
+    """A policy that keeps its state in the module, a list, and a buffer that it writes."""
+    spaces = env.single_observation_space, env.single_action_space
+    policy = variant(ScriptedPolicy, "Remembers")(*spaces, by_its_memory)
+    policy.past = []
+    policy.register_buffer("steps", torch.zeros(()))
+    return policy
 
 
 REFUSED = {
-    "a decision": (Decides, None, "test_compiled_steps.py, line "),
-    "a list": (Lists, None, "a step changes Lists.past, which is not part of the state"),
-    "an attribute": (Sets, None, "a step changes Sets.steps, which is not part of the state"),
-    "a tensor written": (Writes, None, "a step changes Writes.sum, which is not part of the state"),
-    "global draws": (Draws, None, "random numbers are drawn by aten.randn.default: draw by"),
-    "a step of its own": (StepsItself, None, "StepsItself overrides step"),
+    "a decision": (walk("Decides", decides), None, "test_compiled_steps.py, line "),
+    "a list": (
+        walk("Lists", lists, past=list),
+        None,
+        "a step changes Lists.past, which is not part of the state",
+    ),
+    "an attribute": (
+        walk("Sets", sets, steps=int),
+        None,
+        "a step changes Sets.steps, which is not part of the state",
+    ),
+    "a tensor written": (
+        walk("Writes", writes, sum=lambda: torch.zeros(4, 1)),
+        None,
+        "a step changes Writes.sum, which is not part of the state",
+    ),
+    "global draws": (
+        walk("Draws", lambda env, state, action: (state, action + torch.randn(4, 1))),
+        None,
+        "random numbers are drawn by aten.randn.default: draw by",
+    ),
+    "a step of its own": (
+        passing(Walk, "StepsItself", step=lambda env, action: (action * 2,)),
+        None,
+        "StepsItself overrides step",
+    ),
     "a policy's own state": (Walk, remembering, "a step changes Remembers.past, which is not part"),
     "multinomial": (Walk, own_draws, "random numbers are drawn by aten.multinomial.default"),
 }
@@ -443,19 +402,19 @@ def test_what_cannot_be_a_graph_runs_eagerly_and_says_why(name, traced_only):
 
 
 def test_a_state_of_another_shape_in_each_step_is_refused(traced_only):
-    why = "the state of Grows takes another shape or dtype in each step"
+    why = "the state of ScriptedTask takes another shape or dtype in each step"
     with pytest.warns(UserWarning, match=why):
-        ours = collector_of(Grows, True, 2)
-    assert_alike(ours.collect(), collector_of(Grows, False, 2).collect(), 0)
+        ours = collector_of(grows, True, 2)
+    assert_alike(ours.collect(), collector_of(grows, False, 2).collect(), 0)
 
 
 def test_what_a_transition_allocates_is_allocated_by_the_graph(traced_only):
-    assert_follows(Allocates, 8, 4)
+    assert_follows(walk("Allocates", allocates), 8, 4)
 
 
 def test_the_line_of_a_decision_is_named(traced_only):
     with pytest.warns(UserWarning, match=r"`if \(state\[.x.\] > 1\)\.any\(\):`"):
-        collector_of(Decides, True, 8)
+        collector_of(walk("Decides", decides), True, 8)
 
 
 def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from itertools import count
 
 import gymnasium
 import numpy as np
@@ -12,6 +13,7 @@ from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_en
 from lightning_rl.audit import check_env as check
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.system.errors import ConfigurationError
+from tests.variants import after, before, passing, variant
 
 
 class Healthy(gymnasium.Env):
@@ -37,153 +39,101 @@ class Healthy(gymnasium.Env):
         return np.concatenate([self.position, self.goal])
 
 
-class OutsideOfItsBounds(Healthy):
-    def observe(self):
-        return super().observe() * np.float32(3)
+def shared_seed(env, *, seed=None, options=None):
+    return Healthy.reset(env, seed=None if seed is None else seed // 1000)
 
 
-class WrongDtype(Healthy):
-    def observe(self):
-        return super().observe().astype(np.float64)
+def ignores_its_seed(env):
+    if not hasattr(env, "number"):
+        env.number = next(NUMBERS) % 4
+    return np.random.default_rng(env.number).uniform(-1, 1, (2, 2))
 
 
-class NotANumber(Healthy):
-    def observe(self):
-        observation = super().observe()
-        observation[2] = np.nan
-        return observation
+NUMBERS = count()
 
 
-class OneField(Healthy):
-    def observe(self):
-        return np.zeros(4, np.float32)
-
-
-class SharedSeed(Healthy):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=None if seed is None else seed // 1000, options=options)
-
-
-class IgnoresItsSeed(Healthy):
-    made = 0
-
-    def __init__(self):
-        IgnoresItsSeed.made += 1
-        self.number = IgnoresItsSeed.made % 4
-
-    def draw(self):
-        return np.random.default_rng(self.number).uniform(-1, 1, (2, 2))
-
-
-class NotReproducible(Healthy):
-    def step(self, action):
-        return super().step(action + np.random.default_rng().uniform(-0.1, 0.1, 2))
-
-
-class GeneratorOfItsOwn(Healthy):
+def seeds_a_generator_of_its_own(env, *, seed=None, options=None):
     """Repeatable from a seed, but no replay brings its second episode back."""
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            self.own = np.random.default_rng(seed)
-        return super().reset(seed=seed, options=options)
-
-    def draw(self):
-        if not hasattr(self, "own"):
-            self.own = np.random.default_rng()
-        return self.own.uniform(-1, 1, (2, 2))
+    if seed is not None or not hasattr(env, "own"):
+        env.own = np.random.default_rng(seed)
 
 
-class ConstantReward(Healthy):
-    def step(self, action):
-        observation, _, _, _, _ = super().step(action)
-        return observation, 0.0, False, False, {}
+def counts_and_forgets_to_save_it(env, result, action):
+    env.count = getattr(env, "count", 0) + 1
+    observation, reward, *rest = result
+    return observation, reward + env.count % 7, *rest
 
 
-class HugeReward(Healthy):
-    def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, 1000 * reward, *rest
+def is_reset(env, seed=None, options=None):
+    if seed is not None:
+        env.count = 0
 
 
-class NotFinite(Healthy):
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, float("inf"), *rest
+def with_nan(env, observation):
+    observation[2] = np.nan
 
 
-class NeverEnds(Healthy):
-    def step(self, action):
-        observation, reward, _, _, info = super().step(action)
-        return observation, reward, False, False, info
+def without_final(env, result, action):
+    result[-1].pop("final_obs", None)
 
 
-class Raises(Healthy):
-    def step(self, action):
-        raise KeyError("gripper")
+def raises(env, action):
+    raise KeyError("gripper")
 
 
-class Hangs(Healthy):
-    def step(self, action):
-        time.sleep(60)
+def step_gives(*row):
+    """After a healthy step, other results; None leaves one."""
+
+    def change(env, result, action):
+        return tuple(old if new is None else new for old, new in zip(result, row, strict=True))
+
+    return change
 
 
-class WrongShape(Healthy):
-    def observe(self):
-        return super().observe()[:3]
+FAULTY = {
+    "OutsideOfItsBounds": after(Healthy, observe=lambda env, seen: seen * np.float32(3)),
+    "WrongDtype": after(Healthy, observe=lambda env, seen: seen.astype(np.float64)),
+    "NotANumber": after(Healthy, observe=with_nan),
+    "OneField": variant(Healthy, observe=lambda env: np.zeros(4, np.float32)),
+    "WrongShape": after(Healthy, observe=lambda env, seen: seen[:3]),
+    "SharedSeed": variant(Healthy, reset=shared_seed),
+    "IgnoresItsSeed": variant(Healthy, draw=ignores_its_seed),
+    "NotReproducible": passing(
+        Healthy, step=lambda env, action: (action + np.random.default_rng().uniform(-0.1, 0.1, 2),)
+    ),
+    "GeneratorOfItsOwn": before(
+        variant(Healthy, draw=lambda env: env.own.uniform(-1, 1, (2, 2))),
+        reset=seeds_a_generator_of_its_own,
+    ),
+    "ConstantReward": after(Healthy, step=step_gives(None, 0.0, False, None, None)),
+    "HugeReward": after(
+        Healthy, step=lambda env, result, action: (result[0], 1000 * result[1], *result[2:])
+    ),
+    "NotFinite": after(Healthy, step=step_gives(None, float("inf"), None, None, None)),
+    "NeverEnds": after(Healthy, step=step_gives(None, None, False, None, None)),
+    "Raises": before(Healthy, step=raises),
+    "Hangs": before(Healthy, step=lambda env, action: time.sleep(60)),
+    "WithoutFinal": after(TimeLimitProbe, "WithoutFinal", step=without_final),
+    "FinalOfTheNext": after(
+        PushCube, step=lambda env, result, action: result[-1].update(final_obs=result[0])
+    ),
+    "NoState": variant(PushCube, state_dict=lambda env: None),
+    "HalfAState": before(after(PushCube, step=counts_and_forgets_to_save_it), reset=is_reset),
+    "Arrays": after(
+        PushCube, state_dict=lambda env, state: state | {"generator": np.random.default_rng(1)}
+    ),
+    "NeverTruncates": before(TimeLimitProbe, step=lambda env, action: env.elapsed.zero_()),
+}
 
 
-class WithoutFinal(TimeLimitProbe):
-    def step(self, action):
-        *result, info = super().step(action)
-        info.pop("final_obs", None)
-        return *result, info
-
-
-class FinalOfTheNext(PushCube):
-    def step(self, action):
-        observation, *result, info = super().step(action)
-        return observation, *result, info | {"final_obs": observation}
-
-
-class NoState(PushCube):
-    def state_dict(self):
-        return None
-
-
-class HalfAState(PushCube):
-    """Counts its steps, and forgets to save them."""
-
-    count = 0
-
-    def reset(self, seed=None, options=None):
-        if seed is not None:
-            self.count = 0
-        return super().reset(seed, options)
-
-    def step(self, action):
-        self.count += 1
-        observation, reward, *rest = super().step(action)
-        return observation, reward + self.count % 7, *rest
-
-
-class Arrays(PushCube):
-    def state_dict(self):
-        return super().state_dict() | {"generator": np.random.default_rng(1)}
-
-
-class NeverTruncates(TimeLimitProbe):
-    def step(self, action):
-        self.elapsed.zero_()
-        return super().step(action)
-
-
-def factory(cls, limit=30):
+def factory(fault, limit=30):
+    cls = FAULTY.get(fault, Healthy)
     if issubclass(cls, PushCube):
         return partial(cls, max_episode_steps=10)
     if issubclass(cls, TorchEnv):
         return cls
-    id = f"Check{cls.__name__}-v0"
+    id = f"Check{fault}-v0"
+    gymnasium.registry.pop(id, None)
     gymnasium.register(id, cls, max_episode_steps=limit)
     return partial(GymnasiumEnv, id=id)
 
@@ -209,7 +159,7 @@ def found(env, level="warning", **settings):
 @pytest.mark.parametrize(
     "env",
     [
-        Healthy,
+        "Healthy",
         "CartPole-v1",
         "Pendulum-v1",
         partial(PushCube, max_episode_steps=20),
@@ -218,14 +168,14 @@ def found(env, level="warning", **settings):
     ids=["own", "CartPole-v1", "Pendulum-v1", "PushCube", "chunks"],
 )
 def test_of_a_healthy_env_nothing_is_said(env):
-    assert found(factory(env) if env is Healthy else env, "note") == []
+    assert found(factory(env) if env == "Healthy" else env, "note") == []
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
         (
-            WrongDtype,
+            "WrongDtype",
             (
                 "gymnasium",
                 "warning",
@@ -234,11 +184,11 @@ def test_of_a_healthy_env_nothing_is_said(env):
             ),
         ),
         (
-            NotANumber,
+            "NotANumber",
             ("observation", "error", "nan in observation[2] is not finite: an update would fail"),
         ),
         (
-            OneField,
+            "OneField",
             (
                 "observation",
                 "warning",
@@ -246,7 +196,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             ),
         ),
         (
-            SharedSeed,
+            "SharedSeed",
             (
                 "seeds",
                 "warning",
@@ -254,11 +204,11 @@ def test_of_a_healthy_env_nothing_is_said(env):
             ),
         ),
         (
-            IgnoresItsSeed,
+            "IgnoresItsSeed",
             ("seeds", "warning", "different seeds gave the same starts: reset ignores its seed"),
         ),
         (
-            NotReproducible,
+            "NotReproducible",
             (
                 "seeds",
                 "warning",
@@ -266,7 +216,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             ),
         ),
         (
-            GeneratorOfItsOwn,
+            "GeneratorOfItsOwn",
             (
                 "resume",
                 "warning",
@@ -274,20 +224,23 @@ def test_of_a_healthy_env_nothing_is_said(env):
             ),
         ),
         (
-            NoState,
+            "NoState",
             (
                 "resume",
                 "warning",
                 "the env does not save its state: a resumed run begins new episodes",
             ),
         ),
-        (HalfAState, ("resume", "error", "the restored env gave a different reward after 1 steps")),
         (
-            NotFinite,
+            "HalfAState",
+            ("resume", "error", "the restored env gave a different reward after 1 steps"),
+        ),
+        (
+            "NotFinite",
             ("reward", "error", "it was inf at step 0 of env 0"),
         ),
         (
-            FinalOfTheNext,
+            "FinalOfTheNext",
             (
                 "episodes",
                 "error",
@@ -296,7 +249,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             ),
         ),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_fault_is_found(env, expected):
     faults = [(one.topic, one.level, one.text) for one in found(factory(env))]
@@ -311,7 +264,7 @@ def test_a_fault_is_found(env, expected):
 
 
 def test_a_value_outside_of_its_bounds_is_named_with_its_place():
-    fault, gymnasium_says = found(factory(OutsideOfItsBounds))
+    fault, gymnasium_says = found(factory("OutsideOfItsBounds"))
     assert gymnasium_says.topic == "gymnasium"
     assert (fault.topic, fault.level) == ("observation", "warning")
     assert fault.text.startswith("observation[")
@@ -320,41 +273,41 @@ def test_a_value_outside_of_its_bounds_is_named_with_its_place():
 
 
 def test_a_reward_that_never_changes_or_is_huge_is_told():
-    (constant,) = found(factory(ConstantReward))
+    (constant,) = found(factory("ConstantReward"))
     assert constant.text.startswith("it was 0 at each of ")
     assert "no other reward" in constant.text
-    (huge,) = found(factory(HugeReward))
+    (huge,) = found(factory("HugeReward"))
     assert huge.text.startswith("it is as large as ")
     assert huge.cure == "Set model.normalize_reward: true, or scale the reward in the env."
 
 
 def test_episodes_that_never_end_are_told():
-    (endless,) = found(factory(NeverEnds, limit=None))
+    (endless,) = found(factory("NeverEnds", limit=None))
     assert endless.text.startswith("none ended within ")
     assert endless.text.endswith("no time limit is known: an evaluation may never end")
-    assert found(factory(type("Ends", (NeverEnds,), {}), limit=25)) == []
-    texts = [one.text for one in found(NeverTruncates, "error")]
+    assert found(factory("NeverEnds", limit=25)) == []
+    texts = [one.text for one in found(FAULTY["NeverTruncates"], "error")]
     assert any(text.endswith("; the time limit is 5 env steps") for text in texts)
 
 
 def test_a_truncation_without_its_final_observation_is_an_error():
-    texts = [one.text for one in found(WithoutFinal, "error")]
+    texts = [one.text for one in found(FAULTY["WithoutFinal"], "error")]
     assert len(texts) == 1
     assert texts[0].startswith("WithoutFinal truncated the episode of env 0, at step 4 of the")
     assert "Return info['final_obs'] [N, ...] from step" in texts[0]
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_an_error():
-    (fault,) = found(factory(Arrays), "error")
+    (fault,) = found(factory("Arrays"), "error")
     assert fault.topic == "resume"
     assert fault.text.startswith("its state cannot be read from a checkpoint: UnpicklingError: ")
 
 
 def test_what_an_env_raises_is_a_finding_with_its_place():
-    (fault,) = found(factory(Raises))
+    (fault,) = found(factory("Raises"))
     assert (fault.topic, fault.level) == ("env", "error")
     assert fault.text.startswith(f"it raised KeyError: 'gripper', at {__file__}, line ")
-    (refused,) = found(factory(WrongShape))
+    (refused,) = found(factory("WrongShape"))
     assert refused.text == (
         "Env 'CheckWrongShape-v0' returned an observation of shape [3] instead of [4]: correct its step and reset, "
         "or its space."
@@ -362,7 +315,7 @@ def test_what_an_env_raises_is_a_finding_with_its_place():
 
 
 def test_a_step_that_hangs_is_a_finding_with_its_stack():
-    (fault,) = found(factory(Hangs), timeout_s=0.5)
+    (fault,) = found(factory("Hangs"), timeout_s=0.5)
     assert fault.level == "error"
     assert fault.text.startswith("Env 0 of 4 of the check")
     assert "the step took more than data.env_timeout_s: 0.5 seconds" in fault.text

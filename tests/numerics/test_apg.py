@@ -26,6 +26,7 @@ from tests.helpers import assert_same_run, last, make_data, make_ppo, train
 from tests.numerics.test_sac import actor_layers
 from tests.q_references import Adam, backward, flat, forward
 from tests.references import gae_by_sum, numeric_gradient, segment_gain
+from tests.variants import after, before, passing
 
 GAMMA, LAMBDA, TAU, RATE = 0.9, 0.8, 0.3, 1e-2
 
@@ -60,22 +61,15 @@ def spring(at, action, stack):
     return stack((x, speed), -1), x - 0.5 * x * speed - 0.1 * action[..., 0] ** 2
 
 
-class Recorded:
-    """Keeps the rollouts that it trains on, and the weights that it begins with."""
+def keeps_rollouts(algorithm):
+    """An algorithm that keeps the rollouts that it trains on, and the weights that it begins with."""
 
-    def improve_actor(self, rollout):
-        if not hasattr(self, "rollouts"):
-            self.rollouts, self.begun = [], weights_of(self)
-        self.rollouts.append(rollout.clone())
-        super().improve_actor(rollout)
+    def keep(module, rollout):
+        if not hasattr(module, "rollouts"):
+            module.rollouts, module.begun = [], weights_of(module)
+        module.rollouts.append(rollout.clone())
 
-
-class RecordedAPG(Recorded, APG):
-    pass
-
-
-class RecordedSHAC(Recorded, SHAC):
-    pass
+    return before(algorithm, improve_actor=keep)
 
 
 def weights_of(module):
@@ -136,11 +130,16 @@ class Reference:
         return value[:, :-1] + gae_by_sum(reward, value, *ends, GAMMA, LAMBDA)
 
 
-@pytest.mark.parametrize("algorithm", [RecordedAPG, RecordedSHAC])
+@pytest.mark.parametrize("algorithm", [APG, SHAC])
 @pytest.mark.parametrize("limit", [None, 0.05])
 def test_updates_are_those_of_the_reference(algorithm, limit, tmp_path):
-    model = {"algorithm": algorithm, "gamma": GAMMA, "learning_rate": RATE, "max_grad_norm": limit}
-    if algorithm is RecordedSHAC:
+    model = {
+        "algorithm": keeps_rollouts(algorithm),
+        "gamma": GAMMA,
+        "learning_rate": RATE,
+        "max_grad_norm": limit,
+    }
+    if algorithm is SHAC:
         model |= {"gae_lambda": LAMBDA, "tau": TAU, "n_epochs": 3, "batch_size": 4 * 7}
     data = {"buffer_size": 7, "total_env_steps": 4 * 7 * 3, "num_eval_envs": 2}
     policy = {"activation": "relu", "log_std_init": -1.0}
@@ -207,13 +206,11 @@ def test_the_update_steps_through_the_rollout_that_was_collected(name, tmp_path)
 
 
 def test_a_sharded_policy_is_refused(tmp_path):
-    class Sharded(APG):
-        def on_train_start(self):
-            self.policy.sharding = object()
-            super().on_train_start()
+    def share(module):
+        module.policy.sharding = object()
 
     with pytest.raises(ConfigurationError, match="fsdp: use ddp"):
-        train(tmp_path, env=PointMass, model={"algorithm": Sharded})
+        train(tmp_path, env=PointMass, model={"algorithm": before(APG, on_train_start=share)})
 
 
 def test_a_run_begins_with_the_policy_and_the_critic_of_another(tmp_path):
@@ -252,38 +249,44 @@ def test_what_does_not_fit_is_refused(settings, words, tmp_path):
         train(tmp_path, **run)
 
 
-class Straight(Spring):
-    """Claims the gradient of another action than it executes."""
-
-    def transition(self, state, action):
-        return super().transition(state, action + (0.5 * action.sin()).detach())
+def claims_another_gradient(env, state, action):
+    """The gradient is of another action than it executes."""
+    return state, action + (0.5 * action.sin()).detach()
 
 
-class Detached(Spring):
-    def transition(self, state, action):
-        return super().transition(state, action.detach())
+def explodes(env, state, action):
+    return TensorDict({"x": state["x"] * 3.0}, state.batch_size), action
 
 
-class Clamped(Spring):
-    def transition(self, state, action):
-        return super().transition(state, action.clamp(1.3, 1.31))
+def never_lost(env, result, state, action):
+    moved, reward, lost, info = result
+    return moved, reward, torch.zeros_like(lost), info
 
 
-class Exploding(Spring):
-    def transition(self, state, action):
-        state = TensorDict({"x": state["x"] * 3.0}, state.batch_size)
-        moved, reward, lost, info = super().transition(state, action)
-        return moved, reward, torch.zeros_like(lost), info
+def spring_with(change):
+    return passing(Spring, transition=change)
 
 
 @pytest.mark.parametrize(
     ("env", "levels", "words"),
     [
         (Spring, ["ok", "ok", "ok"], "differs from finite differences by"),
-        (Straight, ["error", "ok", "ok"], "differs from finite differences by"),
-        (Detached, ["error"], "neither reward nor observation"),
-        (Clamped, ["ok", "warning"], "100% of the gradients with respect to an action are zero"),
-        (Exploding, ["ok", "ok", "warning"], "grows"),
+        (
+            spring_with(claims_another_gradient),
+            ["error", "ok", "ok"],
+            "differs from finite differences by",
+        ),
+        (
+            spring_with(lambda env, state, action: (state, action.detach())),
+            ["error"],
+            "neither reward nor observation",
+        ),
+        (
+            spring_with(lambda env, state, action: (state, action.clamp(1.3, 1.31))),
+            ["ok", "warning"],
+            "100% of the gradients with respect to an action are zero",
+        ),
+        (after(spring_with(explodes), transition=never_lost), ["ok", "ok", "warning"], "grows"),
     ],
 )
 def test_a_check_compares_gradients_with_differences(env, levels, words):

@@ -8,11 +8,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, AsyncCollector, Policy
-from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.envs import ActionProbe
 from lightning_rl.system.errors import ConfigurationError
+from tests.algorithms import Reinforce
 from tests.helpers import assert_same
 from tests.helpers import train as train_run
+from tests.variants import after, before, passing, variant
 
 QUIET = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
 
@@ -111,13 +112,18 @@ def train(
     if collector is not None:
         data["collector"] = collector
 
-    class Made(algorithm):  # so that `train` builds ours where it would build an ActorCritic
-        def __init__(self, policy, **kwargs):
-            torch.manual_seed(1)
-            spaces = policy.observation_space, policy.action_space
-            super().__init__(policy_class(*spaces, write=write), **kwargs)
+    def make(
+        module, policy, **kwargs
+    ):  # so that `train` builds ours where it would build an ActorCritic
+        torch.manual_seed(1)
+        spaces = policy.observation_space, policy.action_space
+        algorithm.__init__(module, policy_class(*spaces, write=write), **kwargs)
 
-    settings = {"algorithm": Made, "learning_rate": 1e-2, "lr_schedule": "constant"}
+    settings = {
+        "algorithm": variant(algorithm, __init__=make),
+        "learning_rate": 1e-2,
+        "lr_schedule": "constant",
+    }
     kwargs = {"data": data, "model": settings | model, "trainer": QUIET}
     return train_run(tmp_path, env=ActionProbe, **kwargs)[0]
 
@@ -179,35 +185,31 @@ class Recurrent(MyPolicy):
         return self.head(self.state)
 
 
-class Dropping(MyPolicy):
+def drops(policy, observation):
     """Its dropout pays no heed to eval mode."""
-
-    def logits(self, observation):
-        return nn.functional.dropout(self.actor(observation), 0.5, training=True)
+    return nn.functional.dropout(policy.actor(observation), 0.5, training=True)
 
 
-class SamplingAgain(MyPolicy):
+def samples_again(policy, td):
     """Its update is about another action than the one that was taken."""
-
-    def evaluate_actions(self, td):
-        other = torch.randint_like(td["action"], 2)
-        return super().evaluate_actions(td.copy().set("action", other))
+    return (td.copy().set("action", torch.randint_like(td["action"], 2)),)
 
 
-class Columns(MyPolicy):
+def adds_a_column(policy, result, td):
     """The log-prob of the update has a dimension too many, and would be broadcast to [B, B]."""
-
-    def evaluate_actions(self, td):
-        result = super().evaluate_actions(td)
-        return result.set("sample_log_prob", result["sample_log_prob"][:, None])
+    return result.set("sample_log_prob", result["sample_log_prob"][:, None])
 
 
 REFUSED = {
     Recurrent: "for the same actions and weights, in 248 of 256 steps, but not in the first step "
     "of any env. The first is env 0, step 1: ",
-    Dropping: "Dropping.evaluate_actions and Dropping.forward return different log-probs",
-    SamplingAgain: "evaluate_actions samples again",
-    Columns: "Columns.evaluate_actions returned sample_log_prob of shape [1] for each step, but forward returned []",
+    variant(
+        MyPolicy, "Dropping", logits=drops
+    ): "Dropping.evaluate_actions and Dropping.forward return different log-probs",
+    passing(MyPolicy, evaluate_actions=samples_again): "evaluate_actions samples again",
+    after(
+        MyPolicy, "Columns", evaluate_actions=adds_a_column
+    ): "Columns.evaluate_actions returned sample_log_prob of shape [1] for each step, but forward returned []",
 }
 
 
@@ -223,34 +225,18 @@ def test_in_the_background_it_is_refused_too(tmp_path):
         train(tmp_path, Recurrent, collector=AsyncCollector)
 
 
-class Rewarded(OnPolicyAlgorithm):
-    """Its loss does not ask what the log-prob was."""
-
-    def training_step(self, rollout, batch_idx):
-        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
-            self.update(minibatch)
-        self.finish_iteration(rollout)
-
-    def loss(self, minibatch):
-        new = self.policy.evaluate_actions(minibatch)
-        return -(minibatch["reward"] * new["sample_log_prob"]).mean(), {}
-
-
 def test_where_no_ratio_is_taken_none_is_asked_for(tmp_path):
-    assert train(tmp_path, SamplingAgain, algorithm=Rewarded).optimizer_steps > 0
+    samples = passing(MyPolicy, evaluate_actions=samples_again)
+    assert train(tmp_path, samples, algorithm=Reinforce).optimizer_steps > 0
 
 
 def test_the_check_draws_nothing(tmp_path, monkeypatch):
     """A resumed run has a first iteration of its own, and must not differ by it."""
 
-    class Drawing(MyPolicy):
-        def evaluate_actions(self, td):
-            torch.rand(3)
-            return super().evaluate_actions(td)
-
-    checked = train(tmp_path / "checked", Drawing)
+    drawing = before(MyPolicy, evaluate_actions=lambda policy, td: torch.rand(3))
+    checked = train(tmp_path / "checked", drawing)
     drawn = torch.rand(1)
     monkeypatch.setattr("lightning_rl.algorithms.on_policy.check_first_ratio", lambda *_: True)
-    unchecked = train(tmp_path / "unchecked", Drawing)
+    unchecked = train(tmp_path / "unchecked", drawing)
     assert torch.equal(drawn, torch.rand(1))
     assert_same(checked.policy.state_dict(), unchecked.policy.state_dict())

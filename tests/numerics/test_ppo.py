@@ -1,36 +1,36 @@
 """What must hold in every update, whatever it learns."""
 
 import math
+from collections import Counter
+from itertools import count
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 from lightning_rl import GRPO, PPO
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.functional import ratio
 from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
 from lightning_rl.system.errors import ConfigurationError
+from tests.callbacks import callback
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+from tests.variants import after, before
 
 
-class Recorder(PPO):
-    """PPO that keeps what its loss saw."""
+def recorder():
+    """Make a PPO that keeps what its loss saw."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.first_ratios, self.ratios, self.staleness_seen = [], [], []
+    def begin(module, rollout, batch_idx):
+        ppo.staleness_seen.append(module.staleness(rollout))
+        ppo.ratios.append([])
 
-    def training_step(self, rollout, batch_idx):
-        self.staleness_seen.append(self.staleness(rollout))
-        self.ratios = []
-        super().training_step(rollout, batch_idx)
-        self.first_ratios.append(self.ratios[0])
+    def look(module, minibatch):
+        new = module.policy.evaluate_actions(minibatch)["sample_log_prob"].detach()
+        ppo.ratios[-1].append(ratio(new, minibatch["sample_log_prob"]))
 
-    def loss(self, minibatch):
-        new = self.policy.evaluate_actions(minibatch)["sample_log_prob"].detach()
-        self.ratios.append(ratio(new, minibatch["sample_log_prob"]))
-        return super().loss(minibatch)
+    ppo = before(PPO, training_step=begin, loss=look)
+    ppo.staleness_seen, ppo.ratios = [], []
+    return ppo
 
 
 @pytest.mark.parametrize(
@@ -42,27 +42,22 @@ class Recorder(PPO):
     ],
 )
 def test_the_first_ratio_of_every_update_is_one_and_the_policy_lag_zero(env, policy, tmp_path):
-    module, _, _ = train(tmp_path, env=env, policy=policy, model={"algorithm": Recorder})
+    module, _, _ = train(tmp_path, env=env, policy=policy, model={"algorithm": recorder()})
     assert module.staleness_seen == [0] * 6
-    for first in module.first_ratios:
+    for first, *_ in module.ratios:
         torch.testing.assert_close(first, torch.ones_like(first), rtol=0, atol=1e-5)
-    assert (module.ratios[-1] - 1).abs().max() > 1e-4  # the check above can fail
+    assert (module.ratios[-1][-1] - 1).abs().max() > 1e-4  # the check above can fail
 
 
 def test_a_stale_rollout_is_refused(tmp_path):
-    class Forgetful(PPO):
-        def finish_iteration(self, rollout):
-            super().finish_iteration(rollout)
-            self.policy.version += (
-                1  # as if another update had come between collection and training
-            )
+    def another_update(module, *args):
+        """As if another one had come between collection and training."""
+        module.policy.version += 1
 
-        def on_train_batch_start(self, batch, batch_idx):
-            self.policy.version += 1
-            super().on_train_batch_start(batch, batch_idx)
-
+    forgetful = before(PPO, on_train_batch_start=another_update)
+    forgetful = after(forgetful, finish_iteration=another_update)
     with pytest.raises(RuntimeError, match="collected 1 updates ago, but only 0 are allowed"):
-        train(tmp_path, model={"algorithm": Forgetful})
+        train(tmp_path, model={"algorithm": forgetful})
 
 
 def test_global_step_counts_iterations_whatever_the_number_of_optimizer_steps(tmp_path):
@@ -108,33 +103,42 @@ def test_seeds_decide_everything(tmp_path):
     assert not torch.equal(weights[0], weights[2])
 
 
-class Overflowing(PPO):
-    """A loss that is no number, from some minibatch on."""
+def overflowing(bad, value):
+    """Make a PPO whose loss is no number in minibatches of some numbers, from 1."""
+    calls = count(1)
 
-    calls, first = 0, 10
+    def spoil(module, result, minibatch):
+        module.calls = next(calls)
+        return result[0] * (value if bad(module.calls) else 1.0), result[1]
 
-    def loss(self, minibatch):
-        loss, scalars = super().loss(minibatch)
-        self.calls += 1
-        return loss * (math.nan if self.calls > self.first else 1.0), scalars
+    return after(PPO, loss=spoil)
 
 
 def test_what_is_not_finite_is_skipped_counted_and_named(tmp_path):
     with pytest.raises(FloatingPointError, match=r"3 optimizer steps in a row.*loss itself"):
-        train(tmp_path, model={"algorithm": Overflowing, "max_nonfinite_steps": 3})
+        train(
+            tmp_path,
+            model={
+                "algorithm": overflowing(lambda call: call > 10, math.nan),
+                "max_nonfinite_steps": 3,
+            },
+        )
 
 
 def test_the_actor_stands_still_for_as_many_iterations_as_its_warm_up_has(tmp_path):
-    class Watching(PPO):
-        moved = []  # noqa: RUF012
+    weights, moved = [], []
 
-        def training_step(self, rollout, batch_idx):
-            before = self.policy.actor[0].weight.detach().clone()
-            super().training_step(rollout, batch_idx)
-            self.moved.append(not torch.equal(before, self.policy.actor[0].weight))
+    def look(module, result, rollout, batch_idx):
+        weight = module.policy.actor[0].weight.detach().clone()
+        moved.append(not torch.equal(weight, weights[-1]))
+        weights.append(weight)
 
-    train(tmp_path, model={"algorithm": Watching, "critic_warmup_iterations": 2})
-    assert Watching.moved == [False, False, True, True, True, True]
+    def begin(module):
+        weights.append(module.policy.actor[0].weight.detach().clone())
+
+    watched = before(after(PPO, training_step=look), on_train_start=begin)
+    train(tmp_path, model={"algorithm": watched, "critic_warmup_iterations": 2})
+    assert moved == [False, False, True, True, True, True]
 
 
 def test_as_many_steps_as_are_allowed_are_skipped_in_a_row_and_no_more():
@@ -149,22 +153,17 @@ def test_as_many_steps_as_are_allowed_are_skipped_in_a_row_and_no_more():
 
 
 def test_skipped_steps_leave_the_weights_finite(tmp_path):
-    module, _, _ = train(tmp_path, model={"algorithm": Overflowing, "max_nonfinite_steps": 1000})
-    assert module.skipped_steps == module.calls - Overflowing.first > 0
+    overflows = overflowing(lambda call: call > 10, math.nan)
+    module, _, _ = train(tmp_path, model={"algorithm": overflows, "max_nonfinite_steps": 1000})
+    assert module.skipped_steps == module.calls - 10 > 0
     assert all(parameter.isfinite().all() for parameter in module.parameters())
     assert scalars(tmp_path)["train/skipped_steps"][-1][1] == module.skipped_steps
 
 
 def test_one_bad_minibatch_is_forgiven(tmp_path):
-    class Stumbling(PPO):
-        calls = 0
 
-        def loss(self, minibatch):
-            loss, statistics = super().loss(minibatch)
-            self.calls += 1
-            return loss * (math.inf if self.calls == 3 else 1.0), statistics
-
-    module, _, _ = train(tmp_path, model={"algorithm": Stumbling, "max_nonfinite_steps": 2})
+    stumbles = overflowing(lambda call: call == 3, math.inf)
+    module, _, _ = train(tmp_path, model={"algorithm": stumbles, "max_nonfinite_steps": 2})
     assert module.skipped_steps == 1
     assert module.optimizer_steps == 6 * 2 * 2 - 1
 
@@ -173,12 +172,8 @@ def test_one_bad_minibatch_is_forgiven(tmp_path):
 def test_advantages_are_normalized_as_asked(normalize_advantage, tmp_path):
     seen = []
 
-    class Watching(PPO):
-        def loss(self, minibatch):
-            seen.append(minibatch["advantage"])
-            return super().loss(minibatch)
-
-    train(tmp_path, model={"algorithm": Watching, "normalize_advantage": normalize_advantage})
+    watched = before(PPO, loss=lambda module, minibatch: seen.append(minibatch["advantage"]))
+    train(tmp_path, model={"algorithm": watched, "normalize_advantage": normalize_advantage})
     epoch = torch.cat(seen[:2])  # two minibatches of 32 make the 64 transitions of a rollout
     normalized = abs(float(epoch.mean())) < 1e-5 and abs(float(epoch.std()) - 1) < 1e-4
     assert normalized == (normalize_advantage == "rollout")
@@ -279,34 +274,28 @@ def test_time_limits_reach_the_targets(tmp_path):
     """The return of a truncated step bootstraps from the final observation, which the env made."""
     targets = {}
 
-    class Watching(PPO):
-        def add_advantages(self, rollout):
-            super().add_advantages(rollout)
-            transitions = rollout[:, :-1]
-            cut = transitions["truncated"]
-            targets["got"] = transitions["return"][cut]
-            # all observations of this probe are alike, so are their values
-            targets["expected"] = 1.0 + self.gamma * transitions["value"][cut]
+    def look(module, result, rollout):
+        transitions = rollout[:, :-1]
+        cut = transitions["truncated"]
+        targets["got"] = transitions["return"][cut]
+        # all observations of this probe are alike, so are their values
+        targets["expected"] = 1.0 + module.gamma * transitions["value"][cut]
 
-    train(tmp_path, env=TimeLimitProbe, model={"algorithm": Watching})
+    train(tmp_path, env=TimeLimitProbe, model={"algorithm": after(PPO, add_advantages=look)})
     assert len(targets["got"]) > 0
     torch.testing.assert_close(targets["got"], targets["expected"])
 
 
 def test_callbacks_are_asked_for_each_minibatch_where_they_listen(tmp_path):
-    class Listener(Callback):
-        backwards = steps = 0
 
-        def on_after_backward(self, trainer, pl_module):
-            self.backwards += 1
-
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            self.steps += 1
-
-    listener = Listener()
+    heard_of = Counter()
+    listener = callback(
+        on_after_backward=lambda *_: heard_of.update(["backward"]),
+        on_before_optimizer_step=lambda *_: heard_of.update(["step"]),
+    )
     heard, _, trainer = train(tmp_path / "heard", trainer={"callbacks": [listener]})
     unheard, _, _ = train(tmp_path / "unheard")
-    assert listener.backwards == listener.steps == heard.optimizer_steps == 6 * 2 * 2
+    assert heard_of["backward"] == heard_of["step"] == heard.optimizer_steps == 6 * 2 * 2
     assert trainer.global_step == 6
     for a, b in zip(heard.parameters(), unheard.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -315,10 +304,9 @@ def test_callbacks_are_asked_for_each_minibatch_where_they_listen(tmp_path):
 def test_monitors_can_ask_for_the_return_of_the_training(tmp_path):
     seen = []
 
-    class Monitor(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            seen.append(float(trainer.callback_metrics["charts/episode_reward_avg_100"]))
+    def look(trainer, module):
+        seen.append(float(trainer.callback_metrics["charts/episode_reward_avg_100"]))
 
-    train(tmp_path, trainer={"callbacks": [Monitor()]})
+    train(tmp_path, trainer={"callbacks": [callback(on_train_epoch_end=look)]})
     curve = dict(scalars(tmp_path)["charts/episode_reward_avg_100"])
     assert seen == pytest.approx([curve[192], curve[384]])

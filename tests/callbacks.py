@@ -1,0 +1,45 @@
+"""Callbacks of functions, for what a test does or looks at during a run."""
+
+import os
+import signal
+
+from lightning.pytorch.callbacks import Callback
+
+
+def callback(**hooks):
+    """Return a callback whose hooks are functions: `callback(on_train_start=lambda trainer, module: ...)`."""
+    unknown = {name for name in hooks if not hasattr(Callback, name)}
+    assert not unknown, unknown
+    methods = {name: staticmethod(function) for name, function in hooks.items()}
+    return type("CallbackOfFunctions", (Callback,), methods)()
+
+
+def at(iteration, act, hook="on_train_batch_end"):
+    """Return a callback that calls `act(trainer)` once, when so many iterations have ended."""
+    waiting = [iteration]
+
+    def once(trainer, *args):
+        if trainer.global_step in waiting and not trainer.sanity_checking:
+            waiting.clear()
+            act(trainer)
+
+    return callback(**{hook: once})
+
+
+def send(number=signal.SIGTERM):
+    """Return a function, for `at` and `callback`, that sends this process a signal."""
+    return lambda *args: os.kill(os.getpid(), number)
+
+
+def stop(trainer, *args):
+    """End the run after this iteration."""
+    trainer.should_stop = True
+
+
+def fail(error):
+    """Return a function, for `at`, `callback` and `before`, that raises an error."""
+
+    def act(*args, **kwargs):
+        raise error
+
+    return act

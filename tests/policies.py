@@ -1,0 +1,40 @@
+"""Policies whose actions a test writes."""
+
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.policies import Policy
+
+
+class ScriptedPolicy(Policy):
+    """A policy without a critic that acts by a function; its one parameter moves nothing.
+
+    Args:
+        observation_space, action_space: spaces of one env.
+        act: makes the actions [N, *A] from (policy, td, generator). Default: zeros of the action space.
+        fields: its `extra_fields`.
+    """
+
+    has_critic = False
+    extra_fields = {}  # noqa: RUF012
+
+    def __init__(self, observation_space, action_space, act=None, fields=None):
+        super().__init__(observation_space, action_space)
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.act, self.extra_fields = act or type(self).zeros, fields or {}
+
+    def zeros(self, td, generator):
+        return torch.zeros(*td.batch_size, *self.action_space.shape)
+
+    def forward(self, td, deterministic=False, generator=None):
+        td["action"] = self.act(self, td, generator)
+        td["sample_log_prob"] = torch.zeros(td.batch_size)
+        return td
+
+    def get_value(self, td):
+        return td.set("value", torch.zeros(td.batch_size))
+
+    def evaluate_actions(self, td):
+        zeros = self.weight.expand(td.batch_size)
+        fields = {"sample_log_prob": zeros, "entropy": zeros, "value": zeros}
+        return TensorDict(fields, td.batch_size)
