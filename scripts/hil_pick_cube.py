@@ -42,10 +42,10 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.checkpoints.loading import env_of, load_trained
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.deploy.loading import env_of, load_trained
 from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert
 
 CONFIGS = Path(__file__).parents[1] / "configs"

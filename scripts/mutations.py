@@ -245,7 +245,7 @@ MUTATIONS = (
         "equivalence/test_load_policy.py",
     ),
     Mutation(
-        "checkpoints/loading.py",
+        "deploy/loading.py",
         "a policy that was trained in bfloat16 acts in float32",
         'policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")',
         "pass",

@@ -8,8 +8,8 @@ import argparse
 import torch
 
 from lightning_rl import ActionChunk, PolicyWrapper, PushBlocks
-from lightning_rl.checkpoints.loading import load_trained
 from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.deploy.loading import load_trained
 
 
 class Shuffled(PolicyWrapper):

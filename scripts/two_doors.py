@@ -20,8 +20,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import ActionChunk
-from lightning_rl.checkpoints.loading import load_trained
 from lightning_rl.cli.app import run
+from lightning_rl.deploy.loading import load_trained
 from lightning_rl.envs import TwoDoors
 
 STARTS = 4_000

@@ -69,9 +69,6 @@ from lightning_rl.buffers import (
 from lightning_rl.buffers import (
     ReplayBuffer as ReplayBuffer,
 )
-from lightning_rl.checkpoints.loading import (
-    load_policy as load_policy,
-)
 from lightning_rl.collectors import (
     AsyncCollector as AsyncCollector,
 )
@@ -125,6 +122,9 @@ from lightning_rl.datasets import (
 )
 from lightning_rl.datasets import (
     write_replay as write_replay,
+)
+from lightning_rl.deploy.loading import (
+    load_policy as load_policy,
 )
 from lightning_rl.envs import (
     ActionChunk as ActionChunk,

@@ -22,7 +22,7 @@ from lightning_rl import (
     TransformersBackbone,
     load_vla_model,
 )
-from lightning_rl.checkpoints.loading import load_trained
+from lightning_rl.deploy.loading import load_trained
 from lightning_rl.system.fsdp import whole_state
 from tests.commands import Command, free_port
 from tests.equivalence.fsdp_runs import Layers, found, run

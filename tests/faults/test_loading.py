@@ -29,7 +29,7 @@ from lightning_rl import (
 )
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli.app import run
-from lightning_rl.policies.spaces import space_data, space_from
+from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS

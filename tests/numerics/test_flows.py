@@ -36,7 +36,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.algorithms.action_parts import add_part_weights
-from lightning_rl.checkpoints.loading import load_trained
+from lightning_rl.deploy.loading import load_trained
 from lightning_rl.envs import TwoDoors
 from lightning_rl.functional import flow_transition, interpolate
 from lightning_rl.policies.vla import Features, FlowHead

@@ -20,7 +20,7 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.policies.distributions.gaussians import distribution_for
-from lightning_rl.policies.spaces import space_data, space_from
+from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import draw_from, make_collector

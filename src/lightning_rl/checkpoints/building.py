@@ -20,7 +20,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, r
 from lightning_rl.checkpoints.registry import NAMES, imported
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
-from lightning_rl.policies.spaces import space_from
+from lightning_rl.rollout.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
 from lightning_rl.system.declared import Family, parts_of
 from lightning_rl.system.errors import ConfigurationError, require

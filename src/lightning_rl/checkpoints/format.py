@@ -28,7 +28,7 @@ DESCRIPTION_KEY = "policy"
 """Key in that state: the policy's settings besides its weights, see `policies.description`."""
 
 SPACES_KEY = "spaces"
-"""Key in that state: the policy's spaces, see `policies.spaces`."""
+"""Key in that state: the policy's spaces, see `rollout.spaces`."""
 
 CONTENTS_KEY = "contents"
 """Key in that state: the list of all keys of the checkpoint."""

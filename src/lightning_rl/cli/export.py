@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.loading import Trained, env_of, load_trained
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
 from lightning_rl.deploy.export.formats import (
     SUFFIXES,
@@ -16,6 +15,7 @@ from lightning_rl.deploy.export.formats import (
 from lightning_rl.deploy.export.graph import ports_of, why_not_traced
 from lightning_rl.deploy.export.metadata import directory_of, metadata_of
 from lightning_rl.deploy.export.weights import construction_of
+from lightning_rl.deploy.loading import Trained, env_of, load_trained
 from lightning_rl.envs import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, shown

@@ -21,7 +21,7 @@ from lightning_rl.datasets.label import (
     label_dataset,
 )
 from lightning_rl.policies.networks.encoders import picture_keys
-from lightning_rl.policies.spaces import space_of
+from lightning_rl.rollout.spaces import space_of
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import write_atomically
 from lightning_rl.system.output import tell

@@ -15,7 +15,6 @@ import gymnasium
 from jsonargparse import Namespace
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
-from lightning_rl.checkpoints.loading import load_trained
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import is_trusted, value_of, without
@@ -37,6 +36,7 @@ from lightning_rl.collectors.loop import ActionFunction
 from lightning_rl.datasets.playing import ChunkActor
 from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_action_function
 from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.deploy.loading import load_trained
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.envs.people.intervention import Event

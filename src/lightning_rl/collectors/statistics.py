@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_rl.envs.infos import named_reports
+
 WINDOW = 100
 """Number of last episodes in the averages."""
 
@@ -228,13 +230,3 @@ class EnvReports:
             added[name] = before[0] + total, before[1] + count
         self._sums = {}
         return {name: total / count for name, (total, count) in added.items() if count}
-
-
-def named_reports(info: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the reward terms and metrics of an info, each [N] float32, by metric name."""
-    return {
-        f"{kind}/{name}": value.float()
-        for kind in ("rewards", "metrics")
-        for name, value in info.get(kind, {}).items()
-        if value.dim() == 1
-    }

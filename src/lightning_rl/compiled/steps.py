@@ -16,11 +16,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.collectors.statistics import named_reports
 from lightning_rl.compiled.attributes import Attribute, Snapshot, same
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
+from lightning_rl.envs.infos import named_reports
 from lightning_rl.envs.torch.torch_env import ResetMode
 from lightning_rl.envs.vector_env import (
     RESULTS,

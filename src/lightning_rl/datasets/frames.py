@@ -16,8 +16,8 @@ from lightning_rl.datasets.label import LabelSettings, Rewards, by_task, returns
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout.contract import FieldSpec, leaves_of_tree, map_tree
+from lightning_rl.rollout.spaces import space_of
 from lightning_rl.system.errors import check_range, require
 
 FRAMES_PER_EPISODE = 100

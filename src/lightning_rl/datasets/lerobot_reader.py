@@ -21,8 +21,8 @@ from lightning_rl.datasets.episode import Episode, Episodes
 from lightning_rl.datasets.lerobot_format import Leaf, leaves_of
 from lightning_rl.datasets.pictures import CURE, decode_picture, read_frames
 from lightning_rl.datasets.tables import TableFile, read_table, readable
-from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout.contract import tree_of_leaves
+from lightning_rl.rollout.spaces import space_of
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, closest, require
 

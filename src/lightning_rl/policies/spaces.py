@@ -1,83 +1,18 @@
-"""Convert spaces to plain values and back."""
+"""Compare and describe the spaces of policies."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 from tensordict import TensorDict
-from torch import Tensor
 
 from lightning_rl.policies.base import Policy
-from lightning_rl.rollout.structured_actions import StructuredActions
+from lightning_rl.rollout.spaces import SpaceData, space_data
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
-
-SpaceData = dict[str, Any]
-"""`kind`, the name of the class, and its constructor's arguments."""
-
-KINDS = (
-    StructuredActions,
-    spaces.Box,
-    spaces.Discrete,
-    spaces.MultiDiscrete,
-    spaces.MultiBinary,
-    spaces.Dict,
-    spaces.Tuple,
-)
 
 
 def spaces_of(policy: Policy) -> dict[str, SpaceData | None]:
     """Return the spaces of a policy as data, by argument name."""
     return {name: space_data(getattr(policy, name)) for name in GIVEN_BY_THE_ENV}
-
-
-def space_data(space: spaces.Space[Any]) -> SpaceData | None:
-    """Return a space as plain values for a checkpoint; None for an unsupported kind."""
-    own: dict[str, Any]
-    if isinstance(space, StructuredActions):
-        own = {"spaces": {"structure": space_data(space.structure)}}
-    elif isinstance(space, spaces.Box):
-        own = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
-    elif isinstance(space, spaces.Discrete):
-        own = {"n": int(space.n), "start": int(space.start)}
-    elif isinstance(space, spaces.MultiDiscrete):
-        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-    elif isinstance(space, spaces.MultiBinary):
-        own = {"n": list(space.n) if isinstance(space.n, Sequence) else int(space.n)}
-    elif isinstance(space, spaces.Dict | spaces.Tuple):
-        named = space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        own = {"spaces": {str(key): space_data(child) for key, child in dict(named).items()}}
-    else:
-        return None
-    if None in own.get("spaces", {}).values():
-        return None
-    kind = next(kind for kind in KINDS if isinstance(space, kind))
-    return {"kind": kind.__name__, "dtype": str(space.dtype), **own}
-
-
-def space_from(data: SpaceData) -> spaces.Space[Any]:
-    """Return the space for its data; raise for data that `space_data` did not write."""
-    kind = data["kind"]
-    if kind == "Dict":
-        return spaces.Dict({str(key): space_from(child) for key, child in data["spaces"].items()})
-    if kind == "Tuple":
-        return spaces.Tuple([space_from(child) for child in data["spaces"].values()])
-    if kind == "StructuredActions":
-        return StructuredActions(space_from(data["spaces"]["structure"]))
-    if kind == "MultiBinary":
-        n = data["n"]
-        return spaces.MultiBinary(tuple(n) if isinstance(n, list) else int(n))
-    dtype: Any = np.dtype(str(data["dtype"]))
-    if kind == "Box":
-        shape = tuple(int(size) for size in data["shape"])
-        low, high = (np.broadcast_to(np.array(data[b], dtype), shape) for b in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype.type)
-    if kind == "Discrete":
-        return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=dtype.type)
-    if kind == "MultiDiscrete":
-        nvec, start = np.array(data["nvec"], dtype), np.array(data["start"], dtype)
-        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
-    raise ValueError(f"'{kind}' is not a kind of space")
 
 
 def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
@@ -88,28 +23,9 @@ def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
     return (wanted.shape, wanted.dtype) == (given.shape, given.dtype)
 
 
-def space_of(observation: Any) -> spaces.Space[Any]:
-    """Return the space of observations [M, ...] or a tree of them; floats are unbounded."""
-    if not isinstance(observation, Tensor):
-        return spaces.Dict({key: space_of(child) for key, child in observation.items()})
-    dtype: Any = np.dtype(str(observation.dtype).removeprefix("torch."))
-    shape = tuple(observation.shape[1:])
-    if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
-    if dtype.kind == "b":
-        return spaces.MultiBinary(shape)
-    limits = np.iinfo(dtype)
-    return spaces.Box(limits.min, limits.max, shape, dtype.type)
-
-
 def part_for(space: spaces.Space[Any], observation: Any) -> Any:
     """Return the entries of observations [*batch, ...] that are in a space."""
     if not isinstance(space, spaces.Dict):
         return observation
     parts = {key: part_for(one, observation[key]) for key, one in space.items()}
     return TensorDict(parts, observation.batch_size)
-
-
-def _bound(bound: np.ndarray) -> Any:
-    same = bound.size > 0 and bool((bound == bound.flat[0]).all())
-    return bound.flat[0].item() if same else bound.tolist()

@@ -14,8 +14,8 @@ from torch import Tensor
 from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
-from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout.contract import FieldSpec, map_tree
+from lightning_rl.rollout.spaces import space_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
 
 Resets = Literal["by_itself", "a_step_late", "by_index"]
