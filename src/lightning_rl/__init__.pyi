@@ -60,6 +60,9 @@ from lightning_rl.algorithms import (
 from lightning_rl.audit.check_env import (
     check_env as check_env,
 )
+from lightning_rl.audit.checking import (
+    check as check,
+)
 from lightning_rl.buffers import (
     HindsightReplay as HindsightReplay,
 )

@@ -4,6 +4,10 @@ import gc
 import sys
 from importlib.metadata import version
 
+from lightning_rl.system.extensions import SUBCOMMANDS
+
+CORE = ("fit", "validate", "test", "check", "play")
+
 USAGE = """usage: rl-cli SUBCOMMAND [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
@@ -13,13 +17,7 @@ USAGE = """usage: rl-cli SUBCOMMAND [options]
   test      evaluate on seeds that no evaluation has used
   check     try an env out:      rl-cli check --config ppo.yaml --data.env.id Acrobot-v1
   play      watch it:            rl-cli play --ckpt_path best   (--video true films it)
-  export    for other machines:  rl-cli export --ckpt_path best --format onnx
-  sweep     several seeds and settings:  rl-cli sweep --config ppo.yaml --sweep.seeds 5
-  report    compare runs:        rl-cli report outputs --output report.html
-  record    record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard
-  label     label them:          rl-cli label demos --success 0 3 7 --failure all
-  recap     in rounds:  rl-cli recap --config recap_doors.yaml --run_dir doors
-  collect   for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot
+{extensions}
 
   --config FILE       YAML file, or the bare name of a shipped one
   --ckpt_path PATH    a checkpoint, a run directory, or `last` or `best` of the newest run
@@ -34,24 +32,21 @@ USAGE = """usage: rl-cli SUBCOMMAND [options]
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
   rl-cli --version                   the version"""
 
-SUBCOMMANDS = (
-    *("fit", "validate", "test", "check", "play", "export"),
-    *("sweep", "report", "record", "label", "recap", "collect"),
-)
-
 
 def main() -> None:
     """Run `rl-cli`."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        lines = (f"  {name:10}{command.usage}" for name, command in SUBCOMMANDS.items())
+        print(USAGE.format(extensions="\n".join(lines)))
         return
     if arguments[0] == "--version":
         print(f"lightning-rl {version('lightning-rl')}")
         return
-    if arguments[0] not in SUBCOMMANDS:
+    subcommands = (*CORE, *SUBCOMMANDS)
+    if arguments[0] not in subcommands:
         sys.stderr.write(
-            f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(SUBCOMMANDS)}.\n"
+            f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(subcommands)}.\n"
         )
         sys.exit(2)
     gc.disable()  # garbage collection during imports takes 0.5 s and frees little

@@ -14,8 +14,8 @@ from lightning_rl import RLTrainer
 from lightning_rl.__main__ import main
 from lightning_rl.audit import check_env, checking
 from lightning_rl.audit.check_env import Finding
+from lightning_rl.audit.findings import print_findings
 from lightning_rl.cli.app import run
-from lightning_rl.cli.check_report import print_findings
 from tests.helpers import make_data, make_ppo
 
 SMALL = ["--data.num_eval_episodes", "2", "--seconds", "20"]

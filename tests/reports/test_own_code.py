@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.__main__ import SUBCOMMANDS
+from lightning_rl.__main__ import CORE
 from lightning_rl.cli import app, imports
+from lightning_rl.system.extensions import SUBCOMMANDS as EXTENSIONS
 
 MODULE = '''
 import gymnasium
@@ -40,21 +41,20 @@ def asked(monkeypatch):
         found.append(importlib.util.find_spec("own_code") is not None)
 
     monkeypatch.setattr(app, "RLCLI", look)
-    for name in app.APART:
-        monkeypatch.setitem(app.APART, name, look)
+    monkeypatch.setattr(app, "run_subcommand", look)
     return found
 
 
-@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+@pytest.mark.parametrize("subcommand", [*CORE, *EXTENSIONS])
 def test_what_the_user_names_is_found(subcommand, here, asked):
     checkpoint = [] if subcommand in ("fit", "check", "sweep") else ["--ckpt_path", "a.ckpt"]
-    config = ["--config", "ppo.yaml"] if subcommand not in app.APART else []
+    config = ["--config", "ppo.yaml"] if subcommand not in EXTENSIONS else []
     trust_code = ["--trust_code", "true"] if checkpoint else []
     app.run([subcommand, *config, *checkpoint, *trust_code])
     assert asked == [True]
 
 
-@pytest.mark.parametrize("subcommand", app.APART)
+@pytest.mark.parametrize("subcommand", EXTENSIONS)
 def test_for_a_checkpoint_of_others_it_is_not(subcommand, here, asked):
     app.run([subcommand, "--ckpt_path", "a.ckpt"])
     assert asked == [False]

@@ -1,12 +1,14 @@
 """Check a whole run before it starts: its env, its collector, its update."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lightning_rl.algorithms import APG, Algorithm, OnPolicyAlgorithm
 from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
@@ -14,11 +16,14 @@ from lightning_rl.audit.gradients import check_gradients
 from lightning_rl.audit.play import Play
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.step_results import bounds_of
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, check_range
+from lightning_rl.system.files import expanded, write_atomically
+from lightning_rl.system.runs import remove_refused
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 from lightning_rl.training.callbacks.video import VideoRecorder, draw_once
 from lightning_rl.training.data import RLDataModule
+from lightning_rl.training.trainer import RLTrainer
 
 SHARE_OF_THE_ENV = 0.7
 """Share of the check's time for the env; the policy gets the rest."""
@@ -31,6 +36,37 @@ SLOW_STEP = 5e-3
 
 WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""
+
+
+def check(
+    trainer: RLTrainer,
+    model: LightningModule,
+    datamodule: LightningDataModule,
+    ckpt_path: str | Path | None = None,
+    seconds: float = 5.0,
+    json_file: str | Path | None = None,
+) -> list[Finding]:
+    """Check a run without starting it; see `RLTrainer.check` for the arguments.
+
+    Raises:
+        ConfigurationError: for all that `fit` rejects before its first rollout.
+    """
+    check_range("seconds", seconds, above=0)
+    run_check = RunCheck(seconds)
+    callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
+    callbacks.append(run_check)
+    try:
+        # Not RLTrainer.fit, which locks the run directory and refuses one that holds a run.
+        Trainer.fit(trainer, model, datamodule=datamodule, ckpt_path=ckpt_path)
+    except CheckComplete:
+        pass
+    finally:
+        callbacks.remove(run_check)
+        remove_refused(trainer.run_dir)
+    if json_file is not None:
+        text = json.dumps([finding.as_dict() for finding in run_check.findings], indent=2)
+        write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
+    return run_check.findings
 
 
 class CheckComplete(Exception):  # noqa: N818  # no error: it ends a run that is only checked

@@ -1,10 +1,9 @@
-"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; other subcommands have their own files."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; extensions define other subcommands."""
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -26,10 +25,7 @@ from lightning_rl.checkpoints.format import (
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import complete, is_trusted, value_of
-from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.checking import check_run
-from lightning_rl.cli.collect import collect
-from lightning_rl.cli.export import export
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -38,20 +34,18 @@ from lightning_rl.cli.help_pages import (
     describe_class,
 )
 from lightning_rl.cli.imports import find_code_here, only_allowed_imports
-from lightning_rl.cli.label import label
 from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import (
     UsageError,
     accept_plain_numpy_numbers,
     asks_for_help,
 )
-from lightning_rl.cli.recap import recap
-from lightning_rl.cli.record import record
-from lightning_rl.cli.report import report
+from lightning_rl.cli.subcommands import CommandLine, run_subcommand
 from lightning_rl.policies import residual  # noqa: F401  # a short name in YAML needs its class
 from lightning_rl.system import ranks
 from lightning_rl.system.declared import shorten_message
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
+from lightning_rl.system.extensions import HOOKS, SUBCOMMANDS, function_at
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
@@ -248,10 +242,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
         config = self.config[self.subcommand]
         with self._scratch:
             findings = cast(RLTrainer, self.trainer).check(**kwargs)
-        findings += processes_not_checked(config.trainer)
-        print_findings(findings)
-        if any(finding.level == "error" for finding in findings):
-            sys.exit(1)
+        function_at(HOOKS["report_findings"])(findings, config.trainer)
 
     def after_play(self) -> None:
         trainer = cast(RLTrainer, self.trainer)
@@ -336,44 +327,15 @@ def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     raise AssertionError
 
 
-def _sweep(options: Sequence[str]) -> None:
-    require(
-        find_spec("optuna") is not None,
-        "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'",
-    )
-    from lightning_rl.sweeps.sweep import sweep
-
-    sweep(options, _parsed, run)
-
-
-def _label(options: Sequence[str]) -> None:
-    label(options, run)
-
-
-def _recap(options: Sequence[str]) -> None:
-    recap(options, run)
-
-
-APART: dict[str, Callable[[Sequence[str]], None]] = {
-    "record": record,
-    "label": _label,
-    "recap": _recap,
-    "collect": collect,
-    "export": export,
-    "sweep": _sweep,
-    "report": report,
-}
-"""Subcommands without `RLCLI`."""
-
-
 def run(arguments: Sequence[str]) -> None:
     """Run the command line; print a user's error as one message, and exit with status 1 or 2."""
     quieten_framework()
     try:
-        if arguments[0] in APART:
+        if arguments[0] in SUBCOMMANDS:
             if is_trusted(arguments):
                 find_code_here()
-            APART[arguments[0]](list(arguments[1:]))
+            command_line = CommandLine(run, _parsed)
+            run_subcommand(arguments[0], list(arguments[1:]), command_line)
             return
         completed = complete(list(arguments))
         if completed.trusted:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from lightning_rl.cli.options import NEEDED, Option, parse_options
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.collectors.ray import resource_of
 from lightning_rl.collectors.ray_cluster import (
     check_answers,
@@ -33,7 +34,7 @@ STARTED = "Ray runtime started."
 """Line of `ray start` after the machine has joined."""
 
 
-def collect(options: Sequence[str]) -> None:
+def collect(options: Sequence[str], command_line: CommandLine) -> None:
     """Join a Ray cluster, and stay until a signal arrives or the cluster ends."""
     settings = parse_options("collect", DESCRIPTION, OPTIONS, options)
     refuse_without_ray("rl-cli collect")

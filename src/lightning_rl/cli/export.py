@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.deploy.export.formats import (
     SUFFIXES,
     Exported,
@@ -37,7 +38,7 @@ CURE = "Add --trust_code true if you trust its source."
 """Cure if a checkpoint names third-party code."""
 
 
-def export(options: Sequence[str]) -> None:
+def export(options: Sequence[str], command_line: CommandLine) -> None:
     """Export a policy, and print the paths of the files."""
     settings = parse_options("export", DESCRIPTION, OPTIONS, options)
     trained = load_trained(

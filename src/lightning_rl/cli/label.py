@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 
 from lightning_rl.algorithms import ValueFit
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.datasets import read_episodes
 from lightning_rl.datasets.label import (
     Chosen,
@@ -63,8 +64,8 @@ RETURNS = ("reward", "failure_cost", "gamma")
 """Options that decide the returns, and so the value."""
 
 
-def label(options: Sequence[str], run: Run) -> None:
-    """Label a dataset by the given options; `run` executes a command line of `fit`."""
+def label(options: Sequence[str], command_line: CommandLine) -> None:
+    """Label a dataset by the given options."""
     settings = parse_options("label", DESCRIPTION, OPTIONS, options)
     path = settings.path
     check_range("value_steps", settings.value_steps, least=1)
@@ -77,7 +78,7 @@ def label(options: Sequence[str], run: Run) -> None:
     else:
         if any(named.values()):  # the value is fitted to the success in the dataset
             label_dataset(path, chosen, **named)
-        module = _value(settings, given, run)
+        module = _value(settings, given, command_line.run)
         known: dict[str, Any] = {name: module.frame_settings.get(name) for name in RETURNS}
         require(
             given.items() <= known.items(),

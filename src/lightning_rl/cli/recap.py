@@ -30,6 +30,7 @@ from lightning_rl.cli.options import (
     parse_options,
 )
 from lightning_rl.cli.record import without_chunks
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS, wilson_interval
 from lightning_rl.datasets import EpisodeWriter, read_episodes
 from lightning_rl.datasets.episode import Episode
@@ -76,8 +77,8 @@ SEEDS, SEEDS_OF_A_ROUND, MOST_ROUNDS = 10_000_000, 100_000, 98
 """Seeds reserved for a run and for a round; all evaluations of a run use the same seeds."""
 
 
-def recap(options: Sequence[str], run: Run) -> None:
-    """Run the unfinished rounds, and print a table; `run` runs the command line of `fit`."""
+def recap(options: Sequence[str], command_line: CommandLine) -> None:
+    """Run the unfinished rounds, and print a table."""
     settings = parse_options("recap", DESCRIPTION, OPTIONS, options)
     for name in ("episodes", "eval_episodes"):
         check_range(name, settings[name], least=1, most=SEEDS_OF_A_ROUND)
@@ -85,7 +86,7 @@ def recap(options: Sequence[str], run: Run) -> None:
     check_range("num_envs", settings.num_envs, least=1)
     check_range("max_steps", settings.max_steps, least=1)
     check_range("seed", settings.seed, least=0, most=200)
-    Rounds(settings, run, is_trusted(list(options)), options).run()
+    Rounds(settings, command_line.run, is_trusted(list(options)), options).run()
 
 
 class Rounds:

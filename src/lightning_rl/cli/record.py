@@ -30,6 +30,7 @@ from lightning_rl.cli.options import (
     option_parser,
 )
 from lightning_rl.cli.parsing import accept_plain_numpy_numbers, asks_for_help, normalize_options
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import action_function
 from lightning_rl.collectors.loop import ActionFunction
@@ -84,7 +85,7 @@ OPTIONS = {
 DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a dataset."
 
 
-def record(options: Sequence[str]) -> None:
+def record(options: Sequence[str], command_line: CommandLine) -> None:
     """Record episodes.
 
     An episode is safe once its line is printed. Ctrl+C ends the recording before the next step,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lightning_rl.cli.options import NEEDED, Option, parse_options
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.reports.comparison import METRIC, Comparison, compare, compare_each
 from lightning_rl.reports.figure import as_svg
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
@@ -36,7 +37,7 @@ DESCRIPTION = "Compare runs: learning curves with intervals, scores, settings, c
 DEFAULT = "report.html"
 
 
-def report(options: Sequence[str]) -> None:
+def report(options: Sequence[str], command_line: CommandLine) -> None:
     """Write or print a report on runs."""
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], least=0)

@@ -20,7 +20,6 @@ from lightning_rl.compiled.attributes import Attribute, Snapshot, same
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
-from lightning_rl.envs.infos import named_reports
 from lightning_rl.envs.torch.torch_env import ResetMode
 from lightning_rl.envs.vector_env import (
     RESULTS,
@@ -28,6 +27,7 @@ from lightning_rl.envs.vector_env import (
     StepReports,
     VectorEnv,
     check_results,
+    named_reports,
 )
 from lightning_rl.policies import Policy
 from lightning_rl.policies.acting import NumpyActor

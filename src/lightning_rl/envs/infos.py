@@ -57,16 +57,6 @@ def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in info.items()}
 
 
-def named_reports(info: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the reward terms and metrics of an info, each [N] float32, by metric name."""
-    return {
-        f"{kind}/{name}": value.float()
-        for kind in TREES
-        for name, value in info.get(kind, {}).items()
-        if value.dim() == 1
-    }
-
-
 KEPT = "kept_info"
 """Info key of the entries that rollouts store, by name; see `KeptInfo`."""
 

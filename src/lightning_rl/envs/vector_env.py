@@ -226,6 +226,16 @@ class StepReports(NamedTuple):
     reports_success: bool
 
 
+def named_reports(info: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the reward terms and metrics of an info, each [N] float32, by metric name."""
+    return {
+        f"{kind}/{name}": value.float()
+        for kind in ("rewards", "metrics")
+        for name, value in info.get(kind, {}).items()
+        if value.dim() == 1
+    }
+
+
 class RolloutStepper(ABC):
     """Steps an env on the storage of a rollout, slot by slot; see `VectorEnv.rollout_stepper`."""
 

@@ -21,6 +21,7 @@ KINDS = (
     spaces.Dict,
     spaces.Tuple,
 )
+"""Spaces that can be data; the name of the class is the kind."""
 
 
 def space_data(space: spaces.Space[Any]) -> SpaceData | None:
@@ -48,7 +49,11 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
 
 
 def space_from(data: SpaceData) -> spaces.Space[Any]:
-    """Return the space for its data; raise for data that `space_data` did not write."""
+    """Return the space for its data.
+
+    Raises:
+        ValueError: for a kind that `space_data` does not write.
+    """
     kind = data["kind"]
     if kind == "Dict":
         return spaces.Dict({str(key): space_from(child) for key, child in data["spaces"].items()})

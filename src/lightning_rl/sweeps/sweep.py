@@ -21,6 +21,7 @@ from rich.table import Table
 
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.reports.comparison import short_names, value_text
 from lightning_rl.reports.runs import NUMBERS, read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
@@ -77,12 +78,9 @@ OUTCOMES = {
     TrialState.FAIL: "failed",
 }
 
-Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
-"""Checks options of `fit`, without and with each list of options; returns the configuration."""
 
-
-def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
-    """Begin, resume or join a sweep; `parse` checks options of `fit`, `begin` runs them."""
+def sweep(options: Sequence[str], command_line: CommandLine) -> None:
+    """Begin, resume or join a sweep."""
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
         sweep_parser().parse_args(["--help"])  # exits
@@ -91,9 +89,9 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     made = (
         _existing(settings, own, rest)
         if joined or value_of("--resume", own) is not None
-        else _new(settings, rest, parse)
+        else _new(settings, rest, command_line.parse)
     )
-    made.run(begin, joined)
+    made.run(command_line.run, joined)
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -108,7 +106,11 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, rest
 
 
-def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
+def _new(
+    settings: SweepSettings,
+    rest: Sequence[str],
+    parse: Callable[[Sequence[str], Sequence[Sequence[str]]], str],
+) -> "_Sweep":
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
         cure = {
             "--ckpt_path": "to start trials from a policy, set --trainer.init_from",

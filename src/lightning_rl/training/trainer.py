@@ -1,6 +1,5 @@
 """Lightning's trainer, configured for reinforcement learning."""
 
-import json
 import logging
 import os
 import warnings
@@ -16,18 +15,16 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
-from lightning_rl.audit.check_env import Finding
-from lightning_rl.audit.checking import CheckComplete, RunCheck
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.system.construction import Constructed
-from lightning_rl.system.errors import ConfigurationError, WriteError, check_range, require
+from lightning_rl.system.errors import ConfigurationError, WriteError, require
+from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import (
     check_still_there,
     expanded,
     gone,
     shown,
-    write_atomically,
 )
 from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import omit_anonymous
@@ -330,7 +327,7 @@ class RLTrainer(Trainer, Constructed):
         ckpt_path: str | Path | None = None,
         seconds: float = 5.0,
         json_file: str | None = None,
-    ) -> list[Finding]:
+    ) -> list[Any]:
         """Check a run without starting it: the env, the collector, and the settings of the update.
 
         The check builds everything as `fit` does, and plays the env with random actions and with
@@ -342,25 +339,9 @@ class RLTrainer(Trainer, Constructed):
             ckpt_path: checkpoint from which training would resume.
             seconds: approximate seconds of play, without the creation of the envs.
             json_file: file for the findings as JSON: a list of `topic`, `level`, `text` and `cure`.
-
-        Raises:
-            ConfigurationError: for all that `fit` rejects before its first rollout.
         """
-        check_range("seconds", seconds, above=0)
-        check = RunCheck(seconds)
-        callbacks = cast(list[Callback], cast(Any, self).callbacks)
-        callbacks.append(check)
-        try:
-            super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-        except CheckComplete:
-            pass
-        finally:
-            callbacks.remove(check)
-            remove_refused(self.run_dir)
-        if json_file is not None:
-            text = json.dumps([finding.as_dict() for finding in check.findings], indent=2)
-            write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
-        return check.findings
+        check = function_at(HOOKS["check"])
+        return cast(list[Any], check(self, model, datamodule, ckpt_path, seconds, json_file))
 
     def _resume_hint(self, error: WriteError) -> str:
         if not self.run_dir.is_dir():

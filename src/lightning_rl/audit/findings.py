@@ -1,5 +1,6 @@
 """Print the findings of a check: a table in a terminal, plain lines elsewhere."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,13 @@ from lightning_rl.audit.check_env import LEVELS, Finding
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 """Terminal style of each level."""
+
+
+def report_findings(findings: Sequence[Finding], trainer_settings: Any) -> None:
+    """Print the findings of `rl-cli check`; exit with status 1 if there is an error."""
+    print_findings([*findings, *processes_not_checked(trainer_settings)])
+    if any(finding.level == "error" for finding in findings):
+        sys.exit(1)
 
 
 def processes_not_checked(trainer: Any) -> list[Finding]:

@@ -1,0 +1,81 @@
+"""Tables of what extensions add to the core: nothing is imported before it is used.
+
+The core names extensions here only, by import path. So a reader of the core need not open them.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from lightning_rl.system.errors import ConfigurationError
+
+
+class Subcommand(NamedTuple):
+    """A subcommand of `rl-cli` that an extension defines.
+
+    Attributes:
+        path: import path of a function of (options, command line); see `cli.subcommands`.
+        usage: its line in `rl-cli --help`.
+        extra: pip's name of the extra that it needs, if any.
+    """
+
+    path: str
+    usage: str
+    extra: str = ""
+
+
+SUBCOMMANDS = {
+    "export": Subcommand(
+        "lightning_rl.cli.export.export",
+        "for other machines:  rl-cli export --ckpt_path best --format onnx",
+    ),
+    "sweep": Subcommand(
+        "lightning_rl.sweeps.sweep.sweep",
+        "several seeds and settings:  rl-cli sweep --config ppo.yaml --sweep.seeds 5",
+        extra="sweep",
+    ),
+    "report": Subcommand(
+        "lightning_rl.cli.report.report",
+        "compare runs:        rl-cli report outputs --output report.html",
+    ),
+    "record": Subcommand(
+        "lightning_rl.cli.record.record",
+        "record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard",
+    ),
+    "label": Subcommand(
+        "lightning_rl.cli.label.label",
+        "label them:          rl-cli label demos --success 0 3 7 --failure all",
+    ),
+    "recap": Subcommand(
+        "lightning_rl.cli.recap.recap",
+        "in rounds:  rl-cli recap --config recap_doors.yaml --run_dir doors",
+    ),
+    "collect": Subcommand(
+        "lightning_rl.cli.collect.collect",
+        "for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot",
+    ),
+}
+"""Subcommands of extensions, in the order of `rl-cli --help`."""
+
+HOOKS = {
+    "check": "lightning_rl.audit.checking.check",  # RLTrainer.check
+    "report_findings": "lightning_rl.audit.findings.report_findings",  # rl-cli check
+}
+"""Functions of extensions that the core calls, by name."""
+
+
+def function_at(path: str) -> Callable[..., Any]:
+    """Import the function of an extension.
+
+    Raises:
+        ConfigurationError: if the extension is not part of this installation.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)  # type: ignore[no-any-return]  # any function
+    except ModuleNotFoundError as error:
+        if not module.startswith(f"{error.name}"):
+            raise  # a package that the extension needs
+        raise ConfigurationError(
+            f"{module} is not installed: it is an extension of lightning_rl that was left out."
+        ) from error
