@@ -684,6 +684,8 @@ def test_what_optuna_does_not_have_is_refused():
 
 
 def test_without_optuna_it_is_said_what_to_install(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("lightning_rl.sweeps")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit):
         run(["sweep", "--config", "ppo.yaml"])
