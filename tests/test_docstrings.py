@@ -19,7 +19,6 @@ INTERNAL = (
     "cli/*",
     "system/[!efm]*",
     "system/files.py",
-    "audit/checking.py",
     "checkpoints/[!bl]*",
     "sweeps/*",
     "algorithms/checks.py",
