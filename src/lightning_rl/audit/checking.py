@@ -121,6 +121,7 @@ class RunCheck(Callback):
         raise CheckComplete
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
+        """Append a finding."""
         self.findings.append(Finding(topic, level, text, cure))
 
     @contextmanager
