@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from lightning_rl import TorchEnv
+from lightning_rl import InterventionDecision, InterventionSource, TorchEnv
 
 NUMBER = Box(-np.inf, np.inf, (1,), np.float32)
 UNIT = Box(-1.0, 1.0, (1,), np.float32)
@@ -33,7 +33,7 @@ class ScriptedEnv(gymnasium.Env):
     """A Gymnasium env that answers by its arguments; each is a constant or a function of the env.
 
     A function reads `age` (steps of this episode), `steps` (of all episodes), `episode` (from 0),
-    `action` (the last one, None at a start) and `np_random`, and keeps in the env what it likes.
+    `action` (the last one, zeros at a start) and `np_random`, and keeps in the env what it likes.
 
     Args:
         observation_space, action_space: default: a number without bounds, and two commands.
@@ -75,7 +75,7 @@ class ScriptedEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.age, self.action, self.seed = 0, None, seed
+        self.age, self.action, self.seed = 0, np.zeros(self.action_space.shape or ()), seed
         self.episode += 1
         info = self._begin(self)
         return self._answer(0), info or {}
@@ -231,3 +231,24 @@ class Walk(TorchEnv):
         x = state["x"] + action * self.pace
         info = {"metrics": {"x": x[:, 0]}}
         return TensorDict({"x": x}, [len(x)]), x.sum(-1), (x.abs() > self.edge).any(-1), info
+
+
+class ScriptedSource(InterventionSource):
+    """A person who takes over as a function says.
+
+    Args:
+        poll: returns from (source, observation) the arguments of a decision: an action or None, and the event if any.
+            It reads `episode` (from 0) and `in_charge`.
+    """
+
+    def __init__(self, poll):
+        self.script, self.episode, self.in_charge = poll, -1, False
+
+    def reset(self, seed):
+        self.episode += 1
+
+    def take_charge(self):
+        self.in_charge = True
+
+    def poll(self, observation):
+        return InterventionDecision(*self.script(self, observation))

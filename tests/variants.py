@@ -3,7 +3,7 @@
 
 def variant(cls, name="Variant", /, **members):
     """Return a subclass with other members, as a user would write it inside a function."""
-    assert all(hasattr(cls, member) for member in members), members
+    assert all(hasattr(cls, member) or member[:2] == "__" for member in members), members
     place = {"__module__": cls.__module__, "__qualname__": f"variant.<locals>.{name}"}
     return type(name, (cls,), place | members)
 

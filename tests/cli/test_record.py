@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,9 +21,6 @@ from gymnasium.spaces import Box, Dict
 from lightning_rl import (
     ConfigurationError,
     GymnasiumEnv,
-    InterventionDecision,
-    InterventionSource,
-    Policy,
     PushCube,
 )
 from lightning_rl.checkpoints.trust import checked_config
@@ -34,8 +32,10 @@ from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
 from lightning_rl.datasets.record import neutral_action, script_action_function
 from tests.commands import Command
+from tests.envs import ScriptedEnv, ScriptedSource
 from tests.helpers import last, make_data, make_ppo, train
-from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, ByItself, Schedule, Shows
+from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself, shows
+from tests.policies import ScriptedPolicy
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
@@ -105,46 +105,35 @@ def test_so_it_is_where_the_env_lets_somebody_take_over_under_names_of_its_own(t
     assert episodes[0].intervened.nonzero().flatten().tolist() == [2, 5]
 
 
-class Again(InterventionSource):
-    """Has the first and the third episode recorded again, after three steps."""
-
-    episode = 0
-
-    def reset(self, seed):
-        self.episode += 1
-
-    def poll(self, observation):
-        over = observation[0] == 2 and self.episode in (1, 3)
-        return InterventionDecision([MARK, self.episode / 8], "rerecord" if over else None)
+def again(source, observation):
+    """Have the first and the third episode recorded again, after three steps."""
+    over = observation[0] == 2 and source.episode in (0, 2)
+    return [MARK, (source.episode + 1) / 8], "rerecord" if over else None
 
 
 def test_what_is_to_be_recorded_again_is_in_no_dataset_and_does_not_count(tmp_path):
-    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, Again())
+    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, ScriptedSource(again))
     assert [result.kept for result in results] == [False, True, False, True]
     assert [float(episode.action[0, 1]) for episode in episodes] == [2 / 8, 4 / 8]
     for episode in episodes:
         check(episode)
 
 
-class InWordsOfGymHil(ByItself):
-    """Its first episode is to be recorded again; it says success and a penalty, and once no number."""
+def in_words_of_gym_hil():
+    """An env whose first episode is to be recorded again; it says success and a penalty, and once no number."""
 
-    played = 0
+    def said(env):
+        over = env.age == LENGTH
+        ends = {"rerecord_episode": env.steps == LENGTH, "next.success": True} if over else {}
+        return {"discrete_penalty": -0.25 * env.age} | ends
 
-    def step(self, action):
-        *result, info = super().step(action)
-        over = result[3]
-        info |= {"discrete_penalty": -0.25 * self.age}
-        info |= {"rerecord_episode": self.played == 0, "next.success": True} if over else {}
-        type(self).played += over
-        return *result, info
+    return by_itself(said)
 
 
-gymnasium.register("InWordsOfGymHil-v0", InWordsOfGymHil)
+gymnasium.register("InWordsOfGymHil-v0", in_words_of_gym_hil)
 
 
 def test_gym_hil_is_understood_and_extras_are_kept_by_name(tmp_path):
-    InWordsOfGymHil.played = 0
     env = GymnasiumEnv(1, "InWordsOfGymHil-v0", **GYM_HIL)
     results, episodes = recorded(tmp_path, env, 1, extra=["discrete_penalty"])
     assert [result.kept for result in results] == [False, True]
@@ -170,16 +159,9 @@ def test_time_cuts_an_episode_and_keeps_its_final_observation(tmp_path):
 
 
 def test_who_is_in_charge_acts_all_the_time(tmp_path):
-    class Holds(InterventionSource):
-        in_charge = False
 
-        def take_charge(self):
-            self.in_charge = True
-
-        def poll(self, observation):
-            return InterventionDecision([MARK, 0.0] if self.in_charge else None)
-
-    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, Holds(), script=None)
+    holds = ScriptedSource(lambda source, _: ([MARK, 0.0] if source.in_charge else None,))
+    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, holds, script=None)
     assert episodes[0].intervened.all()
 
 
@@ -279,20 +261,10 @@ def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
 # --- chunks ---
 
 
-class Planner(Policy):
+def plan(policy, td, generator):
     """Action k of a chunk says the age at which it was planned, and k, both in sixteenths."""
-
-    has_critic = False
-
-    def forward(self, td, deterministic=False, generator=None):
-        age = td["observation"][:, :1]
-        chunk = torch.stack((age.expand(-1, 4), torch.arange(4.0).expand(len(age), -1)), -1)
-        return td.set("action", chunk / 16)
-
-    def get_value(self, td):
-        raise NotImplementedError
-
-    evaluate_actions = get_value
+    age = td["observation"][:, :1]
+    return torch.stack((age.expand(-1, 4), torch.arange(4.0).expand(len(age), -1)), -1) / 16
 
 
 CHUNKS = {
@@ -320,8 +292,8 @@ PLANNED = {
 @pytest.fixture
 def of_chunks(monkeypatch):
     """Options of a checkpoint whose policy acts by chunks, and of the env of its run."""
-    spaces = Shows.observation_space, Box(-1, 1, (4, 2))
-    trained = SimpleNamespace(policy=Planner(*spaces))
+    spaces = SHOWN, Box(-1, 1, (4, 2))
+    trained = SimpleNamespace(policy=ScriptedPolicy(*spaces, plan))
     monkeypatch.setattr("lightning_rl.cli.record.load_trained", lambda *_, **__: trained)
     Path("run.yaml").write_text(str({"data": {"env": CHUNKS}}))
     return ["record", "--path", "data", "--config", "run.yaml", "--ckpt_path", "a.ckpt"]
@@ -539,12 +511,11 @@ def test_an_interrupt_that_arrow_swallows_in_the_set_up_ends_it_all_the_same(mon
 
 
 def test_ctrl_c_ends_the_wait_for_an_answer(monkeypatch):
-    class Terminal(io.StringIO):
-        def readline(self):
-            os.kill(os.getpid(), signal.SIGINT)
-            return "y\n"
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        return "y\n"
 
-    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=interrupted))
     options = ["--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1", "--ask", "true"]
     script = ["--script", "tests.cli.test_record.always_left"]
     with pytest.raises(SystemExit) as stop:
@@ -587,14 +558,12 @@ def test_interrupted_before_it_has_recorded_it_leaves_what_the_next_run_takes(
     assert len(read_episodes("data")) == 1
 
 
-class Breaks(Shows):
-    def step(self, action):
-        if self.age == 3 and self.np_random.random() < 0.5:
-            raise RuntimeError("the arm has come off")
-        return super().step(action)
+def break_off(env):
+    if env.age == 4 and env.np_random.random() < 0.5:
+        raise RuntimeError("the arm has come off")
 
 
-gymnasium.register("Breaks-v0", Breaks)
+gymnasium.register("Breaks-v0", partial(shows, act=break_off))
 
 
 def test_an_env_that_breaks_takes_no_finished_episode_with_it(tmp_path):
@@ -608,32 +577,20 @@ def test_an_env_that_breaks_takes_no_finished_episode_with_it(tmp_path):
 # --- time and memory ---
 
 
-class TwoCameras(gymnasium.Env):
+def two_cameras():
     """Two cameras of 128 x 128, whose pictures change from step to step."""
+    space = {name: Box(0, 255, (128, 128, 3), np.uint8) for name in ("front", "wrist")}
 
-    observation_space = Dict(
-        {name: Box(0, 255, (128, 128, 3), np.uint8) for name in ("front", "wrist")}
-        | {"arm": Box(-1, 1, (6,))}
-    )
-    action_space = Box(-1, 1, (4,))
-
-    def _observe(self):
+    def observe(env):
         row = np.arange(128, dtype=np.int64)
-        picture = (row[:, None, None] + row[None, :, None] * 2 + self.age * 3) % 256
+        picture = (row[:, None, None] + row[None, :, None] * 2 + env.age * 3) % 256
         picture = np.broadcast_to(picture, (128, 128, 3)).astype(np.uint8)
         return {"front": picture, "wrist": picture[::-1], "arm": np.zeros(6, np.float32)}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.age = 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.age += 1
-        return self._observe(), 0.0, False, False, {}
+    return ScriptedEnv(Dict(space | {"arm": Box(-1, 1, (6,))}), Box(-1, 1, (4,)), observe=observe)
 
 
-gymnasium.register("TwoCameras-v0", TwoCameras, max_episode_steps=100)
+gymnasium.register("TwoCameras-v0", two_cameras, max_episode_steps=100)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import ConfigurationError, Gamepad, Intervention, Keyboard, SpaceMouse
-from tests.numerics.test_taking_over import Shows
+from tests.numerics.test_taking_over import shows
 
 GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
 NOTHING = np.zeros(2, np.float32)
 
 
 def env_of(space):
-    env = Shows()
+    env = shows()
     env.action_space = space
     return env
 
@@ -96,7 +96,7 @@ def test_a_window_shows_the_env_and_who_acts(window):
 
 
 def test_one_person_steers_one_env(window):
-    env, other = (Intervention(Shows(), Keyboard()) for _ in range(2))
+    env, other = (Intervention(shows(), Keyboard()) for _ in range(2))
     env.reset()
     with pytest.raises(ConfigurationError) as error:
         other.reset()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from lightning_rl import (
@@ -21,95 +20,75 @@ from lightning_rl import (
 )
 from lightning_rl.rollout.contract import rollout_state, successors
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv, ScriptedVector
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, make_collector, train
+from tests.variants import after
 
 LENGTH = 5
 INSTEAD = [-0.25, 0.75]
 OBSERVATION, ACTION = Box(-9, 9, (3,)), Box(-1, 1, (2,))
 
 
-class Helped(gymnasium.Env):
+def helped():
     """A script takes over at each third step; of the others the env says little."""
 
-    metadata = {"reports_interventions": True, "render_modes": []}  # noqa: RUF012
-    observation_space, action_space = OBSERVATION, ACTION
+    def act(env):
+        if env.age % 3 == 0:
+            env.action = np.array(INSTEAD, np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.age = 0
-        return np.zeros(3, np.float32), {"executed_action": [9.0, 9.0]}
+    def said(env):
+        if (
+            env.age % 3 == 0 or env.age == 2
+        ):  # at 2, somebody held on, and did what the policy would have done
+            return {"executed_action": env.action, "intervened": True}
+        # At 4, its own way of doing what it was told.
+        return {"executed_action": env.action, "intervened": False} if env.age == 4 else {}
 
-    def step(self, action):
-        info = {}
-        if self.age % 3 == 2:
-            action = np.array(INSTEAD, np.float32)
-            info = {"executed_action": action, "intervened": True}
-        elif self.age == 1:  # somebody held on, and did what the policy would have done
-            info = {"executed_action": action, "intervened": True}
-        elif self.age == 3:  # its own way of doing what it was told
-            info = {"executed_action": action, "intervened": False}
-        self.age += 1
-        observation = np.array([self.age, *action], np.float32)
-        return observation, 1.0, self.age == LENGTH, False, info
+    return ScriptedEnv(
+        OBSERVATION,
+        ACTION,
+        begin=lambda env: {"executed_action": [9.0, 9.0]},
+        act=act,
+        observe=lambda env: np.array([env.age, *env.action], np.float32),
+        reward=1.0,
+        terminated=lambda env: env.age == LENGTH,
+        info=said,
+        metadata={"reports_interventions": True},
+    )
 
 
-class ByNumber(gymnasium.Env):
+def three_numbers():
+    return ScriptedEnv(
+        OBSERVATION,
+        ACTION,
+        info={"executed_action": np.ones(3)},
+        metadata={"reports_interventions": True},
+    )
+
+
+def by_number():
     """Its actions are 5, 6 and 7, and each second one is 7; nobody says more of it."""
 
-    metadata = {"reports_interventions": True, "render_modes": []}  # noqa: RUF012
-    observation_space, action_space = Box(-9, 9, (1,)), Discrete(3, start=5)
+    def said(env):
+        assert env.action in env.action_space
+        return {"executed_action": 7} if env.age % 2 == 0 else {}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.age = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        assert action in self.action_space
-        self.age += 1
-        info = {"executed_action": 7} if self.age % 2 == 0 else {}
-        return np.array([self.age], np.float32), 1.0, self.age == 6, False, info
+    metadata = {"reports_interventions": True}
+    return ScriptedEnv(
+        Box(-9, 9, (1,)), Discrete(3, start=5), reward=1.0, info=said, length=6, metadata=metadata
+    )
 
 
-class BatchedHelped(gymnasium.vector.VectorEnv):
-    """`Helped`, N times, with arrays and masks; the last step's info is the final one."""
-
-    metadata = {  # noqa: RUF012
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-        "reports_interventions": True,
-    }
-
-    def __init__(self, num_envs=1, **kwargs):
-        self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = OBSERVATION, ACTION
-        self.envs = [Helped() for _ in range(num_envs)]
-
-    def reset(self, *, seed=None, options=None):
-        return np.stack([env.reset()[0] for env in self.envs]), {}
-
-    def step(self, actions):
-        results = [env.step(a) for env, a in zip(self.envs, actions, strict=True)]
-        observation, reward, terminated, truncated, rows = (
-            list(column) for column in zip(*results, strict=True)
-        )
-        said = {}
-        for key, missing in {"executed_action": np.zeros(2), "intervened": False}.items():
-            said[key] = np.array([row.get(key, missing) for row in rows])
-            said[f"_{key}"] = np.array([key in row for row in rows])
-        infos, observation = said, np.stack(observation)
-        if any(terminated):
-            infos = {"final_info": said, "final_obs": observation}
-            observation = np.stack([env.reset()[0] for env in self.envs])
-        return observation, np.array(reward), np.array(terminated), np.array(truncated), infos
-
-    def close(self, **kwargs):
-        pass
+def batched_helped(num_envs=1, **kwargs):
+    """`helped`, N times, with arrays and masks; the last step's info is the final one."""
+    return ScriptedVector(num_envs, helped, metadata={"reports_interventions": True})
 
 
-gymnasium.register("Helped-v0", Helped)
-gymnasium.register("ByNumber-v0", ByNumber)
-gymnasium.register("BatchedHelped-v0", Helped, vector_entry_point=BatchedHelped)
+gymnasium.register("Helped-v0", helped)
+gymnasium.register("ThreeNumbers-v0", three_numbers)
+gymnasium.register("ByNumber-v0", by_number)
+gymnasium.register("BatchedHelped-v0", helped, vector_entry_point=batched_helped)
 
 
 class TorchHelped(TorchEnv):
@@ -253,31 +232,24 @@ def test_where_nobody_takes_over_nothing_is_kept():
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_action_of_another_shape_is_refused(vectorization, monkeypatch):
-    monkeypatch.setattr("tests.numerics.test_interventions.INSTEAD", [1.0, 2.0, 3.0])
-    monkeypatch.setattr(Helped, "step", _three_numbers)
-    env = GymnasiumEnv(2, "Helped-v0", vectorization=vectorization)
+def test_an_action_of_another_shape_is_refused(vectorization):
+    env = GymnasiumEnv(2, "ThreeNumbers-v0", vectorization=vectorization)
     collector = make_collector(SyncCollector, env, policy_for(env), 4, seed=1)
     with pytest.raises(ConfigurationError) as error:
         collector.collect()
     assert str(error.value) == (
-        "Env 'Helped-v0' returned an executed_action of shape [3] instead of [2]: correct its step and reset, or "
+        "Env 'ThreeNumbers-v0' returned an executed_action of shape [3] instead of [2]: correct its step and reset, or "
         "its space."
     )
     env.close()
 
 
-def _three_numbers(self, action):
-    return np.zeros(3, np.float32), 1.0, False, False, {"executed_action": np.ones(3)}
-
-
 def test_an_action_of_another_shape_of_ones_own_env_is_refused():
-    class Wrong(TorchHelped):
-        def transition(self, state, action):
-            *moved, info = super().transition(state, action)
-            return *moved, info | {"executed_action": info["executed_action"][:, :1]}
+    def short(env, result, state, action):
+        *moved, info = result
+        return *moved, info | {"executed_action": info["executed_action"][:, :1]}
 
-    env = Wrong(2)
+    env = after(TorchHelped, "Wrong", transition=short)(2)
     with pytest.raises(ConfigurationError) as error:
         make_collector(SyncCollector, env, policy_for(env), 4, seed=1).collect()
     assert str(error.value) == (

@@ -30,71 +30,56 @@ from lightning_rl import (
 )
 from lightning_rl.envs.people.intervention import Pace
 from lightning_rl.rollout.contract import successors
+from tests.envs import ScriptedEnv, ScriptedSource, ScriptedVector
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
+from tests.variants import before, variant
 
 LENGTH = 7
 MARK = 0.5
 
 
-class Shows(gymnasium.Env):
-    """Its observation is its age and the action that was executed; the reward is the first number of that."""
-
-    observation_space, action_space = Box(-9, 9, (3,)), Box(-1, 1, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.age = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        self.age += 1
-        observation = np.array([self.age, *action], np.float32)
-        return observation, float(action[0]), False, self.age == LENGTH, {}
+SHOWN, ACTION = Box(-9, 9, (3,)), Box(-1, 1, (2,))
 
 
-class ByItself(Shows):
+def shows(**script):
+    """An env that shows its age and the action that was executed; the reward is the first number of that."""
+    return ScriptedEnv(
+        SHOWN,
+        ACTION,
+        observe=lambda env: np.array([env.age, *np.resize(env.action, 2)], np.float32),
+        reward=lambda env: float(env.action[0]),
+        **{"length": LENGTH} | script,
+    )
+
+
+def by_itself(info=lambda env: {}, **script):
     """A script of its own takes over at each third step, and it says so in the words of gym-hil."""
 
-    def step(self, action):
-        taken = self.age % 3 == 2
-        action = np.full(2, MARK, np.float32) if taken else action
-        *result, info = super().step(action)
-        return *result, {**info, "is_intervention": taken, "teleop_action": action}
+    def act(env):
+        env.taken = env.age % 3 == 0
+        env.action = np.full(2, MARK, np.float32) if env.taken else env.action
+
+    def said(env):
+        return {"is_intervention": env.taken, "teleop_action": env.action} | info(env)
+
+    return shows(act=act, info=said, **script)
 
 
-class InBatches(gymnasium.vector.VectorEnv):
-    """`ByItself`, N times; the last step's info is the final one."""
-
-    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    def __init__(self, num_envs=1, **kwargs):
-        self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = (
-            Shows.observation_space,
-            Shows.action_space,
-        )
-        self.envs = [ByItself() for _ in range(num_envs)]
-
-    def reset(self, *, seed=None, options=None):
-        return np.stack([env.reset()[0] for env in self.envs]), {}
-
-    def step(self, actions):
-        results = [env.step(a) for env, a in zip(self.envs, actions, strict=True)]
-        observation, reward, terminated, truncated, rows = zip(*results, strict=True)
-        said = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-        infos, observation = said, np.stack(observation)
-        if any(truncated):
-            infos = {"final_info": said, "final_obs": observation}
-            observation = np.stack([env.reset()[0] for env in self.envs])
-        return observation, np.array(reward), np.array(terminated), np.array(truncated), infos
-
-    def close(self, **kwargs):
-        pass
+def in_batches(num_envs=1, **kwargs):
+    return ScriptedVector(num_envs, by_itself, masks=False)
 
 
-gymnasium.register("Shows-v0", Shows)
-gymnasium.register("ByItself-v0", ByItself, vector_entry_point=InBatches)
+gymnasium.register("Shows-v0", shows)
+gymnasium.register("ByItself-v0", by_itself, vector_entry_point=in_batches)
+gymnasium.register(
+    "HeldOn-v0",
+    partial(
+        shows,
+        info=lambda env: {"intervened": env.age == 1},
+        metadata={"reports_interventions": True},
+    ),
+)
 
 GYM_HIL = {"executed_action_key": "teleop_action", "intervened_key": "is_intervention"}
 
@@ -187,14 +172,7 @@ def test_an_env_that_says_nothing_was_not_intervened_in():
 
 
 def test_that_somebody_held_on_is_said_without_an_action_too():
-    class HeldOn(gymnasium.Wrapper):
-        metadata = {"reports_interventions": True}  # noqa: RUF012
-
-        def step(self, action):
-            *result, info = super().step(action)
-            return *result, {**info, "intervened": result[0][0] == 1}
-
-    rollout = collected(GymnasiumEnv(2, "Shows-v0", wrappers=[HeldOn]))
+    rollout = collected(GymnasiumEnv(2, "HeldOn-v0"))
     first = rollout["observation"][:, :-1, 0] == 0
     assert torch.equal(rollout["intervened"][:, :-1], first)
 
@@ -284,19 +262,11 @@ def test_in_the_background_they_add_up_too():
 def test_an_episode_ends_as_somebody_says(vectorization):
     ends = {1: "success", 2: "failure", 3: "rerecord"}
 
-    class Judge(InterventionSource):
-        episode = 0
+    def judge(source, observation):
+        event = ends.get(source.episode + 1) if observation[0] == 2 else None
+        return [MARK, 0.0] if event else None, event
 
-        def reset(self, seed):
-            self.episode += 1
-
-        def poll(self, observation):
-            over = observation[0] == 2 and self.episode in ends
-            return InterventionDecision(
-                [MARK, 0.0] if over else None, ends[self.episode] if over else None
-            )
-
-    env = helped(2, Judge(), vectorization=vectorization)
+    env = helped(2, ScriptedSource(judge), vectorization=vectorization)
     rollout = collected(env, 3 * 3 + LENGTH)[:, :-1]
     ended = rollout["done"][0].nonzero().flatten().tolist()
     assert ended == [2, 5, 8, 15]
@@ -309,7 +279,7 @@ def test_an_episode_ends_as_somebody_says(vectorization):
 
 def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
     items = queue.Queue()
-    env = Intervention(Shows(), items)
+    env = Intervention(shows(), items)
     env.reset()
     act = np.zeros(2, np.float32)
 
@@ -347,7 +317,7 @@ def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
     ],
 )
 def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
-    inner = Shows()
+    inner = shows()
     inner.action_space = space
     env = Intervention(inner, lambda observation: action)
     env.reset()
@@ -374,7 +344,7 @@ def test_in_a_chunk_one_action_may_be_somebody_elses():
 
 def test_what_is_no_source_is_refused():
     with pytest.raises(ConfigurationError) as error:
-        Intervention(Shows(), 3)
+        Intervention(shows(), 3)
     assert str(error.value) == (
         "The source of interventions is 3: give a Keyboard, a Gamepad, a SpaceMouse, a function of the observation "
         "that returns an action or None, or a queue.Queue."
@@ -382,7 +352,7 @@ def test_what_is_no_source_is_refused():
 
 
 def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number():
-    env = Intervention(Shows(), lambda observation: [5, -5])
+    env = Intervention(shows(), lambda observation: [5, -5])
     env.reset()
     *_, info = env.step(np.zeros(2, np.float32))
     assert info["executed_action"].tolist() == [1, -1]
@@ -399,22 +369,21 @@ def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number()
 def scrambling(algorithm):
     """A class that is given nonsense where somebody took over, and must not care."""
 
-    class Blind(algorithm):
-        def training_step(self, rollout, batch_idx):
-            taken = rollout["intervened"].clone()
-            draw = torch.Generator().manual_seed(batch_idx)
-            for key in ("action", "sample_log_prob", *self.NONSENSE):
-                field = rollout[key]
-                noise = torch.randn(field.shape, generator=draw)
-                rollout[key] = torch.where(
-                    taken.view(*taken.shape, *[1] * (field.dim() - 2)), noise, field
-                )
-            assert taken[:, :-1].any()
-            super().training_step(rollout, batch_idx)
-
     # What somebody earned is no matter to PPO; GRPO's groups are compared by it.
-    Blind.NONSENSE = ("reward",) if algorithm is PPO else ()
-    return Blind
+    nonsense = ("reward",) if algorithm is PPO else ()
+
+    def spoil(module, rollout, batch_idx):
+        taken = rollout["intervened"].clone()
+        draw = torch.Generator().manual_seed(batch_idx)
+        for key in ("action", "sample_log_prob", *nonsense):
+            field = rollout[key]
+            noise = torch.randn(field.shape, generator=draw)
+            rollout[key] = torch.where(
+                taken.view(*taken.shape, *[1] * (field.dim() - 2)), noise, field
+            )
+        assert taken[:, :-1].any()
+
+    return before(algorithm, training_step=spoil)
 
 
 LEARNERS = {
@@ -568,26 +537,19 @@ def test_with_other_wrappers_episodes_restart():
 # --- evaluation and charts ---
 
 
-class Refuses(Person):
-    """Cannot be opened a second time: there is one of it."""
-
-    opened = []  # noqa: RUF012
-
-    def open(self, env):
-        self.opened.append(threading.current_thread().name)
-
-    def __deepcopy__(self, memo):
-        return Refuses(self.chance, self.most)
-
-
 def test_an_evaluation_is_free_of_interventions_and_says_so(tmp_path):
-    Refuses.opened.clear()
+    opened = []
+    once = variant(
+        Person,
+        open=lambda source, env: opened.append(threading.current_thread().name),
+        __deepcopy__=lambda source, memo: type(source)(source.chance, source.most),
+    )
     module, *_ = train(
         tmp_path,
-        env=partial(helped, source=Refuses(0.9), fps=1e6),
+        env=partial(helped, source=once(0.9), fps=1e6),
         data={"num_envs": 1, "buffer_size": 64},
     )
-    assert len(Refuses.opened) == 1, "that of the training alone"
+    assert len(opened) == 1, "that of the training alone"
     assert module.evaluation["intervened_steps"] == 0
     charts = scalars(tmp_path)
     assert {value for _, value in charts["eval/intervened_steps"]} == {0.0}
