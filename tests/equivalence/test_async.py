@@ -7,16 +7,16 @@ import time
 from functools import partial
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
-from tensordict import TensorDict
 
 from lightning_rl import GRPO, LSTM, AsyncCollector, CartPole, SyncCollector
-from lightning_rl.envs import GymnasiumEnv, TorchEnv, ValueProbe
+from lightning_rl.envs import GymnasiumEnv, ValueProbe
+from tests.callbacks import callback
+from tests.envs import ScriptedTask
 from tests.equivalence.test_resume import SignalAt, stop_and_resume
 from tests.helpers import assert_same, last, load, scalars, train
+from tests.variants import variant
 
 CLOCKED = ("charts/SPS", "async/")
 GRPO_MODEL = {"algorithm": GRPO, "group_size": 4, "batch_size": 32}
@@ -75,14 +75,15 @@ def test_without_lag_background_is_foreground_bit_for_bit(name, tmp_path):
 def test_an_evaluation_neither_stops_nor_disturbs_collection(tmp_path):
     ahead = []
 
-    class Watch(Callback):
-        def on_validation_start(self, trainer, module):
-            buffer = trainer.datamodule.collector._buffer
-            wait_for(lambda: buffer.statistics()["queue_depth"] == 2)  # filled while this lasts
-            ahead.append(buffer.statistics()["queue_depth"])
+    def look(trainer, module):
+        buffer = trainer.datamodule.collector._buffer
+        wait_for(lambda: buffer.statistics()["queue_depth"] == 2)  # filled while this lasts
+        ahead.append(buffer.statistics()["queue_depth"])
 
     data = {"collector": background(1), "iterations_per_epoch": 1}
-    train(tmp_path / "watched", data=data, trainer={"callbacks": [Watch()]})
+    train(
+        tmp_path / "watched", data=data, trainer={"callbacks": [callback(on_validation_start=look)]}
+    )
     assert ahead == [2.0] * 6
     for every in (1, 6):
         data = {"collector": background(0), "iterations_per_epoch": every}
@@ -98,16 +99,15 @@ def wait_for(condition, seconds=10):
     assert condition()
 
 
-class Lead(Callback):
+def lead_by(rollouts):
     """Have each iteration end with so many rollouts collected ahead: what a checkpoint then holds does not depend on
     the machine. Without, it is whatever has been collected."""
 
-    def __init__(self, rollouts):
-        self.rollouts = rollouts
-
-    def on_train_batch_end(self, trainer, *args):
+    def wait(trainer, *args):
         buffer = trainer.datamodule.collector._buffer
-        wait_for(lambda: buffer.statistics()["queue_depth"] >= self.rollouts)
+        wait_for(lambda: buffer.statistics()["queue_depth"] >= rollouts)
+
+    return callback(on_train_batch_end=wait)
 
 
 @pytest.mark.parametrize("lead", [0, 1])
@@ -115,7 +115,7 @@ class Lead(Callback):
 def test_resume_without_lag_is_exact(name, lead, tmp_path):
     run = RUNS[name] | {"data": {"collector": background(0)}}
     train(tmp_path / "whole", **run)
-    callbacks = [SignalAt(3), *([Lead(1)] if lead else [])]
+    callbacks = [SignalAt(3), *([lead_by(1)] if lead else [])]
     train(tmp_path / "stopped", trainer={"callbacks": callbacks}, **run)
     windows = load(last(tmp_path / "stopped"))["RLDataModule"]["collectors"][0]["buffer"]["windows"]
     assert len(windows) == 1 if lead else len(windows) <= 1
@@ -134,18 +134,17 @@ class Signaller:
         env = self.make(num_envs)
         original, outer = env.step, self
 
-        class Step(type(env)):
-            def step(self, action):
-                if threading.current_thread().name == "collector":
-                    outer.steps += 1
-                    if outer.steps == outer.at:
-                        os.kill(os.getpid(), signal.SIGTERM)
-                    if outer.steps >= outer.at and outer.slow_steps < 30:
-                        outer.slow_steps += 1
-                        time.sleep(outer.seconds)
-                return original(action)
+        def slow_step(env, action):
+            if threading.current_thread().name == "collector":
+                outer.steps += 1
+                if outer.steps == outer.at:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if outer.steps >= outer.at and outer.slow_steps < 30:
+                    outer.slow_steps += 1
+                    time.sleep(outer.seconds)
+            return original(action)
 
-        env.__class__ = Step
+        env.__class__ = variant(type(env), step=slow_step)
         return env
 
 
@@ -159,12 +158,9 @@ def test_a_signal_while_the_learner_waits_is_honoured_at_once_and_loses_nothing(
     env = Signaller(lambda n: ValueProbe(n, delay=3), at=16 * iteration + 7)
     began = []
 
-    class Stopped(Callback):
-        def on_train_end(self, trainer, module):
-            began.append(env.slow_steps)
-
+    stopped = callback(on_train_end=lambda *_: began.append(env.slow_steps))
     _, _, trainer = train(
-        tmp_path / "stopped", env=env, data=data, trainer={"callbacks": [Stopped()]}
+        tmp_path / "stopped", env=env, data=data, trainer={"callbacks": [stopped]}
     )
     assert trainer.stop_signal == signal.SIGTERM
     assert trainer.global_step == iteration
@@ -188,48 +184,43 @@ def test_a_signal_while_the_learner_waits_for_gymnasium_is_exact_too(tmp_path):
     assert_same_training(tmp_path / "whole", tmp_path / "stopped")
 
 
-class StepCounter(TorchEnv):
-    """Shows how many steps it has made, whatever becomes of the process."""
+def step_counter(num_envs):
+    """Make an env that shows how many steps it has made, whatever becomes of the process."""
 
-    start_size = 1
+    def move(env, state, action):
+        return ({"steps": state["steps"] + 1},)
 
-    def __init__(self, num_envs):
-        space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
-        super().__init__(num_envs, space, gymnasium.spaces.Discrete(2), 10**9)
-
-    def initial_state(self, uniform):
-        return TensorDict({"steps": torch.zeros(len(uniform), 1)}, [len(uniform)])
-
-    def observe(self, state):
-        return state["steps"]
-
-    def transition(self, state, action):
-        moved = TensorDict({"steps": state["steps"] + 1}, [self.num_envs])
-        ones = torch.ones(self.num_envs)
-        return moved, ones, ones == 0, {}
+    return ScriptedTask(
+        num_envs,
+        lambda uniform: {"steps": torch.zeros(len(uniform), 1)},
+        move,
+        action_space=gymnasium.spaces.Discrete(2),
+        steps=10**9,
+    )
 
 
-class Trained(Callback):
-    """Keep what is trained on, and how old it is; no evaluation, whose episodes of this env would not end."""
+def keeps_what_is_trained_on():
+    """Make a callback with the `steps` that are trained on, and their `lags`; no evaluation, which would not end."""
 
-    def setup(self, trainer, module, stage):
-        trainer.limit_val_batches = 0
+    def look(trainer, module, batch, batch_idx):
+        kept.steps += batch["observation"][0, :-1, 0].long().tolist()
+        kept.lags.append(module.staleness(batch))
 
-    def __init__(self):
-        self.steps, self.lags = [], []
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.steps += batch["observation"][0, :-1, 0].long().tolist()
-        self.lags.append(module.staleness(batch))
+    kept = callback(
+        setup=lambda trainer, *_, **__: setattr(trainer, "limit_val_batches", 0),
+        on_train_batch_start=look,
+    )
+    kept.steps, kept.lags = [], []
+    return kept
 
 
 @pytest.mark.parametrize("max_staleness", [1, 3])
 def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_staleness, tmp_path):
     """Once between two iterations with rollouts waiting, once while waiting for a rollout."""
-    trained = Trained()
+    trained = keeps_what_is_trained_on()
     data = {"collector": background(max_staleness), "total_env_steps": 4 * 16 * 12}
-    run = {"env": StepCounter, "data": data}
-    stops = [trained, SignalAt(4), Lead(max_staleness)]
+    run = {"env": step_counter, "data": data}
+    stops = [trained, SignalAt(4), lead_by(max_staleness)]
     train(tmp_path, trainer={"callbacks": stops}, **run)
     saved = load(last(tmp_path))["RLDataModule"]["collectors"][0]
     windows = saved["buffer"]["windows"]
@@ -237,10 +228,10 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
     versions = [window["fields"]["policy_version"][0, 0].item() for window in windows]
     assert versions[0] < 5, "collected before the checkpoint's own update"
     assert saved["buffer"]["written_steps"] == 4 * 16 * (5 + len(windows))
-    run_on = {"ckpt_path": last(tmp_path), **run, "env": Signaller(StepCounter, at=40)}
+    run_on = {"ckpt_path": last(tmp_path), **run, "env": Signaller(step_counter, at=40)}
     train(tmp_path, trainer={"callbacks": [trained]}, **run_on)
     module, _, trainer = train(
-        tmp_path, trainer={"callbacks": [trained]}, **run_on | {"env": StepCounter}
+        tmp_path, trainer={"callbacks": [trained]}, **run_on | {"env": step_counter}
     )
     assert trained.steps == list(range(12 * 16))
     assert trainer.global_step == module.policy.version == 12
@@ -252,12 +243,12 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
 
 
 def test_a_resumed_run_with_a_smaller_bound_drops_what_is_too_old(tmp_path):
-    trained = Trained()
-    callbacks = [trained, SignalAt(4), Lead(3)]
+    trained = keeps_what_is_trained_on()
+    callbacks = [trained, SignalAt(4), lead_by(3)]
     for staleness, expected in ((3, None), (1, "older than max_staleness=1")):
         data = {"collector": background(staleness), "total_env_steps": 4 * 16 * 10}
         resume = {"ckpt_path": last(tmp_path)} if expected else {}
-        run = partial(train, tmp_path, env=StepCounter, data=data, **resume)
+        run = partial(train, tmp_path, env=step_counter, data=data, **resume)
         if expected is None:
             run(trainer={"callbacks": callbacks})
         else:
@@ -272,11 +263,11 @@ def test_a_resumed_run_with_a_smaller_bound_drops_what_is_too_old(tmp_path):
 
 
 def test_a_checkpoint_goes_from_one_collector_to_the_other(tmp_path):
-    env = {"env": StepCounter}
+    env = {"env": step_counter}
     for first, second in (("sync", "async"), ("async", "sync")):
         kinds = {"sync": SyncCollector, "async": background(1)}
-        run_dir, trained = tmp_path / first, Trained()
-        callbacks = [trained, SignalAt(2), *([Lead(1)] if first == "async" else [])]
+        run_dir, trained = tmp_path / first, keeps_what_is_trained_on()
+        callbacks = [trained, SignalAt(2), *([lead_by(1)] if first == "async" else [])]
         train(run_dir, data={"collector": kinds[first]}, trainer={"callbacks": callbacks}, **env)
         resume = {"ckpt_path": last(run_dir), "trainer": {"callbacks": [trained]}, **env}
         if second == "sync":
@@ -292,14 +283,16 @@ def test_a_compiled_update_works_beside_the_thread(tmp_path, traced_only):
     """The first update, which compiles, is awaited."""
     written = []
 
-    class First(Callback):
-        def on_train_batch_start(self, trainer, module, *args):
-            if not written:
-                time.sleep(0.2)  # a hundred times what a rollout takes
-                written.append(trainer.datamodule.collector._buffer.statistics()["written_steps"])
+    def look(trainer, *args):
+        if not written:
+            time.sleep(0.2)  # a hundred times what a rollout takes
+            written.append(trainer.datamodule.collector._buffer.statistics()["written_steps"])
 
     data = {"collector": background(1), "total_env_steps": 4 * 16 * 3}
-    kwargs = {"model": {"n_epochs": 1, "compile": True}, "trainer": {"callbacks": [First()]}}
+    kwargs = {
+        "model": {"n_epochs": 1, "compile": True},
+        "trainer": {"callbacks": [callback(on_train_batch_start=look)]},
+    }
     module, *_ = train(tmp_path, data=data, **kwargs)
     assert written == [4 * 16], "nothing ran beside the compiler"
     assert module.optimizer_steps == 6

@@ -17,7 +17,6 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -36,6 +35,7 @@ from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.commands import Command, rl_cli, serving
+from tests.envs import ScriptedVector
 from tests.helpers import assert_same_run, last, load, train
 
 ROOT = Path(__file__).parents[2]
@@ -85,10 +85,6 @@ def nothing_stays(tmp_path, monkeypatch):
 # --- envs ---
 
 
-class UnpicklableError(Exception):
-    """Holds what cannot be pickled."""
-
-
 class UnmakableError(Exception):
     """Is pickled, and cannot be made again: its constructor wants more than it passes on."""
 
@@ -96,7 +92,7 @@ class UnmakableError(Exception):
         super().__init__(what)
 
 
-RAISED = {"unpicklable": UnpicklableError, "unmakable": UnmakableError}
+RAISED = {"unpicklable": RuntimeError, "unmakable": UnmakableError}
 
 
 class Faulty(gymnasium.Env):
@@ -111,7 +107,7 @@ class Faulty(gymnasium.Env):
             if how == "killed when made":
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "raises when made":
-                raise UnpicklableError("the port is taken", lambda: None)
+                raise RuntimeError("the port is taken", lambda: None)  # cannot be pickled
         if how == "late fractions":
             self.observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
 
@@ -151,26 +147,16 @@ class Faulty(gymnasium.Env):
         return observation, reward, False, False, {}
 
 
-class FaultyVector(gymnasium.vector.VectorEnv):
-    """A batched env whose observation is that of one env for all from some step on."""
+def faulty_vector(num_envs, how, max_episode_steps):
+    """Make a batched env whose observation is that of one env for all from some step on."""
 
-    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-    single_observation_space, single_action_space = Faulty.observation_space, Faulty.action_space
+    def change(env, results):
+        return (results[0][: 1 if env.steps > 20 else num_envs], *results[1:])
 
-    def __init__(self, num_envs, how, max_episode_steps):
-        self.num_envs, self.steps = num_envs, 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros((self.num_envs, 3), np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        observation = np.zeros((1 if self.steps > 20 else self.num_envs, 3), np.float32)
-        ends = np.zeros(self.num_envs, bool)
-        return observation, np.zeros(self.num_envs), ends, ends, {}
+    return ScriptedVector(num_envs, partial(Faulty, "fine"), change=change)
 
 
-gymnasium.register("Faulty-v0", Faulty, vector_entry_point=FaultyVector, max_episode_steps=10)
+gymnasium.register("Faulty-v0", Faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
 
 SHAPES = {
     "reset shape": r"Env 'Faulty-v0' returned an observation of shape \[2\] instead of \[3\]",
@@ -220,18 +206,17 @@ def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, 
         train(tmp_path / "run", env=faulty(how, vectorization))
 
 
-class AsDict(gymnasium.wrappers.TransformObservation):
-    """Observations that are a dict of one array."""
-
-    def __init__(self, env):
-        space = gymnasium.spaces.Dict({"state": env.observation_space})
-        super().__init__(env, lambda observation: {"state": observation}, space)
+def as_dict(env):
+    """Make its observations a dict of one array."""
+    space = gymnasium.spaces.Dict({"state": env.observation_space})
+    wrap = gymnasium.wrappers.TransformObservation
+    return wrap(env, lambda observation: {"state": observation}, space)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", LATE)
 def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
-    env = partial(faulty(how, vectorization), wrappers=[AsDict])
+    env = partial(faulty(how, vectorization), wrappers=[as_dict])
     with pytest.raises(ConfigurationError, match=LATE[how].replace("observation", "n.state")):
         train(tmp_path / "run", env=env)
 
@@ -348,7 +333,7 @@ def test_a_worker_killed_while_envs_are_made_is_named():
 
 
 def test_an_env_that_cannot_be_made_in_a_worker_says_why():
-    with pytest.raises(RuntimeError, match=r"UnpicklableError: .*the port is taken") as caught:
+    with pytest.raises(RuntimeError, match=r"RuntimeError: .*the port is taken") as caught:
         faulty("raises when made", "async")(3)
     assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
 

@@ -13,20 +13,17 @@ from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
 from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 from tests.numerics.test_gradients import minibatch_for
+from tests.variants import after
 
 
 class Settings:
     __slots__ = ("weight",)
 
-    def __init__(self):
-        self.weight = 0.5
 
-
-class Inner:
-    def __init__(self):
-        self.weight = 0.5
-        self.weights = {"a": 0.5}
-        self.terms = [Settings()]
+def inner():
+    settings = Settings()
+    settings.weight = 0.5
+    return SimpleNamespace(weight=0.5, weights={"a": 0.5}, terms=[settings])
 
 
 class Loss(nn.Module):
@@ -34,7 +31,7 @@ class Loss(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.number, self.flag, self.kind, self.inner = 0.5, True, "half", Inner()
+        self.number, self.flag, self.kind, self.inner = 0.5, True, "half", inner()
         self.array, self.count, self.seen = np.array([0.5]), 0, []
         self.tensor = torch.tensor([0.5])
         self.register_buffer("buffer", torch.tensor([0.5]))
@@ -152,19 +149,23 @@ class MyAlgorithm(OnPolicyAlgorithm):
         return loss, {"policy_loss": loss}
 
 
-class HoldsItsCoefficient(MyAlgorithm):
-    """The coefficient lies in an object that the algorithm holds."""
-
-    @property
-    def my_coef(self):
-        return self.holder.value
-
-    @my_coef.setter
-    def my_coef(self, value):
-        vars(self).setdefault("holder", SimpleNamespace()).value = value
+def held(algorithm):
+    return vars(algorithm).setdefault("holder", SimpleNamespace())
 
 
-@pytest.mark.parametrize("algorithm", [MyAlgorithm, HoldsItsCoefficient])
+HOLDS_ITS_COEFFICIENT = type(
+    "HoldsItsCoefficient",
+    (MyAlgorithm,),
+    {
+        "my_coef": property(
+            lambda self: held(self).value, lambda self, value: setattr(held(self), "value", value)
+        )
+    },
+)
+"""Its coefficient lies in an object that the algorithm holds."""
+
+
+@pytest.mark.parametrize("algorithm", [MyAlgorithm, HOLDS_ITS_COEFFICIENT])
 def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(
     algorithm, tmp_path, traced_only
 ):
@@ -182,30 +183,25 @@ def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(
     assert [len(made) for key, made in graphs if key[1] == "loss"] == [2]
 
 
-class ReadsTheTrainer(MyAlgorithm):
-    """It asks Lightning, in the loss itself, how far the run is."""
-
-    def loss(self, minibatch):
-        loss, scalars = super().loss(minibatch)
-        return loss * (1.0 + self.current_epoch + self.iterations_done), scalars
+def reads_the_trainer(module, result, minibatch):
+    """Ask Lightning, in the loss itself, how far the run is."""
+    return result[0] * (1.0 + module.current_epoch + module.iterations_done), result[1]
 
 
-class ReadsACounter(MyAlgorithm):
-    def loss(self, minibatch):
-        loss, scalars = super().loss(minibatch)
-        return loss * (1.0 + self.env_steps), scalars
+def reads_a_counter(module, result, minibatch):
+    return result[0] * (1.0 + module.env_steps), result[1]
 
 
-@pytest.mark.parametrize("algorithm", [ReadsTheTrainer, ReadsACounter])
-def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(algorithm, tmp_path, traced_only):
+@pytest.mark.parametrize("loss", [reads_the_trainer, reads_a_counter])
+def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(loss, tmp_path, traced_only):
     kwargs = {
         "data": {"total_env_steps": 4 * 16 * 3, "iterations_per_epoch": 1},
-        "model": {"algorithm": algorithm, "n_epochs": 1, "batch_size": 64},
+        "model": {"algorithm": after(MyAlgorithm, loss=loss), "n_epochs": 1, "batch_size": 64},
         "trainer": {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
     }
     eager, _, _ = train(tmp_path / "eager", **kwargs)
     kwargs["model"]["compile"] = True
-    if algorithm is ReadsTheTrainer:
+    if loss is reads_the_trainer:
         with pytest.warns(UserWarning, match=r"a loss cannot be a graph: it reads trainer, whose"):
             compiled, _, _ = train(tmp_path / "compiled", **kwargs)
     else:
@@ -214,18 +210,15 @@ def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(algorithm, tmp_path, t
     assert eager.losses == pytest.approx(compiled.losses, rel=1e-4)
 
 
-class Deciding(PPO):
-    step = 0
-
-    def loss(self, minibatch):
-        loss, scalars = super().loss(minibatch)
-        return (2.0 if self.step % 2 else float(self.step)) * loss, scalars
+def decide(module, result, minibatch):
+    return (2.0 if module.step % 2 else float(module.step)) * result[0], result[1]
 
 
 def test_what_changes_at_each_call_and_cannot_vary_ends_compiling_with_a_message(traced_only):
     """It decides by the number, so each value has a graph of its own, and there are ever more of them."""
     data = make_data()
-    module = make_ppo(data, algorithm=Deciding)
+    module = make_ppo(data, algorithm=after(PPO, "Deciding", loss=decide))
+    module.step = 0
     minibatch = minibatch_for(module, data, 8)
     update = make_update(module, compile=True)
     expected = make_update(module, compile=False)
