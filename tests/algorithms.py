@@ -1,6 +1,7 @@
 """Algorithms that are none of the package's own, as short as a test can have them."""
 
 from lightning_rl import OnPolicyAlgorithm
+from tests.variants import before
 
 
 class Reinforce(OnPolicyAlgorithm):
@@ -14,3 +15,17 @@ class Reinforce(OnPolicyAlgorithm):
     def loss(self, minibatch):
         new = self.policy.evaluate_actions(minibatch)
         return -(minibatch["reward"] * new["sample_log_prob"]).mean(), {}
+
+
+def with_first_ratios(algorithm):
+    """Return an algorithm that keeps in `firsts` the first ratios of each iteration, less 1."""
+
+    def begin(module):
+        module.firsts = []
+
+    def look(module, minibatch):
+        if len(module.objectives[""].statistics) == 0:
+            new = module.policy.evaluate_actions(minibatch)["sample_log_prob"].detach()
+            module.firsts.append((new - minibatch["sample_log_prob"]).exp() - 1)
+
+    return before(algorithm, on_train_start=begin, loss=look)

@@ -8,6 +8,7 @@ from gymnasium.spaces import Box
 
 from lightning_rl import GymnasiumEnv, MixedReplay, ReplayBuffer
 from lightning_rl.envs import PenaltyTerms
+from tests.envs import ScriptedEnv
 
 OBSERVATION = Box(-9.0, 9.0, (4,), np.float32)
 ACTION = Box(np.array([-1.0, -1.0, 0.0], np.float32), np.array([1.0, 1.0, 2.0], np.float32))
@@ -15,43 +16,45 @@ HELP = np.array([0.5, -0.5, 1.0], np.float32)
 """What is done instead: a move, and no command to the gripper."""
 
 
-class Arm(gymnasium.Env):
+def arm(helped=True, space=OBSERVATION, view=lambda seen: seen):
     """It pays to close the gripper at the goal; a script takes over at each third step, if it is to.
 
     Its info says `discrete_penalty` where a closed gripper is opened, or an open one closed.
     """
 
-    observation_space, action_space = OBSERVATION, ACTION
+    def begin(env):
+        env.place, env.closed = env.np_random.uniform(-1, 1, 2), False
 
-    def __init__(self, helped=True):
-        self.helped = helped
-        self.metadata = {"render_modes": [], **({"reports_interventions": True} if helped else {})}
+    def act(env):
+        env.taken = helped and env.age % 3 == 0
+        env.action = HELP if env.taken else env.action
+        command = np.rint(env.action[2])
+        env.changed = command == (2.0 if env.closed else 0.0)
+        env.closed = env.closed != env.changed
+        env.place = np.clip(env.place + 0.2 * env.action[:2], -1, 1)
+        env.success = bool(env.closed and np.abs(env.place).max() < 0.3)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = self.np_random.uniform(-1, 1, 2)
-        self.closed, self.age = False, 0
-        return self.seen(), {}
+    def said(env):
+        told = {"executed_action": env.action, "intervened": True} if env.taken else {}
+        return {"success": env.success, "discrete_penalty": -0.5 * env.changed} | told
 
-    def seen(self):
-        return np.array([*self.at, 2.0 * self.closed - 1.0, self.age / 10], np.float32)
+    def observe(env):
+        return view(np.array([*env.place, 2.0 * env.closed - 1.0, env.age / 10], np.float32))
 
-    def step(self, action):
-        self.age += 1
-        taken = self.helped and self.age % 3 == 0
-        action = HELP if taken else action
-        command = np.rint(action[2])
-        changed = command == (2.0 if self.closed else 0.0)
-        self.closed = self.closed != changed
-        self.at = np.clip(self.at + 0.2 * action[:2], -1, 1)
-        success = bool(self.closed and np.abs(self.at).max() < 0.3)
-        info = {"success": success, "discrete_penalty": -0.5 * changed}
-        if taken:
-            info |= {"executed_action": action, "intervened": True}
-        return self.seen(), float(success), success, False, info
+    return ScriptedEnv(
+        space,
+        ACTION,
+        begin=begin,
+        act=act,
+        observe=observe,
+        reward=lambda env: float(env.success),
+        terminated=lambda env: env.success,
+        info=said,
+        metadata={"reports_interventions": True} if helped else {},
+    )
 
 
-gymnasium.register("tests/Arm-v0", Arm, max_episode_steps=12)
+gymnasium.register("tests/Arm-v0", arm, max_episode_steps=12)
 
 
 def helped_arm(num_envs):

@@ -14,7 +14,7 @@ def callback(**hooks):
     return type("CallbackOfFunctions", (Callback,), methods)()
 
 
-def at(iteration, act, hook="on_train_batch_end"):
+def at_iteration(iteration, act, hook="on_train_batch_end"):
     """Return a callback that calls `act(trainer)` once, when so many iterations have ended."""
     waiting = [iteration]
 
@@ -27,8 +27,13 @@ def at(iteration, act, hook="on_train_batch_end"):
 
 
 def send(number=signal.SIGTERM):
-    """Return a function, for `at` and `callback`, that sends this process a signal."""
+    """Return a function, for `at_iteration` and `callback`, that sends this process a signal."""
     return lambda *args: os.kill(os.getpid(), number)
+
+
+def signal_at(iteration, number=signal.SIGTERM, hook="on_train_batch_start"):
+    """Return a callback that sends this process a signal, as an operator or a scheduler would."""
+    return at_iteration(iteration, send(number), hook)
 
 
 def stop(trainer, *args):
@@ -37,7 +42,7 @@ def stop(trainer, *args):
 
 
 def fail(error):
-    """Return a function, for `at`, `callback` and `before`, that raises an error."""
+    """Return a function, for `at_iteration`, `callback` and `before`, that raises an error."""
 
     def act(*args, **kwargs):
         raise error

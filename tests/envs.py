@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
@@ -27,6 +27,11 @@ def draw(env, space=None):
 def age(env):
     """Observe the age of the episode in each number."""
     return np.full(env.observation_space.shape, env.age, env.observation_space.dtype)
+
+
+def zeros(env):
+    """Observe nothing."""
+    return np.zeros(env.observation_space.shape, env.observation_space.dtype)
 
 
 class ScriptedEnv(gymnasium.Env):
@@ -252,3 +257,66 @@ class ScriptedSource(InterventionSource):
 
     def poll(self, observation):
         return InterventionDecision(*self.script(self, observation))
+
+
+def reports_action_mask(empty_at=None, silent_at=None, key="action_mask"):
+    """Of five actions only two are allowed, drawn at each step; another is an error. Its infos say which."""
+
+    def allow(env):
+        env.allowed = np.zeros(5, np.int8)
+        if env.age != empty_at:
+            env.allowed[env.np_random.choice(5, 2, replace=False)] = 1
+        env.said = {} if env.age == silent_at else {key: env.allowed}
+        return env.said
+
+    def act(env):
+        assert env.allowed[env.action] == 1, f"{env.action} is not allowed by {env.allowed}"
+        allow(env)
+
+    return ScriptedEnv(
+        Box(-1.0, 1.0, (3,)),
+        Discrete(5),
+        begin=allow,
+        act=act,
+        observe=draw,
+        reward=lambda env: float(env.action) / 5,
+        terminated=lambda env: env.age == 7,
+        info=lambda env: env.said if env.age < 7 else {},
+    )
+
+
+PARTS = Dict(
+    {
+        "arm": Dict({"left": Box(-2.0, 2.0, (2,), np.float64), "right": Box(0.0, 1.0, (1,))}),
+        "bits": MultiBinary(3),
+        "modes": MultiDiscrete([2, 4], start=[0, 5]),
+        "pair": Tuple((Discrete(3, start=-1), Box(-1.0, 1.0, (2, 2)))),
+    }
+)
+
+
+def takes_parts():
+    """Wants an action in its own structure, and observes what it was given."""
+
+    def observe(env):
+        if env.age == 0:
+            return env.np_random.uniform(-1, 1, 13).astype(np.float32)
+        arm, bits, modes, (choice, grid) = (env.action[key] for key in PARTS)
+        parts = (arm["left"], arm["right"], bits, modes, [choice], grid.ravel())
+        return np.concatenate(parts).astype(np.float32)
+
+    def check(env):
+        assert PARTS.contains(env.action), env.action
+
+    return ScriptedEnv(
+        Box(-10.0, 10.0, (13,)),
+        PARTS,
+        act=check,
+        observe=observe,
+        reward=lambda env: float(env.action["bits"].sum()),
+        terminated=lambda env: env.age == 7,
+    )
+
+
+gymnasium.register("tests/ReportsActionMask-v0", entry_point=reports_action_mask)
+gymnasium.register("tests/StructuredActionEnv-v0", entry_point=takes_parts)

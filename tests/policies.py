@@ -1,5 +1,7 @@
 """Policies whose actions a test writes."""
 
+from types import SimpleNamespace
+
 import torch
 from tensordict import TensorDict
 
@@ -38,3 +40,12 @@ class ScriptedPolicy(Policy):
         zeros = self.weight.expand(td.batch_size)
         fields = {"sample_log_prob": zeros, "entropy": zeros, "value": zeros}
         return TensorDict(fields, td.batch_size)
+
+
+SUM_OF_OBSERVATION = SimpleNamespace(
+    is_recurrent=False,
+    micro_batch_size=None,
+    sharding=None,
+    get_value=lambda td: td.set("value", td["observation"].sum(-1)),
+)
+"""In place of a policy: values an observation by the sum of its numbers."""

@@ -185,15 +185,15 @@ SLOW_CASES = {
         "grpo": "[sde]",
     },
     "numerics/test_vla.py::test_the_first_ratio_is_one_and_the_policy_moves": {
-        "WatchedGRPO-token-action": "[WatchedPPO-token-action]",
-        "WatchedGRPO-token-chunk": "[WatchedPPO-token-chunk]",
-        "WatchedGRPO-gaussian-token": "[WatchedPPO-gaussian-token]",
-        "WatchedGRPO-gaussian-action": "[WatchedPPO-gaussian-action]",
+        "GRPO-token-action": "[PPO-token-action]",
+        "GRPO-token-chunk": "[PPO-token-chunk]",
+        "GRPO-gaussian-token": "[PPO-gaussian-token]",
+        "GRPO-gaussian-action": "[PPO-gaussian-action]",
     },
     "numerics/test_vla_loading.py::test_every_family_takes_steps_from_a_first_ratio_of_one": {
-        "WatchedGRPO-llava": "[WatchedPPO-llava]",
-        "WatchedGRPO-paligemma": "[WatchedPPO-paligemma]",
-        "WatchedGRPO-smolvlm": "[WatchedPPO-smolvlm]",
+        "GRPO-llava": "[PPO-llava]",
+        "GRPO-paligemma": "[PPO-paligemma]",
+        "GRPO-smolvlm": "[PPO-smolvlm]",
     },
     # --- export ---
     "equivalence/test_export.py::test_without_torch_it_does_what_validate_does": {

@@ -478,3 +478,28 @@ def parametrised(path, function):
         if isinstance(node, ast.FunctionDef) and node.name == function
     )
     return any("parametrize" in ast.unparse(one) for one in found.decorator_list)
+
+
+SHELF = {
+    f"{name}.py"
+    for name in (
+        *("algorithms", "arms", "callbacks", "envs", "goal_envs", "policies", "probes", "remote"),
+        "variants",
+    )
+}
+"""Files of fakes that several tests share; see tests/README.md."""
+
+MOST_HELPER_CLASSES = 150
+
+
+def test_fakes_are_made_of_those_on_the_shelf():
+    tests = Path(__file__).parent
+    classes = [
+        f"{path.relative_to(tests)}: {node.name}"
+        for path in sorted(tests.rglob("*.py"))
+        if path.relative_to(tests).as_posix() not in SHELF
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+    ]
+    rule = f"{len(classes)} classes stand beside tests, of at most {MOST_HELPER_CLASSES}: use the shelf"
+    none(classes if len(classes) > MOST_HELPER_CLASSES else [], rule)

@@ -53,3 +53,8 @@ def after(cls, name="Watched", /, **functions):
         return result if changed is None else changed
 
     return _wrapped(cls, name, functions, call)
+
+
+def concrete(cls):
+    """Return a subclass of a class whose constructor alone is abstract."""
+    return variant(cls, __init__=lambda self, *args, **kwargs: cls.__init__(self, *args, **kwargs))

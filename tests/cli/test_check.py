@@ -16,7 +16,9 @@ from lightning_rl.audit import check_env, checking
 from lightning_rl.audit.check_env import Finding
 from lightning_rl.audit.findings import print_findings
 from lightning_rl.cli.app import run
+from tests.envs import ScriptedEnv, draw
 from tests.helpers import make_data, make_ppo
+from tests.variants import variant
 
 SMALL = ["--data.num_eval_episodes", "2", "--seconds", "20"]
 
@@ -107,16 +109,13 @@ def test_rollouts_that_cut_whole_episodes_are_told():
     assert cut.cure == "Raise data.buffer_size, or shorten the episodes."
 
 
-class StartsAnywhere(CartPoleEnv):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=None, options=options)
-
-
 def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
     registry = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
     monkeypatch.setattr(gymnasium, "registry", registry)
-    gymnasium.register("Anywhere-v0", StartsAnywhere, max_episode_steps=30)
+    gymnasium.register(
+        "Anywhere-v0", variant(CartPoleEnv, reset=without_seed), max_episode_steps=30
+    )
     code, findings = check("--config", "grpo.yaml", "--data.env.id", "Anywhere-v0")
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
@@ -125,16 +124,18 @@ def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
     )
 
 
-class Broken(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
-    action_space = gymnasium.spaces.Box(-0.1, 0.1, (1,))
+def without_seed(env, *, seed=None, options=None):
+    return CartPoleEnv.reset(env, options=options)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
 
-    def step(self, action):
-        return self.observation_space.sample()[:1], 1.0, False, False, {}
+def one_number_of_two():
+    """One number of two in each step."""
+    return ScriptedEnv(
+        gymnasium.spaces.Box(-1.0, 1.0, (2,)),
+        gymnasium.spaces.Box(-0.1, 0.1, (1,)),
+        observe=lambda env: draw(env)[: 1 if env.age else 2],
+        reward=1.0,
+    )
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def broken(monkeypatch):
     registry = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
     monkeypatch.setattr(gymnasium, "registry", registry)
-    gymnasium.register("Broken-v0", Broken)
+    gymnasium.register("Broken-v0", one_number_of_two)
     return ["--config", "ppo.yaml", "--data.env.id", "Broken-v0"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
@@ -18,12 +18,14 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-from lightning_rl import GRPO, OnPolicyAlgorithm, RLTrainer
+from lightning_rl import GRPO, RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.training.callbacks import EnvStepCSV, MetricsWriter
 from lightning_rl.training.callbacks.progress import EnvStepProgress
-from tests.equivalence.test_resume import SignalAt
+from tests.algorithms import Reinforce
+from tests.callbacks import at_iteration, callback, fail, signal_at
 from tests.helpers import last, make_data, make_ppo, scalars, train
+from tests.variants import variant
 
 
 def table(run_dir):
@@ -47,15 +49,6 @@ def assert_table_equals_curves(run_dir):
         assert found[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]
 
 
-class Fail(Callback):
-    def __init__(self, iteration, error):
-        self.iteration, self.error = iteration, error
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.iteration:
-            raise self.error
-
-
 def test_the_table_holds_what_tensorboard_shows(tmp_path):
     train(tmp_path)
     rows = table(tmp_path)
@@ -72,7 +65,7 @@ def test_a_resumed_table_has_each_row_once(tmp_path):
     run_dir = tmp_path / "part"
     # Two iterations after the checkpoint are written and then played again.
     with pytest.raises(ZeroDivisionError):
-        train(run_dir, trainer={"callbacks": [Fail(5, ZeroDivisionError())]})
+        train(run_dir, trainer={"callbacks": [at_iteration(5, fail(ZeroDivisionError()))]})
     assert [row["env_steps"] for row in table(run_dir)][-1] == 256
     with open(run_dir / "logs" / "metrics.csv", "a") as file:
         file.write("320,0.1")  # a row that a kill has cut short
@@ -212,28 +205,24 @@ def compared_runs(directory):
     }
 
 
-class Fixed(OnPolicyAlgorithm):
-    """One whose constructor fixes an argument of its base, and passes others on."""
-
-    def __init__(self, policy, mine=3, **kwargs):
-        super().__init__(policy, gamma=0.5, **kwargs)
-        self.mine = mine
-
-    def training_step(self, rollout, batch_idx):
-        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
-            self.update(minibatch)
-        self.finish_iteration(rollout)
-
-    def loss(self, minibatch):
-        new = self.policy.evaluate_actions(minibatch)
-        return -(minibatch["reward"] * new["sample_log_prob"]).mean(), {}
+def fixes_an_argument(module, policy, mine=3, **kwargs):
+    """Fix an argument of the base in a constructor, and pass others on."""
+    Reinforce.__init__(module, policy, gamma=0.5, **kwargs)
+    module.mine = mine
 
 
 def test_the_hparams_tab_compares_runs_of_python_and_of_other_algorithms(tmp_path):
     """Each setting of each run is a column, whichever run TensorBoard reads first."""
     train(tmp_path / "a_ppo", model={"learning_rate": 2e-3}, trainer={"best_mode": "min"})
     train(tmp_path / "b_grpo", model={"algorithm": GRPO, "group_size": 2, "mode": "step"})
-    train(tmp_path / "c_own", model={"algorithm": Fixed, "mine": 4, "lr_schedule": "constant"})
+    train(
+        tmp_path / "c_own",
+        model={
+            "algorithm": variant(Reinforce, __init__=fixes_an_argument),
+            "mine": 4,
+            "lr_schedule": "constant",
+        },
+    )
     runs = compared_runs(tmp_path)
     assert set(runs) == {"a_ppo/logs", "b_grpo/logs", "c_own/logs"}
     ppo, grpo, own = runs.values()
@@ -274,13 +263,17 @@ def test_a_resumed_run_is_one_row_with_the_settings_that_it_ends_with(tmp_path):
 
 
 def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
-    train(tmp_path, trainer={"callbacks": [SignalAt(3)]})
+    train(tmp_path, trainer={"callbacks": [signal_at(3)]})
     manifest = json.loads((tmp_path / "run.json").read_text())
     assert manifest["outcome"] == "stopped by SIGTERM"
     assert 0 < manifest["env_steps"] < 384
     error = ValueError("bad\nno such luck")
     with pytest.raises(ValueError, match="no such luck"):
-        train(tmp_path, ckpt_path=last(tmp_path), trainer={"callbacks": [Fail(5, error)]})
+        train(
+            tmp_path,
+            ckpt_path=last(tmp_path),
+            trainer={"callbacks": [at_iteration(5, fail(error))]},
+        )
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == (
         "failed: ValueError: bad no such luck"
     )
@@ -304,11 +297,10 @@ def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
 def test_until_it_ends_a_run_says_that_it_is_running(tmp_path):
     seen = []
 
-    class Look(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            seen.append(json.loads((tmp_path / "run.json").read_text()))
+    def look(*args):
+        seen.append(json.loads((tmp_path / "run.json").read_text()))
 
-    train(tmp_path, trainer={"callbacks": [Look()]})
+    train(tmp_path, trainer={"callbacks": [callback(on_train_batch_end=look)]})
     assert {(part["outcome"], part["ended"]) for part in seen} == {("running", None)}
 
 
@@ -319,19 +311,19 @@ def test_no_bar_in_ci(variable, bar, tmp_path, monkeypatch):
         monkeypatch.setenv(variable, "true")
     shown = []
 
-    class Watch(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            shown.append(trainer.progress_bar_callback._bar is not None)
+    def look(trainer, *args):
+        shown.append(trainer.progress_bar_callback._bar is not None)
 
-    class Terminal(EnvStepProgress):
-        def __init__(self, metrics):
-            super().__init__(metrics)
-            self.console = Console(file=io.StringIO(), force_terminal=True)
+    def on_a_terminal(metrics):
+        progress = EnvStepProgress(metrics)
+        progress.console = Console(file=io.StringIO(), force_terminal=True)
+        return progress
 
-    monkeypatch.setattr("lightning_rl.training.trainer.EnvStepProgress", Terminal)
+    monkeypatch.setattr("lightning_rl.training.trainer.EnvStepProgress", on_a_terminal)
     seed_everything(1)
     data = make_data()
-    trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", callbacks=[Watch()])
+    callbacks = [callback(on_train_batch_end=look)]
+    trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", callbacks=callbacks)
     trainer.fit(make_ppo(data), data)
     assert shown == [bar] * 6
 

@@ -17,11 +17,12 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from lightning_rl import LSTM, GymnasiumEnv, RLTrainer
 from lightning_rl.cli.app import run
-from lightning_rl.envs import PushCube, TorchEnv
+from lightning_rl.envs import PushCube
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.training.callbacks import VideoSettings
 from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.training.callbacks.video import _TimeShare
+from tests.envs import ScriptedEnv, ScriptedTask
 from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
 
 pytestmark = pytest.mark.filterwarnings("error:No more videos")
@@ -211,25 +212,12 @@ def test_pictures_of_several_cameras_lie_side_by_side(vectorization):
     env.close()
 
 
-class Invisible(TorchEnv):
+def invisible(num_envs):
     """An env that nobody can draw."""
-
-    start_size = 1
-
-    def __init__(self, num_envs):
-        box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-        super().__init__(num_envs, box, gymnasium.spaces.Discrete(2), 5)
-
-    def initial_state(self, uniform):
-        from tensordict import TensorDict
-
-        return TensorDict({"x": uniform}, [len(uniform)])
-
-    def observe(self, state):
-        return state["x"]
-
-    def transition(self, state, action):
-        return state.clone(), state["x"][:, 0], torch.zeros(len(action), dtype=torch.bool), {}
+    action = gymnasium.spaces.Discrete(2)
+    return ScriptedTask(
+        num_envs, lambda uniform: {"x": uniform}, lambda *_: ({},), action_space=action
+    )
 
 
 class BrokenRenderer(PushCube):
@@ -247,25 +235,15 @@ class BrokenRenderer(PushCube):
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        (Invisible, "Invisible cannot be drawn: it has no render"),
+        (invisible, "ScriptedTask cannot be drawn: it has no render"),
         (partial(GymnasiumEnv, id="Blind-v0"), "its render modes are .*, without rgb_array"),
         (BrokenRenderer, "the graphics card is gone"),
     ],
 )
 def test_an_env_that_cannot_be_drawn_says_so_once_and_training_goes_on(env, reason, tmp_path):
-    class Blind(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(-1, 1, (1,))
-        action_space = gymnasium.spaces.Discrete(2)
-        metadata = {"render_modes": []}  # noqa: RUF012
-
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action):
-            return np.zeros(1, np.float32), 0.0, True, False, {}
 
     gymnasium.registry.pop("Blind-v0", None)
-    gymnasium.register("Blind-v0", Blind)
+    gymnasium.register("Blind-v0", partial(ScriptedEnv, terminated=True))
     squash = {"squash": True} if env is BrokenRenderer else None
     with pytest.warns(UserWarning, match=f"No more videos: .*{reason}") as warned:
         module, _, _ = filmed(tmp_path, env=env, policy=squash)

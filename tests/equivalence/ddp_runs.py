@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from lightning.pytorch import Callback
 
 from lightning_rl import (
     APG,
@@ -63,12 +62,14 @@ from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
 from tests import goal_envs  # noqa: F401  # registers an env
 from tests.arms import helped_arm, mixed
+from tests.callbacks import callback, signal_at
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
 from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
 from tests.golden.make_lerobot import fill
 from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
+from tests.variants import after, before, passing, variant
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -107,20 +108,16 @@ SIX = {
 }
 
 
-class Rehearsing(PPO):
+def rehearse(module, rollout, batch_idx):
     """Keep the rollouts in a replay, and report what it draws."""
-
-    uses_replay = True
-
-    def training_step(self, rollout, batch_idx):
-        self.replay.extend(rollout)
-        (drawn,) = self.replay.batches(1, 8, n_steps=2)
-        self.statistics.set("drawn", drawn["reward"].mean())
-        super().training_step(rollout, batch_idx)
+    module.replay.extend(rollout)
+    (drawn,) = module.replay.batches(1, 8, n_steps=2)
+    module.statistics.set("drawn", drawn["reward"].mean())
 
 
 RESUMED = PENDULUM | {
-    "model": PENDULUM["model"] | {"algorithm": Rehearsing},
+    "model": PENDULUM["model"]
+    | {"algorithm": variant(before(PPO, training_step=rehearse), uses_replay=True)},
     "data": SIX | {"replay": partial(ReplayBuffer, capacity=60)},
 }
 N = 4
@@ -304,36 +301,23 @@ class OfAll(ReplayBuffer):
             yield batch.chunk(ranks.world_size())[ranks.rank()]
 
 
-class DrawnForAll:
-    """Draws noise and shifts for all ranks, alike on each, and keeps this one's part."""
+def drawn_for_all(algorithm):
+    """An algorithm that draws noise and shifts for all ranks, alike on each, and keeps this one's part."""
 
-    def on_fit_start(self):
-        super().on_fit_start()
-        self.generator.manual_seed(5)
-
-    def drawn_fields(self, count):
-        fields = super().drawn_fields(count * ranks.world_size())
-        size = (-1, ranks.world_size(), self.batch_size)
+    def drawn_fields(module, count):
+        fields = algorithm.drawn_fields(module, count * ranks.world_size())
+        size = (-1, ranks.world_size(), module.batch_size)
         return {k: v.unflatten(0, size)[:, ranks.rank()].flatten(0, 1) for k, v in fields.items()}
 
-    def _drawn_shifts(self, count):
-        own = self.batch_size
-        self.batch_size *= ranks.world_size()
-        drawn = super()._drawn_shifts(count)
-        self.batch_size = own
-        return [(path, sides, v.split(own, 1)[ranks.rank()]) for path, sides, v in drawn]
+    def _drawn_shifts(module, count):
+        rank_size = module.batch_size
+        module.batch_size *= ranks.world_size()
+        drawn = algorithm._drawn_shifts(module, count)
+        module.batch_size = rank_size
+        return [(path, sides, v.split(rank_size, 1)[ranks.rank()]) for path, sides, v in drawn]
 
-
-class SameSAC(DrawnForAll, SAC):
-    pass
-
-
-class SameTD3(DrawnForAll, TD3):
-    pass
-
-
-class SameDQN(DrawnForAll, DQN):
-    pass
+    same = variant(algorithm, drawn_fields=drawn_fields, _drawn_shifts=_drawn_shifts)
+    return after(same, on_fit_start=lambda module, _: module.generator.manual_seed(5))
 
 
 def record_transitions(directory, count=3):
@@ -356,7 +340,7 @@ def same_batches(directory, name, processes):
     """Train off-policy on the recorded rollouts, by minibatches of 32 of all processes."""
     settings = SAME_BATCHES[name]
     path = directory / f"{name}.pt"
-    same = {SAC: SameSAC, TD3: SameTD3, DQN: SameDQN}[settings.get("algorithm", SAC)]
+    same = drawn_for_all(settings.get("algorithm", SAC))
     model = {"algorithm": same, "batch_size": 32 // processes, "updates_per_env_step": 0.1}
     return train(
         directory / f"{name} {processes}",
@@ -380,23 +364,21 @@ SAME_SEGMENTS = {
 """Algorithms that step the env themselves: rank r has the episodes and the noise of rows rN to rN + N."""
 
 
-class RowsOfAll(PointMass):
-    """Each rank begins the episodes of its rows of all envs."""
-
-    def reset(self, seed=None, options=None):
-        first = seed + ranks.rank() * self.num_envs if isinstance(seed, int) else seed
-        return super().reset(seed=first)
+def rows_of_all(env, seed=None, options=None):
+    """Begin on each rank the episodes of its rows of all envs."""
+    return (seed + ranks.rank() * env.num_envs if isinstance(seed, int) else seed,)
 
 
 def rows_of_noise(policy):
     """A policy that draws the noise of all ranks, and keeps this rank's rows."""
 
-    class OfAllRows(policy):
-        def draw_noise(self, batch, generator=None):
-            drawn = super().draw_noise([ranks.world_size() * batch[0]], generator)
-            return drawn.chunk(ranks.world_size())[ranks.rank()]
+    def of_all(policy, batch, generator=None):
+        return [ranks.world_size() * batch[0]], generator
 
-    return OfAllRows
+    def of_this_rank(policy, drawn, *args):
+        return drawn.chunk(ranks.world_size())[ranks.rank()]
+
+    return after(passing(policy, draw_noise=of_all), draw_noise=of_this_rank)
 
 
 def same_segments(directory, name, processes):
@@ -406,7 +388,7 @@ def same_segments(directory, name, processes):
     whole = {"batch_size": 2 * N * 16 // processes} if name == "shac" else {}
     return train(
         directory / f"{name} {processes}",
-        env=partial(RowsOfAll, max_episode_steps=11),
+        env=partial(passing(PointMass, reset=rows_of_all), max_episode_steps=11),
         data={
             "num_envs": 2 * N // processes,
             "collector": lambda context: SyncCollector(replace(context, seed=5)),
@@ -526,98 +508,68 @@ def vla(env, head, directory):
 TWO = {"devices": 2, "strategy": "ddp"}
 
 
-class Notes(Callback):
-    """Keep what became of each iteration."""
+def note(rows):
+    """Make a callback that keeps what became of each iteration."""
 
-    def __init__(self):
-        self.rows = []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        own = batch.shape[0] * (batch.shape[1] - 1)
-        ended = int(batch["done"][:, :-1].sum())
+    def look(trainer, module, outputs, batch, index):
         statistics = trainer.datamodule.collector.statistics
-        rate = trainer.optimizers[0].param_groups[0]["lr"]
-        self.rows.append(
+        rows.append(
             {
-                "own_steps": own,
-                "own_episodes": ended,
+                "own_steps": batch.shape[0] * (batch.shape[1] - 1),
+                "own_episodes": int(batch["done"][:, :-1].sum()),
                 "env_steps": module.env_steps,
                 "episodes": statistics.episodes,
                 "returns": list(statistics.returns),
                 "optimizer_steps": module.optimizer_steps,
                 "skipped": module.skipped_steps,
-                "rate": rate,
+                "rate": trainer.optimizers[0].param_groups[0]["lr"],
                 "metrics": dict(module.metrics),
             }
         )
 
-
-class Helped(Callback):
-    """Keep at which steps somebody took over, in this rank's envs."""
-
-    def __init__(self):
-        self.taken = []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        self.taken.append(batch["intervened"][:, :-1].clone())
+    return callback(on_train_batch_end=look)
 
 
-class Send(Callback):
-    """Send this process a signal, on some ranks."""
-
-    def __init__(self, *to):
-        self.to = to
-
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == 3 and ranks.rank() in self.to:
-            self.to = ()
-            os.kill(os.getpid(), signal.SIGTERM)
+def stops_rank_1():
+    """Make a callback that sends this process a signal, on rank 1."""
+    return signal_at(3 if ranks.rank() == 1 else -1)
 
 
-class Spoiled(SyncCollector):
-    """Collect what is no number, on rank 1, in the second rollout or from then on."""
+def spoiled(field, until):
+    """Make a collector of what is no number, on rank 1, in the second rollout or from then on."""
 
-    def __init__(self, field, until, context):
-        super().__init__(context)
-        self.field, self.until, self.count = field, until, 0
+    def spoil(collector, rollout):
+        collector.count = getattr(collector, "count", 0) + 1
+        if ranks.rank() == 1 and 1 < collector.count <= until:
+            rollout[field][:, :-1] = torch.nan
 
-    def collect(self):
-        rollout = super().collect()
-        self.count += 1
-        if ranks.rank() == 1 and 1 < self.count <= self.until:
-            rollout[self.field][:, :-1] = torch.nan
-        return rollout
+    return after(SyncCollector, collect=spoil)
 
 
 EVALUATED = {"limit_val_batches": 1.0}
 """Of runs whose evaluations or best checkpoints are asked for."""
 
 
-class Run:
-    """One training run on two ranks, without evaluations, and what this one found."""
-
-    def __init__(self, directory, findings):
-        self.directory, self.findings = directory, findings
-
-    def __call__(self, name, *callbacks, into=None, trainer=None, **kwargs):
-        notes = Notes()
-        setup = TWO | {"limit_val_batches": 0, "callbacks": [notes, *callbacks]} | (trainer or {})
-        try:
-            module, data, runner = train(self.directory / (into or name), trainer=setup, **kwargs)
-        except (FloatingPointError, ConfigurationError) as caught:
-            self.findings[name] = {"rows": notes.rows, "error": str(caught)}
-            return
-        self.findings[name] = {
-            "rows": notes.rows,
-            "error": None,
-            "state": {k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)},
-            "evaluation": module.evaluation,
-            "stop_signal": runner.stop_signal,
-            "monitors": {k: float(v) for k, v in runner.callback_metrics.items()},
-            "run_dir": str(runner.run_dir),
-        }
-        if name == "whole":
-            self.findings[name]["returned"] = dict(runner.validate(module, data)[0])
+def run_on_two(directory, findings, name, *callbacks, into=None, trainer=None, **kwargs):
+    """Train on two ranks, without evaluations, and keep what this one found."""
+    rows = []
+    setup = TWO | {"limit_val_batches": 0, "callbacks": [note(rows), *callbacks]} | (trainer or {})
+    try:
+        module, data, runner = train(directory / (into or name), trainer=setup, **kwargs)
+    except (FloatingPointError, ConfigurationError) as caught:
+        findings[name] = {"rows": rows, "error": str(caught)}
+        return
+    findings[name] = {
+        "rows": rows,
+        "error": None,
+        "state": {k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)},
+        "evaluation": module.evaluation,
+        "stop_signal": runner.stop_signal,
+        "monitors": {k: float(v) for k, v in runner.callback_metrics.items()},
+        "run_dir": str(runner.run_dir),
+    }
+    if name == "whole":
+        findings[name]["returned"] = dict(runner.validate(module, data)[0])
 
 
 def not_reduced(self, minibatch):
@@ -648,14 +600,11 @@ def spied(step_together, local_gradients, gradients):
         yield
 
 
-class Forgetful(OwnAlgorithm):
+def forget(module, result):
     """On rank 1 its policy gives its own actions another log-prob when it is asked again."""
-
-    def on_train_start(self):
-        super().on_train_start()
-        if ranks.rank() == 1:
-            evaluate = self.policy.evaluate_actions
-            self.policy.evaluate_actions = lambda td: shifted(evaluate(td))
+    if ranks.rank() == 1:
+        evaluate = module.policy.evaluate_actions
+        module.policy.evaluate_actions = lambda td: shifted(evaluate(td))
 
 
 def shifted(result):
@@ -668,7 +617,7 @@ def no_compiler(*args, **kwargs):
 
 def main(directory):
     findings = {}
-    run = Run(directory, findings)
+    run = partial(run_on_two, directory, findings)
 
     for name, step in {"reduced": Update.step_together, "not reduced": not_reduced}.items():
         ins, outs = [], []
@@ -698,7 +647,7 @@ def main(directory):
         findings[f"chunks {name}"] = same_chunks(directory, name, 2).policy.state_dict()
 
     run("whole", **RESUMED, trainer=EVALUATED)
-    run("to rank 1", Send(1), **RESUMED, trainer=EVALUATED)
+    run("to rank 1", stops_rank_1(), **RESUMED, trainer=EVALUATED)
     checkpoint = last(directory / "to rank 1")
     run("resumed", into="to rank 1", ckpt_path=checkpoint, **RESUMED, trainer=EVALUATED)
 
@@ -707,7 +656,7 @@ def main(directory):
     nans = {"one nan": ("sample_log_prob", 2), "only nans": ("sample_log_prob", 99)}
     nans["an env's nan"] = ("reward", 99)
     for name, (field, until) in nans.items():
-        data = FIVE | {"collector": partial(Spoiled, field, until)}
+        data = FIVE | {"collector": spoiled(field, until)}
         run(name, **PENDULUM | {"model": {"max_nonfinite_steps": 9, "batch_size": 8}, "data": data})
     run(
         "async 0",
@@ -725,17 +674,27 @@ def main(directory):
     taught = OFF_POLICY | {"policy": {"policy_class": ActorOnly}, "model": taught}
     run("taught", **taught | {"data": OFF_POLICY["data"] | {"total_env_steps": 256}})
     run("off-policy", **HINDSIGHT)
-    run("off-policy, stopped", Send(1), **HINDSIGHT)
+    run("off-policy, stopped", stops_rank_1(), **HINDSIGHT)
     checkpoint = last(directory / "off-policy, stopped")
     run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **HINDSIGHT)
     for name in ("masks", "parts, noise"):
         run(name, **ALLOWED[name] | {"data": FIVE | {"total_env_steps": 256}})
     for name, settings in HELPED.items():
-        helped = Helped()
+        taken = []
+        look = callback(
+            on_train_batch_end=lambda *args, taken=taken: taken.append(
+                args[3]["intervened"][:, :-1].clone()
+            )
+        )
         data = FIVE | {"total_env_steps": 256} | settings.get("data", {})
-        run(f"helped {name}", helped, **settings | {"env": helped_arm, "data": data})
-        findings[f"helped {name}"]["taken"] = helped.taken
-    run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
+        run(f"helped {name}", look, **settings | {"env": helped_arm, "data": data})
+        findings[f"helped {name}"]["taken"] = taken
+    run(
+        "refused",
+        **ALL
+        | own
+        | {"model": own["model"] | {"algorithm": after(OwnAlgorithm, on_train_start=forget)}},
+    )
     bf16 = {"precision": "bf16-mixed"}
     run("bf16", trainer=bf16, **PENDULUM)
     run("bf16 off-policy", trainer=bf16, **OFF_POLICY)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import seed_everything
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,8 +36,10 @@ from lightning_rl.collectors.weights import changing_weights
 from lightning_rl.policies.vla import Features
 from lightning_rl.system import ranks
 from lightning_rl.system.fsdp import local, whole_state
+from tests.callbacks import at_iteration, callback, signal_at
 from tests.helpers import last
 from tests.numerics.test_vla_loading import CONFIGS
+from tests.variants import after, before, passing
 
 
 class Layers(Backbone):
@@ -53,7 +55,7 @@ class Layers(Backbone):
     def build(self, observation, num_slots):
         with torch.device("meta" if self.meta and not ranks.is_first_process() else "cpu"):
             self.first = nn.Linear(48, 64)
-            self.layers = nn.ModuleList([Layer() for _ in range(14)])
+            self.layers = nn.ModuleList([Layer(64, 64) for _ in range(14)])
             self.to_slots = nn.Linear(64, num_slots * 8)
             self.register_buffer("scale", torch.tensor([255.0]), persistent=False)
 
@@ -65,28 +67,29 @@ class Layers(Backbone):
         return Features(self.to_slots(x).unflatten(1, (-1, 8)), x)
 
 
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(64, 64)
-
+class Layer(nn.Linear):
     def forward(self, x):
-        return x + self.linear(x).tanh()
+        return x + super().forward(x).tanh()
 
 
-class Rewarding(ActionChunk):
-    """Rewards what the actions are. On rank 0 episodes end after three chunks, on rank 1 after five."""
+def look(env, action):
+    BYTES.look()
 
-    def step(self, action):
-        BYTES.look()
-        observation, _, terminated, truncated, info = super().step(action)
-        info["step_reward"] = action.mean(2)
-        return observation, action.mean(2).sum(1), terminated, truncated, info
+
+def reward_actions(env, result, action):
+    """Rewards what the actions are."""
+    observation, _, terminated, truncated, info = result
+    info["step_reward"] = action.mean(2)
+    return observation, action.mean(2).sum(1), terminated, truncated, info
+
+
+REWARDING = before(after(ActionChunk, step=reward_actions), step=look)
+"""On rank 0 episodes end after three chunks, on rank 1 after five."""
 
 
 def chunked(num_envs):
     limit = 5 + 4 * int(os.environ.get("RANK", 0))
-    return Rewarding(num_envs, lambda n: PushBlocks(n, size=16, max_episode_steps=limit), 2)
+    return REWARDING(num_envs, lambda n: PushBlocks(n, size=16, max_episode_steps=limit), 2)
 
 
 class Bytes(TorchDispatchMode):
@@ -134,33 +137,32 @@ PEAKS = (
 BYTES = Bytes()
 
 
-class Watched(Callback):
-    """Measure an update, and all rollouts (in `Rewarding`)."""
-
-    def on_train_start(self, trainer, module):
-        BYTES.module, BYTES.peak = module, 0
-
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == 1:
-            BYTES.__enter__()
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == 2:
-            BYTES.__exit__(None, None, None)
-
-    def on_train_end(self, *args):
-        BYTES.module = None
+def begin_to_measure(trainer, module):
+    BYTES.module, BYTES.peak = module, 0
 
 
-class Uneven(PPO):
+def measures():
+    """Make callbacks that measure an update, and all rollouts (in `REWARDING`)."""
+    return [
+        callback(
+            on_train_start=begin_to_measure,
+            on_train_end=lambda *_: setattr(BYTES, "module", None),
+        ),
+        at_iteration(1, lambda trainer: BYTES.__enter__(), "on_train_batch_start"),
+        at_iteration(2, lambda trainer: BYTES.__exit__(None, None, None)),
+    ]
+
+
+def uneven(module, rollout, keys, mask=None):
     """On rank 1, two steps of the rollout count, so that one of its three minibatches is empty."""
+    mask = torch.ones(rollout.shape[0], rollout.shape[1] - 1, dtype=torch.bool)
+    if ranks.rank() == 1:
+        mask[:] = False
+        mask[0, :2] = True
+    return rollout, keys, mask
 
-    def minibatches(self, rollout, keys, mask=None):
-        mask = torch.ones(rollout.shape[0], rollout.shape[1] - 1, dtype=torch.bool)
-        if ranks.rank() == 1:
-            mask[:] = False
-            mask[0, :2] = True
-        return super().minibatches(rollout, keys, mask)
+
+UNEVEN = passing(PPO, minibatches=uneven)
 
 
 def run(
@@ -221,7 +223,7 @@ TWICE = {"max_epochs": 2}
 def quick(directory, findings):
     sharded = FSDP2Strategy(acting="sharded")
     for name, strategy in {"ddp": "ddp", "fsdp": sharded}.items():
-        watched = TWICE | {"callbacks": [Watched()]}
+        watched = TWICE | {"callbacks": measures()}
         findings[f"PPO {name}"] = found(
             *run(directory / f"PPO {name}", PPO, strategy, trainer=watched)
         )
@@ -230,16 +232,8 @@ def quick(directory, findings):
         findings[f"GRPO {name}"] = found(*run(directory / f"GRPO {name}", GRPO, name, **small))
 
 
-class Kill(Callback):
-    """Kill this process in its third iteration, after the checkpoint of the second."""
-
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def killed(directory, findings):
-    run(directory / "killed", GRPO, "fsdp", trainer={"callbacks": [Kill()]})
+    run(directory / "killed", GRPO, "fsdp", trainer={"callbacks": [signal_at(2, signal.SIGKILL)]})
 
 
 def slow(directory, findings):
@@ -247,12 +241,12 @@ def slow(directory, findings):
         findings[name] = found(*run(directory / name, *args, **settings))
 
     note("whole", GRPO, "fsdp")
-    note("acts whole", PPO, "fsdp", trainer=TWICE | {"callbacks": [Watched()]})
+    note("acts whole", PPO, "fsdp", trainer=TWICE | {"callbacks": measures()})
     note("acts sharded", PPO, FSDP2Strategy("sharded"))
     note("resumed", GRPO, "fsdp", ckpt_path=last(directory / "killed"))
     for strategy in ("ddp", "fsdp"):
-        note(f"uneven {strategy}", Uneven, strategy)
-        note(f"micro {strategy}", Uneven, strategy, policy={"micro_batch_size": 3})
+        note(f"uneven {strategy}", UNEVEN, strategy)
+        note(f"micro {strategy}", UNEVEN, strategy, policy={"micro_batch_size": 3})
         note(f"warm-up {strategy}", PPO, strategy, critic_warmup_iterations=2)
         note(f"bf16 {strategy}", PPO, strategy, trainer={"precision": "bf16-mixed"})
         note(f"shown {strategy}", GRPO, strategy, **SHOWN)

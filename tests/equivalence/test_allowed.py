@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tests.masked_envs  # noqa: F401  # registers envs
+import tests.envs  # noqa: F401  # registers envs
 from lightning_rl import (
     GRPO,
     SAC,

@@ -12,9 +12,9 @@ import torch
 
 from lightning_rl import GRPO, LSTM, AsyncCollector, CartPole, SyncCollector
 from lightning_rl.envs import GymnasiumEnv, ValueProbe
-from tests.callbacks import callback
+from tests.callbacks import callback, signal_at
 from tests.envs import ScriptedTask
-from tests.equivalence.test_resume import SignalAt, stop_and_resume
+from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.variants import variant
 
@@ -115,7 +115,7 @@ def lead_by(rollouts):
 def test_resume_without_lag_is_exact(name, lead, tmp_path):
     run = RUNS[name] | {"data": {"collector": background(0)}}
     train(tmp_path / "whole", **run)
-    callbacks = [SignalAt(3), *([lead_by(1)] if lead else [])]
+    callbacks = [signal_at(3), *([lead_by(1)] if lead else [])]
     train(tmp_path / "stopped", trainer={"callbacks": callbacks}, **run)
     windows = load(last(tmp_path / "stopped"))["RLDataModule"]["collectors"][0]["buffer"]["windows"]
     assert len(windows) == 1 if lead else len(windows) <= 1
@@ -220,7 +220,7 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
     trained = keeps_what_is_trained_on()
     data = {"collector": background(max_staleness), "total_env_steps": 4 * 16 * 12}
     run = {"env": step_counter, "data": data}
-    stops = [trained, SignalAt(4), lead_by(max_staleness)]
+    stops = [trained, signal_at(4), lead_by(max_staleness)]
     train(tmp_path, trainer={"callbacks": stops}, **run)
     saved = load(last(tmp_path))["RLDataModule"]["collectors"][0]
     windows = saved["buffer"]["windows"]
@@ -244,7 +244,7 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
 
 def test_a_resumed_run_with_a_smaller_bound_drops_what_is_too_old(tmp_path):
     trained = keeps_what_is_trained_on()
-    callbacks = [trained, SignalAt(4), lead_by(3)]
+    callbacks = [trained, signal_at(4), lead_by(3)]
     for staleness, expected in ((3, None), (1, "older than max_staleness=1")):
         data = {"collector": background(staleness), "total_env_steps": 4 * 16 * 10}
         resume = {"ckpt_path": last(tmp_path)} if expected else {}
@@ -267,7 +267,7 @@ def test_a_checkpoint_goes_from_one_collector_to_the_other(tmp_path):
     for first, second in (("sync", "async"), ("async", "sync")):
         kinds = {"sync": SyncCollector, "async": background(1)}
         run_dir, trained = tmp_path / first, keeps_what_is_trained_on()
-        callbacks = [trained, SignalAt(2), *([lead_by(1)] if first == "async" else [])]
+        callbacks = [trained, signal_at(2), *([lead_by(1)] if first == "async" else [])]
         train(run_dir, data={"collector": kinds[first]}, trainer={"callbacks": callbacks}, **env)
         resume = {"ckpt_path": last(run_dir), "trainer": {"callbacks": [trained]}, **env}
         if second == "sync":

@@ -10,14 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback
 
 import lightning_rl
 from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
 from lightning_rl.compiled.choice import PAYS_FROM, Choice, StepsChoice
+from tests.callbacks import callback
 from tests.helpers import assert_same_run, last, load, train
+from tests.variants import after, variant
 
 CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
 STEPS = 6 * 2 * 2
@@ -89,12 +90,9 @@ def test_what_ends_the_run_before_its_budget_counts(trainer, minibatches, tmp_pa
     )
 
 
-class Silent(PPO):
-    minibatches_per_iteration = Algorithm.minibatches_per_iteration
-
-
 def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compiled(tmp_path, said):
-    train(tmp_path, model={"algorithm": Silent})
+    silent = variant(PPO, minibatches_per_iteration=Algorithm.minibatches_per_iteration)
+    train(tmp_path, model={"algorithm": silent})
     assert said() == [
         "The update runs uncompiled (compile: auto): the algorithm does not say how many "
         "minibatches it has."
@@ -105,23 +103,27 @@ def no_compiler(*args, **kwargs):
     raise RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
 
 
-class Peeking(PPO):
-    def loss(self, minibatch):
-        loss, scalars = super().loss(minibatch)
-        return (loss if loss > 0 else loss * 2), scalars
-
-
-class Listener(Callback):
-    def on_after_backward(self, trainer, module):
-        pass
+def peek(module, result, minibatch):
+    loss, scalars = result
+    return (loss if loss > 0 else loss * 2), scalars
 
 
 @pytest.mark.parametrize(
     ("compiler", "algorithm", "callbacks", "why"),
     [
         (False, PPO, [], "No working C++ compiler found in torch._inductor.config.cpp.cxx (Runt"),
-        (True, Peeking, [], "It appears that you're trying to get value out of a tracing tensor"),
-        (True, PPO, [Listener()], "a callback or the module overrides one of backward, on_before_"),
+        (
+            True,
+            after(PPO, loss=peek),
+            [],
+            "It appears that you're trying to get value out of a tracing tensor",
+        ),
+        (
+            True,
+            PPO,
+            [callback(on_after_backward=lambda *_: None)],
+            "a callback or the module overrides one of backward, on_before_",
+        ),
     ],
 )
 def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(

@@ -48,7 +48,9 @@ from lightning_rl.deploy.export.graph import ports_of
 from lightning_rl.deploy.export.metadata import metadata_of
 from lightning_rl.deploy.export.parity import port_array
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, last, train
+from tests.variants import after, before, variant
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 pytest.importorskip("onnx", reason="the extra `export` is not installed")
@@ -260,37 +262,28 @@ def test_without_torch_it_does_what_validate_does(env, settings, tmp_path):
 # --- the command, and what it writes ---
 
 
-class Arm(gymnasium.Env):
-    """Says of its joints what a robot needs."""
-
-    metadata = {  # noqa: RUF012
-        "render_modes": [],
-        "control_period": 0.05,
-        "joint_names": ["hip", "knee", "ankle"],
-        "joint_stiffness": np.array([80.0, 80.0, 20.0]),
-        "joint_damping": (2.0, 2.0, np.inf),
-    }
-    observation_space = NUMBERS
-    action_space = BOX
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.normal(size=6), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.np_random.normal(size=6), 1.0, self.steps == 5, False, {}
+def arm(**metadata):
+    """Says of its joints what a robot needs, or nothing."""
+    return ScriptedEnv(
+        NUMBERS,
+        BOX,
+        observe=lambda env: env.np_random.normal(size=6),
+        reward=1.0,
+        terminated=lambda env: env.age == 5,
+        metadata=metadata,
+    )
 
 
-class Silent(Arm):
-    """Says nothing of itself."""
+JOINTS = {
+    "control_period": 0.05,
+    "joint_names": ["hip", "knee", "ankle"],
+    "joint_stiffness": np.array([80.0, 80.0, 20.0]),
+    "joint_damping": (2.0, 2.0, np.inf),
+}
 
-    metadata = {"render_modes": []}  # noqa: RUF012
 
-
-gymnasium.register("tests/Jointed-v0", Arm)
-gymnasium.register("tests/Arm-v1", Silent)
+gymnasium.register("tests/Jointed-v0", partial(arm, **JOINTS))
+gymnasium.register("tests/Arm-v1", arm)
 
 
 @pytest.fixture(scope="module")
@@ -452,38 +445,36 @@ def test_a_policy_of_a_run_in_bfloat16_is_a_graph_in_float32(tmp_path):
     assert policy.autocast_dtype is torch.bfloat16, "the policy itself is left as it is"
 
 
-class Looks(ActorCritic):
-    """Looks at a number of a tensor, which no graph can."""
-
-    def forward(self, td, deterministic=False, generator=None):
-        if td["observation"].sum().item() > 0:
-            return super().forward(td, deterministic, generator)
-        return super().forward(td, True, generator)
+def look(policy, td, deterministic=False, generator=None):
+    """Look at a number of a tensor, which no graph can."""
+    assert td["observation"].sum().item() < 1e9
 
 
 def test_a_policy_that_cannot_be_traced_says_so(tmp_path):
     with pytest.raises(ConfigurationError) as error:
-        exported(Looks(NUMBERS, BOX), "onnx", tmp_path / "policy.onnx")
+        exported(
+            before(ActorCritic, "Looks", forward=look)(NUMBERS, BOX),
+            "onnx",
+            tmp_path / "policy.onnx",
+        )
     message = str(error.value)
     assert message.startswith("Looks cannot be traced into a graph by torch.export: ")
     assert message.endswith("or export it with --format safetensors, for load_policy.")
     assert list(tmp_path.iterdir()) == []
 
 
-class Odd(ActorCritic):
-    """Acts in another way where it is traced."""
+def act_in_another_way_traced(policy, result, *args, **kwargs):
+    if torch.compiler.is_exporting():
+        result["action"] = result["action"] + 1e-3
 
-    def forward(self, td, deterministic=False, generator=None):
-        result = super().forward(td, deterministic, generator)
-        if torch.compiler.is_exporting():
-            result["action"] = result["action"] + 1e-3
-        return result
+
+ODD = after(ActorCritic, "Odd", forward=act_in_another_way_traced)
 
 
 def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_much(tmp_path):
     path = tmp_path / "policy.pt2"
     with pytest.raises(ConfigurationError) as error:
-        exported(Odd(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
+        exported(ODD(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
     assert str(error.value) == (
         f"{path} gives other actions than the policy in torch, on 1,000 observations: action by 0.0001; the "
         "tolerance is 1e-05, in units of half the range of an action. Do not use the file; policy.pt2.parity.json "
@@ -497,7 +488,7 @@ def test_a_memory_is_given_room_for_rounding_and_no_more(tmp_path):
     _, report = exported(ActorCritic(NUMBERS, box, memory=GRU), "torch", tmp_path / "policy.pt2")
     assert report["tolerance"] == 5e-5
     with pytest.raises(ConfigurationError, match=r"action by 0.001; the tolerance is 5e-05"):
-        exported(Odd(NUMBERS, box, memory=GRU), "torch", tmp_path / "odd.pt2")
+        exported(ODD(NUMBERS, box, memory=GRU), "torch", tmp_path / "odd.pt2")
 
 
 # --- VLAs ---
@@ -506,18 +497,17 @@ VLA = spaces.Dict({"rgb": PICTURE, "proprio": spaces.Box(-1, 1, (3,), np.float32
 CHUNK = spaces.Box(-1, 1, (2, 3), np.float32)
 
 
-class Large(TransformersBackbone):
-    """Without the model, which takes seconds to make."""
-
-    def __init__(self):
-        Backbone.__init__(self)
-        self.model, self.slot_size, self.summary_size = torch.nn.Identity(), 4, 4
+def without_its_model(backbone):
+    """It takes seconds to make."""
+    Backbone.__init__(backbone)
+    backbone.model, backbone.slot_size, backbone.summary_size = torch.nn.Identity(), 4, 4
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
+    large = variant(TransformersBackbone, "Large", __init__=without_its_model)()
     with pytest.raises(ConfigurationError) as error:
-        exported(VLAPolicy(VLA, CHUNK, Large(), "gaussian"), kind, tmp_path / "x")
+        exported(VLAPolicy(VLA, CHUNK, large, "gaussian"), kind, tmp_path / "x")
     assert str(error.value) == (
         "A Large cannot be traced into one graph, because its model is too large for an ONNX file. "
         "Export it with --format safetensors, for load_policy; adapters are then written by peft."

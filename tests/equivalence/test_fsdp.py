@@ -29,6 +29,7 @@ from tests.equivalence.fsdp_runs import Layers, found, run
 from tests.equivalence.test_ddp import of_rank
 from tests.helpers import assert_same, last, load, train
 from tests.numerics.test_vla_loading import CONFIGS
+from tests.variants import after, variant
 
 pytestmark = pytest.mark.timeout(900)
 """For the launch, as in test_ddp.py."""
@@ -223,19 +224,12 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_four(directory, slow_ranks):
     assert moved == 4
 
 
-class Critic(Layers):
-    blocks = ("layers",)
+def add_a_scalar(backbone, result, observation, num_slots):
+    backbone.bias = torch.nn.Parameter(torch.zeros(()))
 
 
-class Scalar(Layers):
-    def build(self, observation, num_slots):
-        super().build(observation, num_slots)
-        self.bias = torch.nn.Parameter(torch.zeros(()))
-
-
-class TwoObjectives(PPO):
-    def configure_objectives(self):
-        return [self.objective(self.loss, name="one"), self.objective(self.loss, name="two")]
+def two_objectives(module):
+    return [module.objective(module.loss, name="one"), module.objective(module.loss, name="two")]
 
 
 class OwnParameter(PPO):
@@ -254,16 +248,16 @@ REFUSED = {
         "trainer.strategy fsdp does not compile updates, but model.compile is true: remove it",
     ),
     "pattern": (
-        {"backbone": Critic},
+        {"backbone": variant(Layers, blocks=("layers",))},
         "The block 'backbone.layers' of VLAPolicy is a ModuleList, which has no forward: use the "
         r"pattern 'backbone.layers\.\*' for the modules in it",
     ),
     "scalar": (
-        {"backbone": Scalar},
+        {"backbone": after(Layers, build=add_a_scalar)},
         "VLAPolicy has the parameter backbone.bias, a single number, which cannot be sharded",
     ),
     "objectives": (
-        {"algorithm": TwoObjectives},
+        {"algorithm": variant(PPO, "TwoObjectives", configure_objectives=two_objectives)},
         "trainer.strategy fsdp trains one objective, but TwoObjectives has 'one', 'two'. Use ",
     ),
     "outside": (

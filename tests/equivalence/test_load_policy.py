@@ -28,32 +28,30 @@ from lightning_rl import (
 from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, last, make_data, train
+from tests.variants import variant
 
 BUDGET = {"total_env_steps": 64, "num_eval_episodes": 3}
 
 
-class Pictures(gymnasium.Env):
+def pictures():
     """Sees 3 pictures a step, and is over after five steps."""
 
-    observation_space = spaces.Box(0, 255, (40, 40, 3), np.uint8)
-    action_space = spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 5.0]), dtype=np.float64)
+    def check(env):
+        assert env.action_space.contains(env.action)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._seen(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        self.steps += 1
-        return self._seen(), float(action.sum()), self.steps == 5, False, {}
-
-    def _seen(self):
-        return self.np_random.integers(0, 256, (40, 40, 3), np.uint8)
+    return ScriptedEnv(
+        spaces.Box(0, 255, (40, 40, 3), np.uint8),
+        spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 5.0]), dtype=np.float64),
+        act=check,
+        observe=draw,
+        reward=lambda env: float(env.action.sum()),
+        terminated=lambda env: env.age == 5,
+    )
 
 
-gymnasium.register("tests/Pictures-v0", Pictures)
+gymnasium.register("tests/Pictures-v0", pictures)
 
 RUNS = {
     "CartPole": {},
@@ -373,10 +371,8 @@ def test_an_algorithm_of_the_users_own_is_not_asked_for(tmp_path):
 
 
 def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
-    class Local(ActorCritic):
-        pass
 
-    path = trained_by(tmp_path, Local)
+    path = trained_by(tmp_path, variant(ActorCritic, "Local"))
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
     assert str(error.value) == (

@@ -35,26 +35,29 @@ from tests.goal_envs import GoalProbe
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.learning.test_probes import PictureProbe
 from tests.probes import MaskProbe
+from tests.variants import after, variant
 
 
 def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
 
 
-class Shy(SquashedActorCritic):
-    """A policy of one's own: its critics expect a little less than they would."""
-
-    def q_values(self, td, action, critic=None, features=None):
-        return super().q_values(td, action, critic, features) - self.shyness
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.register_buffer("shyness", torch.tensor(0.1))
+def less(policy, values, *args, **kwargs):
+    """Its critics expect a little less than they would."""
+    return values - policy.shyness
 
 
-class Modest(SAC):
-    def __init__(self, policy, **kwargs):
-        super().__init__(Shy(policy.observation_space, policy.action_space, (16,)), **kwargs)
+def be_shy(policy, result, *args, **kwargs):
+    policy.register_buffer("shyness", torch.tensor(0.1))
+
+
+SHY = after(SquashedActorCritic, __init__=be_shy, q_values=less)
+
+
+def have_made(module, policy, **kwargs):
+    """Have a policy of one's own made."""
+    spaces = policy.observation_space, policy.action_space
+    SAC.__init__(module, SHY(*spaces, (16,)), **kwargs)
 
 
 ITERATIONS, STOP = 6, 4
@@ -87,7 +90,7 @@ RUNS = {
     "SAC in chunks": {"env": chunked, "updates_per_env_step": 0.4, "n_steps": 2},
     "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
     "a policy of one's own, told little": {
-        "algorithm": Modest,
+        "algorithm": variant(SAC, __init__=have_made),
         "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[MinimalInfo]),
     },
     "SAC that remembers": {

@@ -5,7 +5,6 @@ from functools import partial
 import gymnasium
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 from lightning_rl import (
     GRPO,
@@ -22,9 +21,11 @@ from lightning_rl import (
 from lightning_rl.collectors import ray
 from lightning_rl.collectors.weights import changing_weights
 from tests import goal_envs  # noqa: F401  # registers an env
+from tests.callbacks import at_iteration, callback, stop
 from tests.equivalence.features import ALL
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.remote import Threads
+from tests.variants import before
 
 CLOCKED = ("charts/SPS", "async/", "ray/")
 
@@ -77,21 +78,12 @@ def test_one_collector_without_lag_is_the_foreground_bit_for_bit(name, tmp_path)
     assert_same_training(tmp_path / "sync", tmp_path / "ray")
 
 
-class StopAt(Callback):
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.iteration:
-            trainer.should_stop = True
-
-
 @pytest.mark.parametrize("name", ["PPO", "GRPO"])
 def test_a_run_that_is_resumed_ends_as_uninterrupted(name, tmp_path):
     run = dict(RUNS[name])
     data = {"collector": remote(), "iterations_per_epoch": 2}
     train(tmp_path / "whole", data=data, **run)
-    train(tmp_path / "parts", data=data, trainer={"callbacks": [StopAt(2)]}, **run)
+    train(tmp_path / "parts", data=data, trainer={"callbacks": [at_iteration(2, stop)]}, **run)
     assert load(last(tmp_path / "parts"))["global_step"] == 2
     train(tmp_path / "parts", data=data, ckpt_path=last(tmp_path / "parts"), **run)
     assert_same_training(tmp_path / "whole", tmp_path / "parts")
@@ -99,7 +91,7 @@ def test_a_run_that_is_resumed_ends_as_uninterrupted(name, tmp_path):
 
 def test_three_collectors_resume_with_their_streams_and_seeds(tmp_path):
     data = {"collector": remote(3, 3), "iterations_per_epoch": 2, "total_env_steps": 64 * 12}
-    train(tmp_path, data=data, trainer={"callbacks": [StopAt(6)]})
+    train(tmp_path, data=data, trainer={"callbacks": [at_iteration(6, stop)]})
     saved = load(last(tmp_path))["RLDataModule"]["collectors"][0]
     streams = [saved["loop"], *(other["loop"] for other in saved["others"])]
     drawn = {tuple(stream["generator"].tolist()) for stream in streams}
@@ -107,13 +99,11 @@ def test_three_collectors_resume_with_their_streams_and_seeds(tmp_path):
     assert sum(stream["rollouts"] for stream in streams) == 6
     started = []
 
-    class Noting(Threads):
-        def start(self, index, seed, state):
-            started.append((index, state))
-            return super().start(index, seed, state)
+    def note(cluster, index, seed, state):
+        started.append((index, state))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "RayCluster", Noting)
+        patch.setattr(ray, "RayCluster", before(Threads, start=note))
         *_, trainer = train(tmp_path, data=data, ckpt_path=last(tmp_path))
     assert trainer.global_step == 12
     assert [index for index, _ in started] == [0, 1, 2]
@@ -142,14 +132,15 @@ def test_a_checkpoint_of_another_collector_or_of_more_of_them_goes_on(tmp_path):
 def test_with_a_lag_steps_say_their_version_and_each_rollout_is_trained_on_once(overflow, tmp_path):
     seen = []
 
-    class Note(Callback):
-        def on_train_batch_start(self, trainer, module, rollout, *args):
-            lag = int(module.policy.version) - rollout["policy_version"][:, :-1]
-            seen.append((int(lag.min()), int(lag.max()), rollout["observation"].sum().item()))
+    def look(trainer, module, rollout, *args):
+        lag = int(module.policy.version) - rollout["policy_version"][:, :-1]
+        seen.append((int(lag.min()), int(lag.max()), rollout["observation"].sum().item()))
 
     data = {"collector": remote(3, 2, overflow=overflow), "total_env_steps": 64 * 20}
     _, _, trainer = train(
-        tmp_path, data=data, trainer={"callbacks": [Note()], "limit_val_batches": 0}
+        tmp_path,
+        data=data,
+        trainer={"callbacks": [callback(on_train_batch_start=look)], "limit_val_batches": 0},
     )
     assert trainer.global_step == len(seen) == 20
     assert all(0 <= least <= most <= 2 for least, most, _ in seen)
@@ -173,12 +164,17 @@ def test_uniform_actions_of_all_collectors_are_as_many_as_were_asked_for(tmp_pat
     model = run["model"] | {"random_env_steps": 64 * 4}
     versions = []
 
-    class Note(Callback):
-        def on_train_batch_start(self, trainer, module, rollout, *args):
-            # The log-probs of a uniform draw are all the same.
-            versions.append(rollout["sample_log_prob"][:, :-1].unique().numel() == 1)
+    def look(trainer, module, rollout, *args):
+        # The log-probs of a uniform draw are all the same.
+        versions.append(rollout["sample_log_prob"][:, :-1].unique().numel() == 1)
 
-    train(tmp_path, env=run["env"], data=data, model=model, trainer={"callbacks": [Note()]})
+    train(
+        tmp_path,
+        env=run["env"],
+        data=data,
+        model=model,
+        trainer={"callbacks": [callback(on_train_batch_start=look)]},
+    )
     assert sum(versions) == 4
 
 

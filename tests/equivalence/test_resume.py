@@ -1,35 +1,23 @@
 """A run that was stopped and resumed ends exactly where an uninterrupted one does."""
 
-import os
 import signal
 
 import gymnasium
 import pytest
-from lightning.pytorch import Callback
+from gymnasium.spaces import Box
 
 from lightning_rl import GRU
 from lightning_rl.envs import ActionProbe, GymnasiumEnv, ValueProbe
+from tests.callbacks import at_iteration, fail, signal_at
+from tests.envs import ScriptedEnv
 from tests.helpers import assert_same_run, last, load, scalars, train
-
-
-class SignalAt(Callback):
-    """Send this process a signal after some iterations, as an operator or a scheduler would."""
-
-    def __init__(self, iteration, number=signal.SIGTERM, during="on_train_batch_start"):
-        self.iteration, self.number = iteration, number
-        setattr(self, during, self._send)
-
-    def _send(self, trainer, *args):
-        if trainer.global_step == self.iteration and not trainer.sanity_checking:
-            self.iteration = -1
-            os.kill(os.getpid(), self.number)
 
 
 def stop_and_resume(
     run_dir, iteration, number=signal.SIGTERM, during="on_train_batch_start", **kwargs
 ):
     _, _, trainer = train(
-        run_dir, trainer={"callbacks": [SignalAt(iteration, number, during)]}, **kwargs
+        run_dir, trainer={"callbacks": [signal_at(iteration, number, during)]}, **kwargs
     )
     assert trainer.stop_signal == number
     module, _, _ = train(run_dir, ckpt_path=last(run_dir), **kwargs)
@@ -95,7 +83,7 @@ def whole(tmp_path_factory):
 def test_resume_is_exact_from_every_iteration(iteration, tmp_path, whole):
     """In the middle of an epoch, at its last iteration, and at the last one of the budget."""
     if iteration == 5:  # nothing is left to do: the run ends as if nobody had asked it to
-        train(tmp_path / "stopped", trainer={"callbacks": [SignalAt(5)]})
+        train(tmp_path / "stopped", trainer={"callbacks": [signal_at(5)]})
     else:
         stop_and_resume(tmp_path / "stopped", iteration)
     assert_same_run(whole, tmp_path / "stopped")
@@ -116,27 +104,16 @@ def test_ctrl_c_saves_too(tmp_path, whole):
 
 def test_a_run_stopped_twice_is_exact(tmp_path, whole):
     run_dir = tmp_path / "stopped"
-    train(run_dir, trainer={"callbacks": [SignalAt(1)]})
-    train(run_dir, trainer={"callbacks": [SignalAt(3)]}, ckpt_path=last(run_dir))
+    train(run_dir, trainer={"callbacks": [signal_at(1)]})
+    train(run_dir, trainer={"callbacks": [signal_at(3)]}, ckpt_path=last(run_dir))
     train(run_dir, ckpt_path=last(run_dir))
     assert_same_run(whole, run_dir)
-
-
-class DieAt(Callback):
-    """Fail after some iterations, without a checkpoint: what SIGKILL leaves behind, less the process."""
-
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.iteration:
-            raise RuntimeError("killed")
 
 
 def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(tmp_path, whole):
     run_dir = tmp_path / "killed"
     with pytest.raises(RuntimeError, match="killed"):
-        train(run_dir, trainer={"callbacks": [DieAt(5)]})
+        train(run_dir, trainer={"callbacks": [at_iteration(5, fail(RuntimeError("killed")))]})
     assert load(last(run_dir))["global_step"] == 3
     train(run_dir, ckpt_path=last(run_dir))
     assert_same_run(whole, run_dir)
@@ -180,29 +157,27 @@ def test_resuming_a_finished_run_trains_nothing(tmp_path):
     assert module.env_steps == before["lightning_rl"]["env_steps"]
 
 
-class Amnesiac(gymnasium.Env):
+def amnesiac():
     """An env whose episodes depend on more than their seed and actions."""
 
-    observation_space = gymnasium.spaces.Box(-10, 10, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
-    steps = 0
+    def observe(env):
+        return env.observation_space.low + STEPS[0] % 20
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._observe(), {}
+    return ScriptedEnv(
+        Box(-10, 10, (1,)),
+        observe=observe,
+        act=lambda env: STEPS.__setitem__(0, STEPS[0] + 1),
+        truncated=lambda env: STEPS[0] % 7 == 0,
+    )
 
-    def step(self, action):
-        Amnesiac.steps += 1
-        return self._observe(), 0.0, False, Amnesiac.steps % 7 == 0, {}
 
-    def _observe(self):
-        return self.observation_space.low + Amnesiac.steps % 20
+STEPS = [0]
 
 
 def test_an_env_that_cannot_be_restored_restarts_with_a_warning(tmp_path):
-    gymnasium.register("Amnesiac-v0", Amnesiac)
+    gymnasium.register("Amnesiac-v0", amnesiac)
     try:
-        train(tmp_path, env="Amnesiac-v0", trainer={"callbacks": [SignalAt(3)]})
+        train(tmp_path, env="Amnesiac-v0", trainer={"callbacks": [signal_at(3)]})
         with pytest.warns(UserWarning, match="its episodes restart"):
             train(tmp_path, env="Amnesiac-v0", ckpt_path=last(tmp_path))
     finally:

@@ -20,8 +20,9 @@ from lightning_rl.collectors import ray
 from lightning_rl.envs import ActionChunk, PushCube
 from lightning_rl.envs.managers import Curriculum, Event, Noise, Observation, Reward, Termination
 from tests import own_terms
+from tests.callbacks import at_iteration, stop
 from tests.equivalence.test_compiled_steps import assert_follows, collector_of, is_compiled
-from tests.equivalence.test_ray import StopAt, remote
+from tests.equivalence.test_ray import remote
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.remote import Threads
 
@@ -73,8 +74,7 @@ def decided(env):
 class Counting:
     """Keeps in the object what belongs into the memory of `start`."""
 
-    def __init__(self):
-        self.count = 0
+    count = 0
 
     def __call__(self, env):
         self.count += 1
@@ -123,7 +123,7 @@ def test_collected_elsewhere_without_lag_they_do_what_they_do_in_the_foreground(
 
 def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path):
     train(tmp_path / "whole", **RUN)
-    train(tmp_path / "parts", **RUN, trainer={"callbacks": [StopAt(3)]})
+    train(tmp_path / "parts", **RUN, trainer={"callbacks": [at_iteration(3, stop)]})
     saved = load(last(tmp_path / "parts"))["RLDataModule"]["collectors"][0]["loop"]
     names = saved["env"]["state"]
     assert {
@@ -138,7 +138,7 @@ def test_events_and_memories_of_terms_are_saved_and_resumed_bit_for_bit(tmp_path
 
 
 def test_resumed_with_other_events_the_env_begins_new_episodes_and_says_why(tmp_path):
-    train(tmp_path, **RUN, trainer={"callbacks": [StopAt(3)]})
+    train(tmp_path, **RUN, trainer={"callbacks": [at_iteration(3, stop)]})
     data = RUN["data"] | {"events": {"place": EVENTS["place"]}}
     with pytest.warns(
         UserWarning, match="saved with other terms or events.* events/bump/left, friction"

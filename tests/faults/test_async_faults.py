@@ -12,12 +12,12 @@ import gymnasium
 import numpy as np
 import pytest
 import yaml
-from lightning.pytorch import Callback
 
 from lightning_rl import AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers import WriterError
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
+from tests.callbacks import callback, fail
 from tests.commands import ROOT, Command
 from tests.helpers import last, load, train
 
@@ -133,11 +133,10 @@ def test_an_observation_that_is_no_number_ends_the_run_by_name(tmp_path):
 
 @pytest.mark.parametrize("killer", ["itself", "another"])
 def test_the_death_of_an_env_process_is_reported(killer, tmp_path):
-    class Kill(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    def kill(*args):
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
-    callbacks = [Kill()] if killer == "another" else []
+    callbacks = [callback(on_train_batch_end=kill)] if killer == "another" else []
     fault = "die" if killer == "itself" else "none"
     expected = r"WorkerDied: The processes of \d of 2 envs have ended: env \d with exit code -9"
     with pytest.raises(WriterError, match=expected) as caught:
@@ -155,12 +154,10 @@ def test_an_exception_whose_constructor_wants_more_is_reported_too():
 
 
 def test_an_error_of_the_learner_ends_the_thread(tmp_path):
-    class Fail(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            raise KeyError("of the learner")
 
+    fails = callback(on_train_batch_end=fail(KeyError("of the learner")))
     with pytest.raises(KeyError, match="of the learner"):
-        run(tmp_path, "slow", "async", at=1, trainer={"callbacks": [Fail()]})
+        run(tmp_path, "slow", "async", at=1, trainer={"callbacks": [fails]})
 
 
 def test_a_slow_producer_is_waited_for(tmp_path):
@@ -172,12 +169,13 @@ def test_a_slow_producer_is_waited_for(tmp_path):
 def test_a_slow_consumer_loses_nothing(tmp_path):
     dropped = []
 
-    class Slow(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            time.sleep(0.2)
-            dropped.append(trainer.datamodule.collector.metrics()["async/dropped_steps"])
+    def wait(trainer, *args):
+        time.sleep(0.2)
+        dropped.append(trainer.datamodule.collector.metrics()["async/dropped_steps"])
 
-    _, _, trainer = run(tmp_path, "none", trainer={"callbacks": [Slow()]})
+    _, _, trainer = run(
+        tmp_path, "none", trainer={"callbacks": [callback(on_train_batch_end=wait)]}
+    )
     assert trainer.global_step == len(dropped) == 12
     assert set(dropped) == {0.0}
 
@@ -196,12 +194,9 @@ def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
         sent.append(time.monotonic())
         os.kill(os.getpid(), number)
 
-    class Send(Callback):
-        def on_train_start(self, *args):
-            threading.Thread(target=send).start()
-
+    sends = callback(on_train_start=lambda *_: threading.Thread(target=send).start())
     _, _, trainer = run(
-        tmp_path, "slow", vectorization, at=1, data=data, trainer={"callbacks": [Send()]}
+        tmp_path, "slow", vectorization, at=1, data=data, trainer={"callbacks": [sends]}
     )
     assert time.monotonic() - sent[0] < 20  # 0.1 s where the machine has nothing else to do
     assert trainer.stop_signal == number
@@ -209,13 +204,17 @@ def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
 
 
 def test_a_second_ctrl_c_does_not_wait_either(tmp_path):
-    class Impatient(Callback):
-        def on_train_batch_start(self, *args):
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+    def interrupt_twice(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run(tmp_path, "slow", "async", trainer={"callbacks": [Impatient()]})
+        run(
+            tmp_path,
+            "slow",
+            "async",
+            trainer={"callbacks": [callback(on_train_batch_start=interrupt_twice)]},
+        )
 
 
 # --- as a user sees it ---

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_rl import GRPO, RLTrainer
@@ -16,6 +15,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.system import files
 from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.files import write_atomically
+from tests.callbacks import callback
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 SMALL = [
@@ -439,11 +439,12 @@ def test_what_came_before_a_checkpoint_is_charted_on_the_disk(tmp_path, monkeypa
         time.sleep(0.05)
         write(self, data)
 
-    class Look(Callback):
-        def on_save_checkpoint(self, *args):
-            charted = scalars(tmp_path, ignore=()).get("charts/SPS", [])
-            found.append(len(charted))
+    def look(*args):
+        charted = scalars(tmp_path, ignore=()).get("charts/SPS", [])
+        found.append(len(charted))
 
     monkeypatch.setattr(RecordWriter, "write", write_late)
-    train(tmp_path, trainer={"log_every_n_steps": 1, "callbacks": [Look()]})
+    train(
+        tmp_path, trainer={"log_every_n_steps": 1, "callbacks": [callback(on_save_checkpoint=look)]}
+    )
     assert found[0] == 3

@@ -22,7 +22,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_rl import RLTrainer
@@ -34,6 +33,7 @@ from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.runs import new_run_dir
 from lightning_rl.training.callbacks.budget import EnvStepBudget
 from lightning_rl.training.callbacks.loggers import EnvStepCSV
+from tests.callbacks import at_iteration, callback, send
 from tests.commands import Command, rl_cli, serving
 from tests.envs import ScriptedVector
 from tests.helpers import assert_same_run, last, load, train
@@ -542,22 +542,20 @@ def test_a_refused_trainer_leaves_no_directory():
 # --- signals ---
 
 
-class Interrupt(Callback):
-    """Send this process signals while it trains."""
+def interrupt(*numbers):
+    """Make a callback that sends this process signals while it trains."""
 
-    def __init__(self, *numbers):
-        self.numbers = numbers
+    def send_all(trainer):
+        for number in numbers:
+            os.kill(os.getpid(), number)
 
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == 4:
-            for number in self.numbers:
-                os.kill(os.getpid(), number)
+    return at_iteration(4, send_all, "on_train_batch_start")
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_path):
     env = partial(GymnasiumEnv, id="CartPole-v1", vectorization=vectorization)
-    twice = {"callbacks": [Interrupt(signal.SIGINT, signal.SIGINT)]}
+    twice = {"callbacks": [interrupt(signal.SIGINT, signal.SIGINT)]}
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         train(tmp_path / "run", env=env, trainer=twice)
@@ -570,7 +568,7 @@ def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_pat
 
 def test_a_second_sigterm_ends_the_run_at_once_without_saving(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rl.training.callbacks.graceful_stop.SAME_SIGNAL_SECONDS", 0.0)
-    twice = {"callbacks": [Interrupt(signal.SIGTERM, signal.SIGTERM)]}
+    twice = {"callbacks": [interrupt(signal.SIGTERM, signal.SIGTERM)]}
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         train(tmp_path / "run", trainer=twice)
     assert load(last(tmp_path / "run"))["global_step"] == 3  # the end of the epoch before
@@ -582,7 +580,7 @@ def test_a_second_sigterm_ends_the_run_at_once_without_saving(tmp_path, monkeypa
     ids=["sent twice at once", "after a warning"],
 )
 def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path):
-    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Interrupt(*numbers)]})
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [interrupt(*numbers)]})
     assert trainer.stop_signal == signal.SIGTERM
     assert load(last(tmp_path / "run"))["global_step"] == 5
 
@@ -609,12 +607,9 @@ def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeyp
 
 
 def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypatch):
-    class Late(Callback):
-        def on_train_end(self, *args):
-            os.kill(os.getpid(), signal.SIGTERM)
 
     agreement(monkeypatch, lambda number: signal.SIGTERM)
-    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Late()]})
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [callback(on_train_end=send())]})
     assert trainer.stop_signal == signal.SIGTERM
     assert load(last(tmp_path / "run"))["global_step"] == 1
 
@@ -623,7 +618,7 @@ def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypa
 def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under `nohup`
     env = partial(GymnasiumEnv, id="CartPole-v1", vectorization="async")
-    _, _, trainer = train(tmp_path / "run", env=env, trainer={"callbacks": [Interrupt(number)]})
+    _, _, trainer = train(tmp_path / "run", env=env, trainer={"callbacks": [interrupt(number)]})
     signal.signal(signal.SIGHUP, before)
     assert trainer.stop_signal == number
     assert load(last(tmp_path / "run"))["global_step"] == 5
@@ -631,7 +626,7 @@ def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
 
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Interrupt(signal.SIGHUP)]})
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [interrupt(signal.SIGHUP)]})
     assert trainer.stop_signal is None
     assert signal.signal(signal.SIGHUP, before) is signal.SIG_IGN
 

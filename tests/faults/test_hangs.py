@@ -8,13 +8,11 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
@@ -23,7 +21,10 @@ from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.gymnasium import workers
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.system.errors import ConfigurationError
+from tests.callbacks import at_iteration
+from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
+from tests.variants import before
 
 TIMEOUT = 1.0
 END = threading.Event()
@@ -34,7 +35,7 @@ END = threading.Event()
 def nothing_stays():
     """No process, no thread; and it ends long before the hang of 1,000 s would."""
     END.clear()
-    Hanging.made = 0
+    MADE[0] = 0
     before, start = set(threading.enumerate()), time.monotonic()
     yield
     assert time.monotonic() - start < TIMEOUT + 60
@@ -49,58 +50,40 @@ def in_c():
     END.wait(1000)
 
 
-class Hanging(gymnasium.Env):
+MADE = [0]
+
+
+def hanging(where, hang=in_c):
     """Hangs in its 21st step, in its reset, or when the second one is made, or one in a worker."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    made = 0
+    def hang_in(place):
+        def act(env):
+            if env.where == place and (place == "reset" or env.steps > 20):
+                hang()
 
-    def __init__(self, where, hang=in_c):
-        self.where, self.hang, self.steps = where, hang, 0
-        Hanging.made += 1
-        in_worker = multiprocessing.parent_process() is not None
-        if where == "construction" and (in_worker or Hanging.made == 2):
-            hang()
+        return act
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if self.where == "reset":
-            self.hang()
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.where == "step" and self.steps > 20:
-            self.hang()
-        return np.zeros(3, np.float32), 0.0, False, self.steps % 10 == 0, {}
+    MADE[0] += 1
+    in_worker = multiprocessing.parent_process() is not None
+    if where == "construction" and (in_worker or MADE[0] == 2):
+        hang()
+    space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    script = {"observe": zeros, "truncated": lambda env: env.steps % 10 == 0, "where": where}
+    return ScriptedEnv(space, begin=hang_in("reset"), act=hang_in("step"), **script)
 
 
-class HangingVector(gymnasium.vector.VectorEnv):
+def hanging_vector(num_envs, where, hang=in_c):
     """A batched env of somebody's own."""
 
-    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-    single_observation_space = Hanging.observation_space
-    single_action_space = Hanging.action_space
+    def hang_in_step(env, results):
+        if where == "step" and env.steps > 20:
+            hang()
+        return results
 
-    def __init__(self, num_envs, where, hang=in_c):
-        self.num_envs, self.where, self.hang, self.steps = num_envs, where, hang, 0
-        self.hang_in("construction")
-
-    def hang_in(self, where):
-        if self.where == where:
-            self.hang()
-
-    def reset(self, *, seed=None, options=None):
-        self.hang_in("reset")
-        return np.zeros((self.num_envs, 3), np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps > 20:
-            self.hang_in("step")
-        ends = np.zeros(self.num_envs, bool)
-        return np.zeros((self.num_envs, 3), np.float32), np.zeros(self.num_envs), ends, ends, {}
+    if where == "construction":
+        hang()
+    make = partial(hanging, "reset" if where == "reset" else "never", hang)
+    return ScriptedVector(num_envs, make, change=hang_in_step)
 
 
 class HangingTask(ValueProbe):
@@ -124,7 +107,7 @@ class HangingTask(ValueProbe):
         return super().transition(state, action)
 
 
-gymnasium.register("Hanging-v0", Hanging, vector_entry_point=HangingVector)
+gymnasium.register("Hanging-v0", hanging, vector_entry_point=hanging_vector)
 
 
 def gymnasium_env(vectorization):
@@ -243,21 +226,14 @@ def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
         assert '"outcome": "failed: EnvTimeoutError: ' in outcome
 
 
-class Busy(Callback):
-    """A learner that does something else for a while."""
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == 1:
-            END.wait(2 * TIMEOUT)
-
-
 def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_path):
+    busy = at_iteration(1, lambda trainer: END.wait(2 * TIMEOUT))
     with pytest.raises(Exception, match=r"The 2 envs of the training .* hung: the"):
         train(
             tmp_path,
             env=ENVS["task"]("step", in_c),
             data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
-            trainer={"limit_val_batches": 0, "callbacks": [Busy()]},
+            trainer={"limit_val_batches": 0, "callbacks": [busy]},
         )
 
 
@@ -290,13 +266,12 @@ def test_a_stack_is_read_once_it_is_whole(monkeypatch):
 
 
 def test_one_env_of_many_is_named_in_its_own_process():
-    class Third(gymnasium.Wrapper):
-        def __init__(self, env):
-            super().__init__(env)
-            number = multiprocessing.current_process().name.rpartition("-")[2]
-            env.unwrapped.where = "reset" if number == "2" else "never"
+    def third(env):
+        number = multiprocessing.current_process().name.rpartition("-")[2]
+        env.unwrapped.where = "reset" if number == "2" else "never"
+        return env
 
-    make = partial(ENVS["async"]("never", in_c), wrappers=[Third])
+    make = partial(ENVS["async"]("never", in_c), wrappers=[third])
     data = make_data(make, env_timeout_s=TIMEOUT)
     expected = r"^Env 2 of 4 of the training .* Env 2 is at:\n"
     with pytest.raises(EnvTimeoutError, match=expected), data.calls("reset"):
@@ -376,15 +351,10 @@ def test_an_env_that_is_debugged_does_not_hang():
     calls.close()
 
 
-class Slow(ValueProbe):
-    def step(self, action):
-        time.sleep(0.6)
-        return super().step(action)
-
-
 def step_slowly(begun):
     calls = EnvWatch("the training", 1.0)
-    env = calls.make(lambda n: Slow(n, delay=3), 1)
+    slow = before(ValueProbe, step=lambda env, action: time.sleep(0.6))
+    env = calls.make(lambda n: slow(n, delay=3), 1)
     env.reset(seed=1)
     begun.set()
     for _ in range(4):

@@ -34,6 +34,7 @@ from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import assert_same, last, load, make_data, make_ppo, train, without
+from tests.variants import variant
 
 BUDGET = {"total_env_steps": 128}
 
@@ -184,45 +185,42 @@ def test_an_env_of_the_users_own_is_not_asked_for(trained):
 
 
 def test_what_no_configuration_holds_is_named_and_can_be_given():
-    class Local(ActorCritic):
-        pass
 
     def optimizer(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
-    module, run_dir = trained_by(Local, optimizer=optimizer)
+    local = variant(ActorCritic, "Local")
+    module, run_dir = trained_by(local, optimizer=optimizer)
     assert refusal(Algorithm, run_dir) == (
         f"The checkpoint {last(run_dir)} cannot hold policy (an object of Local), optimizer (the function "
         "optimizer, which is not at the top of a module). Pass it: PPO.load_from_checkpoint(path, optimizer=..., "
         "policy=...)."
     )
-    policy = Local(module.policy.observation_space, module.policy.action_space)
+    policy = local(module.policy.observation_space, module.policy.action_space)
     found = PPO.load_from_checkpoint(run_dir, policy=policy, optimizer=optimizer)
     assert_same(found.state_dict(), module.state_dict())
 
 
 def test_a_class_that_no_module_has_is_the_one_that_is_called():
-    class LocalPPO(PPO):
-        pass
 
-    _, run_dir = trained_by(algorithm=LocalPPO)
+    local = variant(PPO)
+    _, run_dir = trained_by(algorithm=local)
     assert refusal(Algorithm, run_dir) == (
         f"The checkpoint {last(run_dir)} does not name its algorithm. Load it by load_from_checkpoint of that "
         "algorithm's class, such as PPO.load_from_checkpoint."
     )
-    assert type(LocalPPO.load_from_checkpoint(run_dir)) is LocalPPO
+    assert type(local.load_from_checkpoint(run_dir)) is local
 
 
 def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
-    class InScript(ActorCritic):
-        pass
 
-    InScript.__module__, InScript.__qualname__ = "__main__", "InScript"
-    monkeypatch.setattr(sys.modules["__main__"], "InScript", InScript, raising=False)
-    _, run_dir = trained_by(InScript)
+    names = {"__module__": "__main__", "__qualname__": "InScript"}
+    in_script = variant(ActorCritic, "InScript", **names)
+    monkeypatch.setattr(sys.modules["__main__"], "InScript", in_script, raising=False)
+    _, run_dir = trained_by(in_script)
     assert "names '__main__.InScript' as model.init_args.policy" in refusal(PPO, run_dir)
     found = PPO.load_from_checkpoint(run_dir, trust_code=True)
-    assert type(found.policy) is InScript
+    assert type(found.policy) is in_script
     monkeypatch.delattr(sys.modules["__main__"], "InScript")
     assert refusal(PPO, run_dir, trust_code=True) == (
         f"The checkpoint {last(run_dir)} cannot hold policy (InScript of the script that was run). Pass it: "

@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from lightning.pytorch import Callback
 
 from lightning_rl.cli.app import run
 from lightning_rl.system.output import tell
+from tests.callbacks import callback
 from tests.helpers import last, load, train
 
 SMALL = [
@@ -63,22 +63,21 @@ def test_a_run_goes_on_without_its_output(pair, names, tmp_path, monkeypatch, ca
         assert error.count("Standard output is lost (") == 1, error
 
 
-class Interrupt(Callback):
-    """Close the readers, and send Ctrl-C, before an evaluation and its line."""
+def interrupts(readers):
+    """Make a callback that closes the readers, and sends Ctrl-C, before an evaluation and its line."""
 
-    def __init__(self, readers):
-        self.readers = readers
-
-    def on_train_batch_end(self, trainer, *args):
+    def interrupt(trainer, *args):
         if trainer.is_last_batch:
-            while self.readers:
-                os.close(self.readers.pop())
+            while readers:
+                os.close(readers.pop())
             os.kill(os.getpid(), signal.SIGINT)
+
+    return callback(on_train_batch_end=interrupt)
 
 
 def test_ctrl_c_saves_a_run_whose_output_it_ends(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt = Interrupt(read_by_others(os.pipe, patch, "stdout", "stderr"))
+        interrupt = interrupts(read_by_others(os.pipe, patch, "stdout", "stderr"))
         settings = {"callbacks": [interrupt], "enable_progress_bar": True}
         _, _, trainer = train(tmp_path / "run", trainer=settings)
     assert trainer.stop_signal == signal.SIGINT

@@ -8,6 +8,7 @@ import pytest
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors.remote import MOST_SENT, Answer, RemoteCollectors, RemoteSettings
+from tests.variants import after, before
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
 
@@ -157,17 +158,15 @@ def test_weights_reach_those_who_collect():
 def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
     last_sent = Counter()
 
-    class Busy(StandIn):
-        def collect(self, handle, version):
-            request = super().collect(handle, version)
-            self.due[request] = float("inf"), None
-            return request
+    def never_answer(cluster, request, handle, version):
+        cluster.due[request] = float("inf"), None
 
-        def publish(self, handle, version):
-            super().publish(handle, version)
-            last_sent[handle] += 1
+    def count(cluster, handle, version):
+        last_sent[handle] += 1
 
-    cluster = Busy(random.Random(0), longest=1.0)
+    cluster = after(before(StandIn, publish=count), collect=never_answer)(
+        random.Random(0), longest=1.0
+    )
     collectors = remote(cluster, 20, 20, timeout_s=1000.0)
     while under_way(collectors) < 20:
         collectors.poll(1.0)
@@ -180,14 +179,11 @@ def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
 def test_a_slow_rollout_is_waited_for_before_it_would_be_too_old():
     """The others come sooner, and are held back while one that began earlier must have its turn."""
 
-    class Slow(StandIn):
-        def collect(self, handle, version):
-            request = super().collect(handle, version)
-            first = len(self.begun) == 1
-            self.due[request] = self.now + (100.0 if first else 0.1), self.due[request][1]
-            return request
+    def delay(cluster, request, handle, version):
+        seconds = 100.0 if len(cluster.begun) == 1 else 0.1
+        cluster.due[request] = cluster.now + seconds, cluster.due[request][1]
 
-    cluster = Slow(random.Random(0), longest=0.1)
+    cluster = after(StandIn, collect=delay)(random.Random(0), longest=0.1)
     collectors = remote(cluster, 3, 2, timeout_s=1000.0)
     order = []
     for version in range(6):
@@ -199,13 +195,10 @@ def test_a_slow_rollout_is_waited_for_before_it_would_be_too_old():
 
 
 def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_seeds():
-    class Failing(StandIn):
-        def collect(self, handle, version):
-            request = super().collect(handle, version)
-            self.due[request] = self.now, Answer(None, RuntimeError("killed"))
-            return request
+    def fail(cluster, request, handle, version):
+        cluster.due[request] = cluster.now, Answer(None, RuntimeError("killed"))
 
-    cluster = Failing(random.Random(0), longest=0.02)
+    cluster = after(StandIn, collect=fail)(random.Random(0), longest=0.02)
     collectors = remote(cluster, 1, 0, timeout_s=40.0)
     with pytest.raises(
         TimeoutError,
@@ -265,14 +258,11 @@ def test_below_min_healthy_the_run_ends_with_the_cause():
 
 
 def test_one_that_hangs_is_ended_and_the_others_go_on():
-    class Hanging(StandIn):
-        def collect(self, handle, version):
-            request = super().collect(handle, version)
-            if len(self.begun) == 1:
-                self.due[request] = float("inf"), None
-            return request
+    def hang(cluster, request, handle, version):
+        if len(cluster.begun) == 1:
+            cluster.due[request] = float("inf"), None
 
-    cluster = Hanging(random.Random(0), longest=1.0)
+    cluster = after(StandIn, collect=hang)(random.Random(0), longest=1.0)
     collectors = remote(cluster, 2, 2, min_healthy=1, timeout_s=30.0)
     for version in range(1, 20):
         collectors.take()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from gymnasium.spaces import Box
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import seed_everything
 
 from lightning_rl import (
     ActorOnly,
@@ -24,6 +24,7 @@ from lightning_rl import (
     RLTrainer,
 )
 from lightning_rl.buffers import replay_buffer
+from tests.callbacks import at_iteration
 from tests.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
 from tests.helpers import assert_same, assert_same_run, last, load
 from tests.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
@@ -43,17 +44,6 @@ def toy(tmp_path_factory):
     yield importlib.import_module("toy_sac")
     sys.path.remove(str(folder))
     del sys.modules["toy_sac"]
-
-
-class After(Callback):
-    """Do something after an iteration."""
-
-    def __init__(self, iteration, act):
-        self.iteration, self.act = iteration, act
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.iteration:
-            self.act(trainer)
 
 
 def run(toy, run_dir, *, ckpt_path=None, data=None, capacity=100, storage="cpu", **trainer):
@@ -162,7 +152,7 @@ def test_a_run_that_is_resumed_ends_as_uninterrupted(storage, toy, whole, tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(number, toy, whole, tmp_path):
-    run(toy, tmp_path, callbacks=After(3, lambda trainer: os.kill(os.getpid(), number)))
+    run(toy, tmp_path, callbacks=at_iteration(3, lambda trainer: os.kill(os.getpid(), number)))
     assert load(last(tmp_path))["global_step"] == 3
     run(toy, tmp_path, ckpt_path=last(tmp_path))
     assert_same_run(whole, tmp_path)
@@ -194,7 +184,7 @@ def killed(toy, run_dir, name, at):
             os._exit(0)
 
         try:
-            run(toy, run_dir, callbacks=[After(3, begin), After(5, end)])
+            run(toy, run_dir, callbacks=[at_iteration(3, begin), at_iteration(5, end)])
         finally:
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -240,7 +230,7 @@ def test_checkpoints_share_files_and_what_none_names_is_removed(toy, tmp_path, m
         capacity=150,
         checkpoint_every_n_iterations=1,
         keep_checkpoints=2,
-        callbacks=[After(i, note) for i in (5, 7)],
+        callbacks=[at_iteration(i, note) for i in (5, 7)],
         data={"total_env_steps": 256},
     )
     for found, there in named.values():
@@ -265,7 +255,7 @@ def test_what_cannot_be_read_may_name_anything(toy, tmp_path):
         UserWarning,
         match=r"Keeping all files of .*replay, because copy\.ckpt may need them: The check",
     ):
-        run(toy, tmp_path, max_steps=4, callbacks=After(3, strew))
+        run(toy, tmp_path, max_steps=4, callbacks=at_iteration(3, strew))
     assert stray in present(tmp_path)
     (tmp_path / "checkpoints" / "copy.ckpt").unlink()
     run(toy, tmp_path, max_steps=5, ckpt_path=last(tmp_path))
@@ -277,7 +267,9 @@ def test_elsewhere_too_a_checkpoint_has_its_replay_beside_it(toy, whole, tmp_pat
     run(
         toy,
         tmp_path / "run",
-        callbacks=After(3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt")),
+        callbacks=at_iteration(
+            3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt")
+        ),
     )
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "mine").rename(tmp_path / "moved")
@@ -288,7 +280,7 @@ def test_elsewhere_too_a_checkpoint_has_its_replay_beside_it(toy, whole, tmp_pat
 
 
 def test_weights_alone_have_none(toy, tmp_path):
-    save = After(
+    save = at_iteration(
         3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt", weights_only=True)
     )
     run(toy, tmp_path / "run", max_steps=4, callbacks=save)

@@ -13,6 +13,7 @@ from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
 from lightning_rl.envs import ActionProbe
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import last, load, make_data, train
+from tests.variants import variant
 
 SHORT = {"total_env_steps": 64}
 
@@ -197,13 +198,11 @@ class Named(ActorOnly):
             self.v_net = nn.Linear(4, 1)
 
 
-class Undeclared(Named):
-    """Leaves the default."""
-
-    critic_modules = ("critic", "value_head")
+UNDECLARED = variant(Named, "Undeclared", critic_modules=("critic", "value_head"))
+"""Leaves the default."""
 
 
-@pytest.mark.parametrize("cls", [Named, Undeclared])
+@pytest.mark.parametrize("cls", [Named, UNDECLARED])
 def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
     from lightning_rl.algorithms.checks import warm_start_weights
 

@@ -21,59 +21,43 @@ from lightning_rl import (
     ReplayBuffer,
     RLDataModule,
     RLTrainer,
-    TorchEnv,
     ValueAtoms,
 )
 from lightning_rl.envs import ActionProbe
+from tests.envs import ScriptedTask
 from tests.probes import MaskProbe
+from tests.variants import before
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
-class Corridor(TorchEnv):
+def corridor(num_envs):
     """Pays 1 at each step but the first, for ever; only time ends an episode, after 5 steps.
 
     Q = 1 / (1 - gamma) everywhere but at the start, where it is gamma times that.
     """
 
-    start_size = 1
+    def move(env, state, action):
+        return {"inside": torch.ones_like(state["inside"])}, state["inside"].squeeze(-1)
 
-    def __init__(self, num_envs, device="cpu"):
-        super().__init__(num_envs, gymnasium.spaces.Box(0, 1, (1,), np.float32), BOX, 5, device)
-
-    def initial_state(self, uniform):
-        return TensorDict({"inside": torch.zeros_like(uniform)}, [len(uniform)])
-
-    def observe(self, state):
-        return state["inside"]
-
-    def transition(self, state, action):
-        inside = state["inside"]
-        never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return (
-            TensorDict({"inside": torch.ones_like(inside)}, [self.num_envs]),
-            inside.squeeze(-1),
-            never,
-            {},
-        )
+    space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    return ScriptedTask(
+        num_envs,
+        lambda uniform: {"inside": torch.zeros_like(uniform)},
+        move,
+        observation_space=space,
+        action_space=BOX,
+    )
 
 
-class LimitIsFailure(ReplayBuffer):
+def limit_is_failure(replay, rollout):
     """The mistake: a time limit treated as the end of all rewards."""
-
-    def extend(self, rollout):
-        rollout["terminated"] |= rollout["truncated"]
-        super().extend(rollout)
+    rollout["terminated"] |= rollout["truncated"]
 
 
-class ResetIsSuccessor(ReplayBuffer):
+def reset_is_successor(replay, rollout):
     """The mistake: what follows a step is what the next slot holds, the reset observation where time ran out."""
-
-    def extend(self, rollout):
-        rollout["truncated"], rollout["done"] = (
-            torch.zeros_like(rollout["done"]) for _ in range(2)
-        )
-        super().extend(rollout)
+    rollout["truncated"], rollout["done"] = (torch.zeros_like(rollout["done"]) for _ in range(2))
 
 
 def learn(
@@ -110,8 +94,9 @@ def learn(
 # with X = Q, the true final observation's; 0; or g Q, that of the start.
 CLOSED_FORM = {
     ReplayBuffer: 1 / (1 - 0.9),
-    LimitIsFailure: 1 / (1 - 0.9 * 3 / 4),
-    ResetIsSuccessor: 1 / (1 - 0.9 * 3 / 4 - 0.81 / 4),
+    before(ReplayBuffer, "LimitIsFailure", extend=limit_is_failure): 1 / (1 - 0.9 * 3 / 4),
+    before(ReplayBuffer, "ResetIsSuccessor", extend=reset_is_successor): 1
+    / (1 - 0.9 * 3 / 4 - 0.81 / 4),
 }
 
 
@@ -124,7 +109,7 @@ CLOSED_FORM = {
 )
 def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
     settings = {"gamma": 0.9, "tau": 0.1, "entropy_in_target": False, "updates_per_env_step": 6}
-    module = learn(tmp_path, Corridor, replay=replay, **settings)
+    module = learn(tmp_path, corridor, replay=replay, **settings)
     inside = TensorDict({"observation": torch.ones(3, 1)}, [3])
     action = torch.tensor([[-0.9], [0.0], [0.9]])
     with torch.no_grad():
@@ -184,14 +169,14 @@ def test_it_learns_which_of_the_allowed_actions_leads_on(algorithm, tmp_path):
 def test_each_env_step_is_followed_by_as_many_updates(ratio, updates, tmp_path):
     few = {"buffer_size": 5, "total_env_steps": 120}
     settings = {"batch_size": 8, "random_env_steps": 20, "data": few}
-    module = learn(tmp_path, Corridor, updates_per_env_step=ratio, **settings)
+    module = learn(tmp_path, corridor, updates_per_env_step=ratio, **settings)
     assert module.env_steps == 120
     assert module.updates_done == updates
     assert module.metrics["train/optimizer_steps"] == 3 * updates  # critics, actor and temperature
 
 
 def test_the_actor_is_updated_as_often_as_its_delay_says(tmp_path):
-    module = learn(tmp_path, Corridor, batch_size=8, policy_delay=3)
+    module = learn(tmp_path, corridor, batch_size=8, policy_delay=3)
     assert {name: one.statistics.passed for name, one in module.objectives.items()} == {
         "critic": 300,
         "actor": 100,
@@ -202,14 +187,16 @@ def test_the_actor_is_updated_as_often_as_its_delay_says(tmp_path):
 def test_the_first_steps_are_drawn_uniformly_and_say_so(tmp_path):
     seen = []
 
-    class Remembers(ReplayBuffer):
-        def extend(self, rollout):
-            seen.append(
-                (rollout["action"][:, :-1].clone(), rollout["sample_log_prob"][:, :-1].clone())
-            )
-            super().extend(rollout)
+    def look(replay, rollout):
+        seen.append((rollout["action"][:, :-1].clone(), rollout["sample_log_prob"][:, :-1].clone()))
 
-    learn(tmp_path, Corridor, replay=Remembers, batch_size=8, random_env_steps=200)
+    learn(
+        tmp_path,
+        corridor,
+        replay=before(ReplayBuffer, extend=look),
+        batch_size=8,
+        random_env_steps=200,
+    )
     actions = torch.cat([action for action, _ in seen[:2]]).flatten()
     assert actions.abs().max() <= 1.0
     assert actions.std().item() == pytest.approx(1 / 3**0.5, abs=0.06)
@@ -226,14 +213,14 @@ def message_of(run):
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path):
-    beyond = message_of(lambda: learn(tmp_path / "a", Corridor, learning_starts=400))
+    beyond = message_of(lambda: learn(tmp_path / "a", corridor, learning_starts=400))
     assert beyond == (
         "The first update would come after 400 env steps, but the run has 400 (data.total_env_steps). The update "
         "needs model.learning_starts=400, and a minibatch in the replay (model.batch_size=64) or, with a memory, a "
         "sequence of each env. Lower these settings, or raise data.total_env_steps."
     )
     small = message_of(
-        lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000})
+        lambda: learn(tmp_path / "b", corridor, batch_size=2000, data={"total_env_steps": 4000})
     )
     assert small == (
         "data.replay.capacity=1000 is smaller than model.batch_size=2000: the replay could never give a minibatch of "
@@ -244,7 +231,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         "SAC trains an actor and Q critics, but ActorCritic is not a SquashedActorCritic: set model.policy: "
         "{class_path: SquashedActorCritic}, or a subclass of it with networks of your own."
     )
-    long = message_of(lambda: learn(tmp_path / "c", Corridor, n_steps=6))
+    long = message_of(lambda: learn(tmp_path / "c", corridor, n_steps=6))
     assert long == (
         "model.n_steps=6 is longer than an episode: the env ends each episode after 5 steps. Lower n_steps."
     )
@@ -253,7 +240,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
 @pytest.mark.parametrize("algorithm", ["PPO", "BehaviorCloning"])
 def test_a_replay_that_nobody_would_fill_is_refused(algorithm, tmp_path):
     data = RLDataModule(
-        Corridor,
+        corridor,
         num_envs=2,
         buffer_size=8,
         total_env_steps=64,

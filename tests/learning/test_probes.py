@@ -6,13 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
 from lightning_rl.envs import ActionProbe, TimeLimitProbe, ValueProbe
+from tests.callbacks import callback
 from tests.helpers import train
 from tests.probes import MaskProbe, StructureProbe
+from tests.variants import before
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
 
@@ -106,40 +107,41 @@ def test_sac_learns_from_pictures_which_action_is_asked_for(share, tmp_path):
     assert left < -0.2
 
 
-class LimitIsFailure(PPO):
+def limit_is_failure(module, rollout):
     """The mistake: a time limit treated as the end of all rewards."""
-
-    def add_advantages(self, rollout):
-        rollout["terminated"] |= rollout["truncated"]
-        super().add_advantages(rollout)
+    rollout["terminated"] |= rollout["truncated"]
 
 
-@pytest.mark.parametrize(("algorithm", "expected"), [(PPO, 10.0), (LimitIsFailure, 2.7)])
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [(PPO, 10.0), (before(PPO, "LimitIsFailure", add_advantages=limit_is_failure), 2.7)],
+)
 def test_the_value_under_a_time_limit_is_that_of_the_endless_task(algorithm, expected, tmp_path):
     """V = 1 / (1 - gamma) = 10; with the mistake it is the mean return of 1 to 5 remaining steps."""
     gamma = 0.9
     module = learn(tmp_path, lambda n: TimeLimitProbe(n, 5), 50, gamma=gamma, algorithm=algorithm)
-    if algorithm is LimitIsFailure:
+    if algorithm is not PPO:
         expected = sum((1 - gamma**k) / (1 - gamma) for k in range(1, 6)) / 5
     value = float(module.policy.get_value(observations(0.0))["value"].detach())
     assert value == pytest.approx(expected, rel=0.06)
 
 
-class Until(Callback):
+def until(bar):
     """Stop when the episodes of a rollout have returned as much as `bar`; `env_steps` says when, None if never."""
 
-    def __init__(self, bar):
-        self.bar, self.env_steps = bar, None
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+    def look(trainer, module, outputs, batch, batch_idx):
         returned = batch["reward"][:, :-1].sum() / batch["done"][:, :-1].sum().clamp(min=1)
-        if returned >= self.bar:
-            self.env_steps = module.env_steps
+        if returned >= bar:
+            stops.env_steps = module.env_steps
             trainer.should_stop = True
+
+    stops = callback(on_train_batch_end=look)
+    stops.env_steps = None
+    return stops
 
 
 def env_steps_until(tmp_path, env, seed, iterations):
-    until = Until(0.9)
+    stops = until(0.9)
     data = {
         "num_envs": 16,
         "buffer_size": 32,
@@ -150,10 +152,10 @@ def env_steps_until(tmp_path, env, seed, iterations):
         "limit_val_batches": 0,
         "enable_checkpointing": False,
         "logger": False,
-        "callbacks": [until],
+        "callbacks": [stops],
     }
     train(tmp_path, env=env, seed=seed, data=data, model=SETTINGS, trainer=trainer)
-    return until.env_steps
+    return stops.env_steps
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

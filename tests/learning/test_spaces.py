@@ -9,37 +9,35 @@ import yaml
 
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
-from tests.equivalence.test_resume import SignalAt
+from tests.callbacks import signal_at
+from tests.envs import ScriptedEnv
 from tests.helpers import assert_same_run, last, train
 
 SPACES = gymnasium.spaces
 
 
-class Playground(gymnasium.Env):
+def play(observation, action, length=9):
     """Shows a random tree, takes any action, and ends at random: all by the env's own generator."""
 
-    def __init__(self, observation, action, length=9):
-        self.observation_space, self.action_space, self.length = observation, action, length
+    def check(env):
+        assert env.action_space.contains(env.action), env.action
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observe(), {}
+    return ScriptedEnv(
+        observation,
+        action,
+        act=check,
+        observe=bits,
+        reward=lambda env: float(np.sum(env.action)),
+        terminated=lambda env: bool(env.np_random.random() < 0.1),
+        length=length,
+    )
 
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        self.steps += 1
-        terminated = bool(self.np_random.random() < 0.1)
-        reward = float(np.sum(action))
-        return self._observe(), reward, terminated, self.steps >= self.length, {}
 
-    def _observe(self):
-        def draw(space):
-            if isinstance(space, SPACES.Dict):
-                return {key: draw(child) for key, child in space.items()}
-            return self.np_random.integers(0, 2, space.shape).astype(space.dtype)
-
-        return draw(self.observation_space)
+def bits(env, space=None):
+    space = space or env.observation_space
+    if isinstance(space, SPACES.Dict):
+        return {key: bits(env, child) for key, child in space.items()}
+    return env.np_random.integers(0, 2, space.shape).astype(space.dtype)
 
 
 OBSERVATIONS = {
@@ -64,7 +62,7 @@ CASES = [(name, "discrete") for name in OBSERVATIONS] + [("flat", name) for name
 
 @pytest.fixture
 def playground():
-    gymnasium.register("Playground-v0", Playground)
+    gymnasium.register("Playground-v0", play)
     yield "Playground-v0"
     del gymnasium.registry["Playground-v0"]
 
@@ -79,7 +77,7 @@ def test_it_trains_and_resumes(observation, action, playground, tmp_path):
     env = partial(GymnasiumEnv, id=playground, env_kwargs=kwargs)
     settings = {"env": env, "policy": {"normalize_observation": True}}
     train(tmp_path / "whole", **settings)
-    train(tmp_path / "part", trainer={"callbacks": [SignalAt(3, signal.SIGTERM)]}, **settings)
+    train(tmp_path / "part", trainer={"callbacks": [signal_at(3, signal.SIGTERM)]}, **settings)
     train(tmp_path / "part", ckpt_path=last(tmp_path / "part"), **settings)
     assert_same_run(tmp_path / "whole", tmp_path / "part")
 

@@ -16,6 +16,7 @@ from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.policies.acting import MAX_ENVS, NumpyActor
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
+from tests.variants import variant
 
 N, T = 6, 40
 OBSERVATIONS = Box(-np.inf, np.inf, (5,))
@@ -113,15 +114,11 @@ def test_the_actor_sees_the_weights_of_now():
     assert (rollout["action"][:, :-1] == 2).all()
 
 
-class Subclass(ActorCritic):
-    """Might act in another way than its parent."""
-
-
 @pytest.mark.parametrize(
     ("space", "kwargs"),
     [
         (Discrete(4), {"num_envs": MAX_ENVS + 1}),
-        (Discrete(4), {"cls": Subclass}),
+        (Discrete(4), {"cls": variant(ActorCritic)}),
         (Discrete(4), {"activation": "gelu"}),
         (MultiDiscrete([2, 3]), {}),
         (Discrete(4), {"observation_space": gymnasium.spaces.Dict(a=OBSERVATIONS)}),

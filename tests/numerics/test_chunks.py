@@ -10,7 +10,6 @@ from tensordict import TensorDict
 
 from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector, TorchEnv
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
-from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import VectorEnv
@@ -18,6 +17,8 @@ from lightning_rl.envs.wrappers.chunk_wrapper import repeated
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout.contract import discount_of, env_steps
 from lightning_rl.system.errors import ConfigurationError
+from tests.algorithms import Reinforce
+from tests.envs import ScriptedTask
 from tests.helpers import collect_into, make_collector
 
 K, GAMMA = 4, 0.9
@@ -210,37 +211,30 @@ def test_evaluation_and_collection_count_env_steps():
     assert torch.equal(resumed.step(action)[0], env.step(action)[0])
 
 
-class Passing(TorchEnv):
+def passing(num_envs, says=lambda age, info: info):
     """Stand at the goal at odd steps alone; end after as many steps as the start draws, 3 to 10.
 
     Says what is of the step only where `says` says so.
     """
 
-    start_size = 1
+    def start(uniform):
+        return {"age": uniform * 0, "length": 3 + (uniform * 8).floor()}
 
-    def __init__(self, num_envs, says=lambda age, info: info):
-        box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        super().__init__(num_envs, box, gymnasium.spaces.Discrete(2), 100)
-        self.says, self.now = says, 0
+    def move(env, state, action):
+        age = (state["age"] + 1)[:, 0]
+        reward = torch.ones_like(age)
+        info = {"success": age % 2 == 1, "metrics": {"age": age}, "rewards": {"one": reward}}
+        env.now += 1
+        ended = age >= state["length"][:, 0]
+        return {"age": age[:, None]}, age, ended, says(env.now, info)
 
-    def initial_state(self, uniform):
-        return TensorDict({"age": uniform * 0, "length": 3 + (uniform * 8).floor()}, [len(uniform)])
-
-    def observe(self, state):
-        return torch.cat((state["age"], state["length"]), 1)
-
-    def transition(self, state, action):
-        moved = TensorDict({"age": state["age"] + 1, "length": state["length"]}, state.batch_size)
-        age = moved["age"][:, 0]
-        one = torch.ones_like(age)
-        info = {"success": age % 2 == 1, "metrics": {"age": age}, "rewards": {"one": one}}
-        self.now += 1
-        return moved, age, age >= moved["length"][:, 0], self.says(self.now, info)
+    action = gymnasium.spaces.Discrete(2)
+    return ScriptedTask(num_envs, start, move, action_space=action, steps=100, now=0)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5])
 def test_success_and_metrics_of_a_chunked_episode_are_those_of_the_plain_one(chunk):
-    plain, chunked = Passing(24), ActionChunk(24, Passing, chunk)
+    plain, chunked = passing(24), ActionChunk(24, passing, chunk)
     policy, by_chunks = (
         ActorCritic(env.single_observation_space, env.single_action_space, (8,))
         for env in (plain, chunked)
@@ -261,8 +255,8 @@ def test_success_and_metrics_of_a_chunked_episode_are_those_of_the_plain_one(chu
 
 def test_what_is_not_said_of_the_last_action_of_a_chunk_is_not_said():
     """As in the plain env: said of the first action alone, then of none, then of the last."""
-    env = ActionChunk(2, lambda n: Passing(n, lambda now, info: info if now in (1, 9) else {}), 3)
-    starts, _ = Passing(50).reset(seed=0)
+    env = ActionChunk(2, lambda n: passing(n, lambda now, info: info if now in (1, 9) else {}), 3)
+    starts, _ = passing(50).reset(seed=0)
     env.reset(seed=(starts[:, 1] > 9).nonzero().flatten()[:2].tolist())
     first, silent, last = (env.step(torch.zeros(2, 3, dtype=torch.int64))[4] for _ in range(3))
     assert first["success"].tolist() == [False, False]
@@ -278,7 +272,7 @@ def test_a_chunk_leaves_out_what_is_not_one_number_per_env():
         vector = {"vector": torch.ones(2, 3)}
         return {key: info[key] | vector for key in ("metrics", "rewards")}
 
-    env = ActionChunk(2, lambda n: Passing(n, vectors), 3)
+    env = ActionChunk(2, lambda n: passing(n, vectors), 3)
     env.reset(seed=0)
     info = env.step(torch.zeros(2, 3, dtype=torch.int64))[4]
     assert set(info["metrics"]) == {"age"}
@@ -307,13 +301,10 @@ def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_
 
 
 def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
-    class Rewarded(OnPolicyAlgorithm):
-        def loss(self, minibatch):
-            raise NotImplementedError
 
     env = ActionChunk(2, lambda n: Walk(n), K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-    algorithm = Rewarded(policy, gamma=0.5)
+    algorithm = Reinforce(policy, gamma=0.5)
     rollout = make_collector(SyncCollector, env, policy, 3, seed=1).collect()
     by_hand = (rollout["step_reward"][:, :-1] * torch.tensor([1.0, 0.5, 0.25, 0.125])).sum(-1)
     torch.testing.assert_close(algorithm.rewards(rollout), by_hand)

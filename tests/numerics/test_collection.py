@@ -21,7 +21,6 @@ from lightning_rl.collectors.evaluation import (
 )
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import ActionProbe, GymnasiumEnv, TimeLimitProbe, ValueProbe, VectorEnv
-from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import (
     allocate_rollout,
     rollout_from,
@@ -30,43 +29,39 @@ from lightning_rl.rollout.contract import (
     validate,
 )
 from lightning_rl.training.data import RolloutDataset
+from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, collect_into, make_collector
+from tests.policies import ScriptedPolicy
+from tests.variants import after, variant
 
 
-class Timed(gymnasium.Env):
+def timed(says=True):
     """Observe [noise, steps so far]; last as many steps as the seed decides, pay 1 for each, and succeed if even."""
 
-    observation_space = Dict({"noise": Box(-9, 9, (1,)), "steps": Box(0, 99, (1,))})
-    action_space = Discrete(2)
+    def begin(env):
+        env.length = int(40 ** env.np_random.random())
 
-    def __init__(self, says=True):
-        self.says = says
+    def observe(env):
+        noise = env.np_random.normal(size=1).astype(np.float32)
+        return {"noise": noise, "steps": np.array([env.age], np.float32)}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.length, self.steps = int(40 ** self.np_random.random()), 0
-        return self._observe(), {}
+    def said(env):
+        return {"success": env.length % 2 == 0} if env.age == env.length and says else {}
 
-    def step(self, action):
-        self.steps += 1
-        last = self.steps == self.length
-        info = {"success": self.length % 2 == 0} if last and self.says else {}
-        return (
-            self._observe(),
-            1.0,
-            last and self.length % 3 > 0,
-            last and self.length % 3 == 0,
-            info,
-        )
-
-    def _observe(self):
-        noise = self.np_random.normal(size=1).astype(np.float32)
-        return {"noise": noise, "steps": np.array([self.steps], np.float32)}
+    return ScriptedEnv(
+        Dict({"noise": Box(-9, 9, (1,)), "steps": Box(0, 99, (1,))}),
+        begin=begin,
+        observe=observe,
+        reward=1.0,
+        terminated=lambda env: env.age == env.length and env.length % 3 > 0,
+        truncated=lambda env: env.age == env.length and env.length % 3 == 0,
+        info=said,
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
-    gymnasium.register("Timed-v0", Timed)
+    gymnasium.register("Timed-v0", timed)
     yield
     del gymnasium.registry["Timed-v0"]
 
@@ -200,14 +195,15 @@ def test_the_stored_log_prob_is_that_of_the_stored_action(name):
         assert transitions["sample_log_prob"].unique().numel() > 1
 
 
-class WithDropout(ActorCritic):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.actor = nn.Sequential(nn.Dropout(0.5), *self.actor)
+def add_dropout(policy, result, *args, **kwargs):
+    policy.actor = nn.Sequential(nn.Dropout(0.5), *policy.actor)
+
+
+WITH_DROPOUT = after(ActorCritic, __init__=add_dropout)
 
 
 def test_a_policy_with_dropout_acts_in_eval_mode():
-    collector = collector_of("CartPole-v1", cls=WithDropout)
+    collector = collector_of("CartPole-v1", cls=WITH_DROPOUT)
     collector.policy.train()
     transitions = collector.collect()[:, :-1].reshape(-1)
     assert not collector.policy.training
@@ -218,12 +214,9 @@ def test_a_policy_with_dropout_acts_in_eval_mode():
     assert (dropped - transitions["sample_log_prob"]).abs().max() > 0.01
 
 
-class Subclass(ActorCritic):
-    """Acts in torch, step by step: it might act in another way than its parent."""
-
-
 def test_collecting_computes_no_value():
-    collector = collector_of("CartPole-v1", cls=Subclass)
+    subclass = variant(ActorCritic)  # it might act in another way than its parent
+    collector = collector_of("CartPole-v1", cls=subclass)
     calls = []
     collector.policy.critic.register_forward_hook(lambda *args: calls.append("critic"))
     collector.policy.actor.register_forward_hook(lambda *args: calls.append("actor"))
@@ -528,7 +521,7 @@ def play_alone(policy, make, seed):
 def test_the_reference_knows_how_long_a_timed_episode_lasts():
     env = GymnasiumEnv(1, "Timed-v0")
     policy = make_policy(env)
-    lengths = [play_alone(policy, Timed, seed)[1] for seed in range(10)]
+    lengths = [play_alone(policy, timed, seed)[1] for seed in range(10)]
     assert lengths == [timed_length(seed) for seed in range(10)]
     assert max(lengths) > 3 * min(lengths)
 
@@ -588,7 +581,7 @@ def test_evaluation_repeats_itself_and_draws_from_no_other_stream():
 
 def test_evaluation_plays_the_mode_without_dropout():
     env = GymnasiumEnv(3, "CartPole-v1")
-    policy = make_policy(env, cls=WithDropout)
+    policy = make_policy(env, cls=WITH_DROPOUT)
     expected = [
         play_alone(policy.eval(), lambda: gymnasium.make("CartPole-v1"), seed)[1]
         for seed in (1, 2, 3)
@@ -612,31 +605,20 @@ def test_an_env_that_says_nothing_of_success_has_none():
     assert [e["success"] for e in episodes] == [None, None]
 
 
-class Constant(Policy):
+def constant(env, action):
     """Always do the same."""
-
-    def __init__(self, env, action):
-        super().__init__(env.single_observation_space, env.single_action_space)
-        self.action = action
-
-    def forward(self, td, deterministic=False, generator=None):
-        assert deterministic
-        return td.set("action", torch.full(td.batch_size, self.action))
-
-    def get_value(self, td):
-        raise AssertionError("evaluation needs no value")
-
-    evaluate_actions = get_value
+    spaces = env.single_observation_space, env.single_action_space
+    return ScriptedPolicy(*spaces, lambda policy, td, _: torch.full(td.batch_size, action))
 
 
 def test_a_torch_env_is_evaluated_too():
     seeds = list(range(12))
     env = ActionProbe(12)
     asked = env.reset(seed=seeds)[0][:, 0] > 0
-    episodes = run_episodes(Constant(env, 1), env, seeds)
+    episodes = run_episodes(constant(env, 1), env, seeds)
     assert [e["success"] for e in episodes] == asked.tolist()
     assert [e["return"] for e in episodes] == asked.double().tolist()
-    alone = [run_episodes(Constant(env, 1), ActionProbe(1), [seed])[0] for seed in seeds]
+    alone = [run_episodes(constant(env, 1), ActionProbe(1), [seed])[0] for seed in seeds]
     assert alone == episodes
 
 

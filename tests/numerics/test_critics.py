@@ -36,6 +36,7 @@ from tests.helpers import train
 from tests.numerics.test_sac import OBSERVATION_SPACE, SPACE, actor_layers, built, critic_layers
 from tests.probes import MaskProbe
 from tests.q_references import DiscreteSACReference, forward, log_softmax, projected
+from tests.variants import after, variant
 
 ATOMS = np.linspace(-2.0, 2.0, 9)
 
@@ -400,13 +401,12 @@ def test_twenty_updates_of_discrete_actions_are_those_of_the_reference(
 ):
     space = MASKED if masked else OBSERVATION_SPACE
 
-    class Exact(DiscreteActorCritic):
-        def __init__(self, observation_space, *args, **kwargs):
-            super().__init__(space, *args, **kwargs)
+    def read_space(policy, observation_space, *args, **kwargs):
+        DiscreteActorCritic.__init__(policy, space, *args, **kwargs)
 
     module = built(
         DiscreteSAC,
-        Exact,
+        variant(DiscreteActorCritic, __init__=read_space),
         torch.float64,
         compile,
         {"num_critics": critics},
@@ -459,13 +459,12 @@ def test_what_is_forbidden_counts_for_nothing():
 def test_the_first_actions_are_drawn_from_what_is_allowed(tmp_path):
     seen = []
 
-    class Sees(DiscreteSAC):
-        def on_train_batch_start(self, batch, batch_idx):
-            super().on_train_batch_start(batch, batch_idx)  # refuses what is forbidden
-            seen.append(batch[:, :-1].select("action", "sample_log_prob").clone())
+    def look(module, result, batch, batch_idx):  # after what refuses what is forbidden
+        seen.append(batch[:, :-1].select("action", "sample_log_prob").clone())
 
     data = {"replay": partial(ReplayBuffer, capacity=500), "num_envs": 8, "total_env_steps": 256}
-    train(tmp_path, env=MaskProbe, data=data, model={"algorithm": Sees, "random_env_steps": 128})
+    sees = after(DiscreteSAC, on_train_batch_start=look)
+    train(tmp_path, env=MaskProbe, data=data, model={"algorithm": sees, "random_env_steps": 128})
     assert set(seen[0]["action"].unique().tolist()) > {0, 10}  # both of each cell that is reached
     half = torch.full((8, 16), 0.5).log()
     torch.testing.assert_close(seen[0]["sample_log_prob"], half)

@@ -10,7 +10,9 @@ import torch
 from lightning_rl import ConfigurationError
 from lightning_rl.policies.networks.encoders import DictEncoder, NatureCNN
 from lightning_rl.training.callbacks.dataset_statistics import DatasetStatistics
+from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import last, train
+from tests.variants import after
 
 STATE = {"mean": [1.0, -2.0, 0.5, 30.0], "std": [2.0, 0.1, 1.0, 5.0], "count": [5000]}
 
@@ -25,13 +27,11 @@ def begin(tmp_path, path, policy=None, env="CartPole-v1", **more):
     """Return the policy's statistics at the start of a run, and the module after an iteration."""
     seen = {}
 
-    class Looks(DatasetStatistics):
-        def on_train_start(self, trainer, pl_module):
-            super().on_train_start(trainer, pl_module)
-            named = pl_module.policy.named_buffers()
-            seen.update({name: value.clone() for name, value in named})
+    def look(statistics, result, trainer, module):
+        named = module.policy.named_buffers()
+        seen.update({name: value.clone() for name, value in named})
 
-    callbacks = [Looks(path, **more.pop("own", {}))]
+    callbacks = [after(DatasetStatistics, on_train_start=look)(path, **more.pop("own", {}))]
     settings = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 32}
     module, *_ = train(
         tmp_path, env=env, data=settings, trainer={"callbacks": callbacks}, policy=policy, **more
@@ -53,22 +53,13 @@ def test_flat_observations_begin_with_mean_variance_and_count(tmp_path):
     assert int(again["normalizer.count"]) == 5000 + 32
 
 
-class Arm(gymnasium.Env):
+def seen_arm():
     """Joints and a camera."""
-
-    observation_space = gymnasium.spaces.Dict(
+    space = gymnasium.spaces.Dict(
         arm=gymnasium.spaces.Box(-9, 9, (4,), np.float32),
         top=gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8),
     )
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(0)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
+    return ScriptedEnv(space, UNIT, observe=draw)
 
 
 def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
@@ -78,7 +69,7 @@ def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
     )
     policy = {"encoder": lambda space: DictEncoder(space, normalize=True)}
     own = {"keys": {"arm": "observation.joints"}}
-    gymnasium.register("StatisticsArm-v0", Arm, max_episode_steps=8)
+    gymnasium.register("StatisticsArm-v0", seen_arm, max_episode_steps=8)
     seen, module = begin(tmp_path, path, policy, env="StatisticsArm-v0", own=own)
     picture = next(n for n, m in module.policy.named_modules() if isinstance(m, NatureCNN))
     expected = torch.tensor([0.2, 0.5, 0.7])

@@ -18,16 +18,15 @@ from tests.helpers import train
 from tests.numerics.test_critics import MASKED, of_actions
 from tests.numerics.test_sac import OBSERVATION_SPACE, TOLERANCE, actor_layers
 from tests.q_references import DQNReference
+from tests.variants import after, variant
 
 FOUR = gymnasium.spaces.Discrete(4)
 
 
-class Exact(QPolicy):
-    """Leaves observations in the precision that they have."""
-
-    def actor_features(self, td):
-        observation = td["observation"]
-        return observation if torch.is_tensor(observation) else observation["state"]
+def as_it_is(policy, td):
+    """Leave observations in the precision that they have."""
+    observation = td["observation"]
+    return observation if torch.is_tensor(observation) else observation["state"]
 
 
 def layers_of(network, dueling):
@@ -57,7 +56,7 @@ def test_twenty_updates_are_those_of_the_reference(
     double, dueling, masked, interval, dtype, traced_only
 ):
     space = MASKED if masked else OBSERVATION_SPACE
-    policy = Exact(space, FOUR, (8, 8), dueling=dueling)
+    policy = variant(QPolicy, actor_features=as_it_is)(space, FOUR, (8, 8), dueling=dueling)
     settings = {"learning_rate": 1e-2, "tau": 0.1, "max_grad_norm": 0.3 if masked else None}
     module = DQN(
         policy, double_q=double, target_update_interval=interval, batch_size=16, **settings
@@ -140,18 +139,17 @@ def test_exploration_and_target_follow_env_steps_and_updates(tmp_path):
     """The one falls from .8 to .2 in the first half of 384 steps, by rollouts of 64."""
     seen, moves = [], []
 
-    class Sees(DQN):
-        def on_train_batch_start(self, batch, batch_idx):
-            super().on_train_batch_start(batch, batch_idx)
-            seen.append(float(self.policy.distribution.amount))
+    def look(module, result, batch, batch_idx):
+        seen.append(float(module.policy.distribution.amount))
 
-        def update_targets(self):
-            super().update_targets()
-            moves.append(self.updates_done)
+    def note(module, result):
+        moves.append(module.updates_done)
+
+    sees = after(DQN, on_train_batch_start=look, update_targets=note)
 
     data = {"replay": partial(ReplayBuffer, capacity=500)}
     rates = {"exploration_initial": 0.8, "exploration_final": 0.2, "exploration_fraction": 0.5}
-    model = {"algorithm": Sees, "target_update_interval": 5, **rates}
+    model = {"algorithm": sees, "target_update_interval": 5, **rates}
     module, *_ = train(tmp_path, data=data, model=model)
     assert module.updates_done == 384 - 32
     assert len(moves) == module.updates_done // 5

@@ -46,7 +46,8 @@ from lightning_rl.policies.description import describe
 from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
 from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError
-from tests.arms import Arm
+from tests.arms import arm
+from tests.envs import ScriptedEnv
 from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_async import assert_same_training
 from tests.equivalence.test_resume import stop_and_resume
@@ -696,25 +697,27 @@ def test_a_warm_start_takes_the_encoder_and_may_leave_that_of_the_critic(tmp_pat
         train(tmp_path / "third", **other, trainer=begin)
 
 
-class Pictured(gymnasium.Env):
+def pictured():
     """A picture that is dark or bright says which of two actions pays; an episode ends well or otherwise, at random."""
 
-    observation_space, action_space = PICTURE, Discrete(2)
+    def act(env):
+        env.pays = float(env.action == env.bright)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.seen(), {}
+    def observe(env):
+        env.bright = int(env.np_random.integers(2))
+        dark = env.np_random.integers(128, size=PICTURE.shape).astype(np.uint8)
+        return dark + np.uint8(127 * env.bright)
 
-    def seen(self):
-        self.bright = int(self.np_random.integers(2))
-        return self.np_random.integers(128, size=PICTURE.shape).astype(np.uint8) + np.uint8(127 * self.bright)  # fmt: skip
+    return ScriptedEnv(
+        PICTURE,
+        act=act,
+        observe=observe,
+        reward=lambda env: env.pays,
+        terminated=lambda env: bool(env.np_random.random() < 0.2),
+    )
 
-    def step(self, action):
-        pays = float(action == self.bright)
-        return self.seen(), pays, bool(self.np_random.random() < 0.2), False, {}
 
-
-gymnasium.register("tests/Pictured-v0", Pictured, max_episode_steps=12)
+gymnasium.register("tests/Pictured-v0", pictured, max_episode_steps=12)
 
 
 class SeesTwice(ActorCritic):
@@ -782,16 +785,16 @@ def test_in_its_warm_up_the_actor_and_an_encoder_of_its_own_stand_still(share, t
     assert moved == {"version", "critic", "encoder" if share else "critic_encoder"}
 
 
-class SeenArm(Arm):
-    """An arm that is seen: what it knows of itself is bright or dark in a picture."""
-
-    observation_space = Box(0, 255, (12, 10, 4), np.uint8)
-
-    def seen(self):
-        return np.broadcast_to(127.5 + 100 * super().seen(), (12, 10, 4)).clip(0, 255).astype(np.uint8)  # fmt: skip
+def picture_of(seen):
+    """Show what an arm knows of itself as bright or dark."""
+    return np.broadcast_to(127.5 + 100 * seen, (12, 10, 4)).clip(0, 255).astype(np.uint8)
 
 
-gymnasium.register("tests/SeenArm-v0", SeenArm, max_episode_steps=12, kwargs={"helped": False})
+gymnasium.register(
+    "tests/SeenArm-v0",
+    partial(arm, False, Box(0, 255, (12, 10, 4), np.uint8), picture_of),
+    max_episode_steps=12,
+)
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from lightning_rl import ActionChunk, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
@@ -23,8 +22,10 @@ from lightning_rl.rollout.contract import (
     successors,
 )
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
 from tests.helpers import assert_same, collect_into, make_collector
 from tests.numerics.test_collection import episodes_by_hand
+from tests.policies import SUM_OF_OBSERVATION
 
 LENGTH = 4
 
@@ -97,50 +98,40 @@ def test_final_observations_of_a_wrong_shape_are_refused(tree):
         collector_of(Limited(tree=tree, final=first_row)).collect()
 
 
-class Batched(gymnasium.vector.VectorEnv):
-    """A batched Gymnasium env: env i is cut after i + 2 steps; `how` it tells its final observations."""
+def cut_in_turn(num_envs=3, how="whole"):
+    """Make a batched Gymnasium env: env i is cut after i + 2 steps; `how` it tells its final observations."""
+    numbers = iter(range(num_envs))
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    def make():
+        space = Box(-9, 99, (2,), np.float32)
+        return ScriptedEnv(space, reward=1.0, length=next(numbers) + 2)
 
-    def __init__(self, num_envs=3, how="whole"):
-        self.num_envs, self.how = num_envs, how
-        self.single_observation_space = Box(-9, 99, (2,), np.float32)
-        self.single_action_space = Discrete(2)
-        self.age = np.zeros(num_envs)
-
-    def reset(self, *, seed=None, options=None):
-        self.age[:] = 0
-        return self._observe(), {}
-
-    def step(self, actions):
-        self.age += 1
-        done = self.age == np.arange(self.num_envs) + 2
-        final = self._observe()
-        rows, short = np.full(self.num_envs, None), np.full(self.num_envs, None)
+    def change(env, results):
+        *results, info = results
+        done, final = results[3], info.get("final_obs")
+        if not done.any() or how == "nothing":
+            return *results, {}
+        rows, short = np.full(num_envs, None), np.full(num_envs, None)
         for i in done.nonzero()[0]:
             rows[i], short[i] = final[i], final[i, :1]
         none = np.zeros_like(done)
-        info = {
+        told = {
             "whole": {"final_obs": final, "_final_obs": done},
             "unmasked": {"final_obs": final},
             "rows": {"final_obs": rows, "_final_obs": done},
-            "nothing": {},
-            "no rows": {"final_obs": np.full(self.num_envs, None), "_final_obs": none},
+            "no rows": {"final_obs": np.full(num_envs, None), "_final_obs": none},
             "other rows": {"final_obs": final, "_final_obs": none},
             "one row": {"final_obs": final[:1]},
             "short rows": {"final_obs": short, "_final_obs": done},
-        }[self.how]
-        self.age[done] = 0
-        reward = np.ones(self.num_envs, np.float32)
-        return self._observe(), reward, none, done, info if done.any() else {}
+        }
+        return *results, told[how]
 
-    def _observe(self):
-        return np.stack([self.age, self.age], 1).astype(np.float32)
+    return ScriptedVector(num_envs, make, change=change)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
-    gymnasium.register("Batched-v0", lambda: None, vector_entry_point=Batched)
+    gymnasium.register("Batched-v0", lambda: None, vector_entry_point=cut_in_turn)
     yield
     del gymnasium.registry["Batched-v0"]
 
@@ -298,18 +289,16 @@ def test_ends_of_another_shape_or_kind_are_refused(key, value, message):
         env.step(torch.zeros(4, 2))
 
 
-class DrawnMill(Mill):
+def drawn_mill(num_envs, **settings):
     """As a task is offered to Gymnasium."""
-
-    render_fps = 10
-
-    def __init__(self, num_envs, **settings):
-        super().__init__(num_envs)
+    env = Mill(num_envs)
+    env.render_fps = 10
+    return env
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
 def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch):
-    monkeypatch.setitem(gymnasium_tasks.TASKS, "PushCube", DrawnMill)
+    monkeypatch.setitem(gymnasium_tasks.TASKS, "PushCube", drawn_mill)
     env = GymnasiumEnv(12, "lightning_rl/PushCube-v0", vectorization=vectorization)
     seen = follow(env, 40)
     env.close()
@@ -319,33 +308,25 @@ def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch
 # --- episodes of which only the first of a row counts ---
 
 
-class Ticker(TorchEnv):
+def ticker(num_envs, says=lambda lucky: {"success": lucky}):
     """Pay the age at each step; episodes of a row are of different lengths, drawn at their starts."""
 
-    start_size = 1
+    def start(uniform):
+        return {"left": (uniform * 9).floor() + 2, "age": uniform * 0}
 
-    def __init__(self, num_envs, says=lambda lucky: {"success": lucky}):
-        box = Box(-np.inf, np.inf, (2,), np.float32)
-        super().__init__(num_envs, box, Discrete(2), 100)
-        self.says = says
+    def move(env, state, action):
+        left, age = state["left"] - 1, state["age"] + 1
+        ended = left.squeeze(1) <= 0
+        lucky = ended & ((left + age) % 2 == 0)[:, 0]
+        return {"left": left, "age": age}, age.squeeze(1), ended, says(lucky)
 
-    def initial_state(self, uniform):
-        return TensorDict({"left": (uniform * 9).floor() + 2, "age": uniform * 0}, [len(uniform)])
-
-    def observe(self, state):
-        return torch.cat((state["left"], state["age"]), 1)
-
-    def transition(self, state, action):
-        moved = TensorDict({"left": state["left"] - 1, "age": state["age"] + 1}, state.batch_size)
-        length = moved["left"] + moved["age"]
-        ended = moved["left"].squeeze(1) <= 0
-        return moved, moved["age"].squeeze(1), ended, self.says(ended & (length % 2 == 0)[:, 0])
+    return ScriptedTask(num_envs, start, move, action_space=Discrete(2), steps=100)
 
 
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("first_only", [True, False])
 def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
-    env = Ticker(4)
+    env = ticker(4)
     torch.manual_seed(0)
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
     collector = make_collector(
@@ -388,15 +369,13 @@ def test_ends_that_are_not_counted_still_part_episodes(seed):
 
 def test_failures_before_the_first_success_count_where_only_successes_are_said():
     """The window of the training's success rate is as long as that of its returns."""
-    env = Ticker(4)
     late = {"steps": 0}
 
     def says(lucky):
         late["steps"] += 1
         return {"success": lucky} if late["steps"] > 30 and lucky.any() else {}
 
-    env.says = says
-    collector = collector_of(env)
+    collector = collector_of(ticker(4, says))
     for _ in range(6):
         collector.collect()
         assert len(collector.statistics.successes) == len(collector.statistics.returns)
@@ -405,17 +384,6 @@ def test_failures_before_the_first_success_count_where_only_successes_are_said()
     lengths = list(collector.statistics.lengths)
     # The first 30 steps were silent, and whatever ended in them has failed.
     assert 0 < rate < np.mean([length % 2 == 0 for length in lengths])
-
-
-class Sums:
-    """Values an observation by the sum of its numbers."""
-
-    is_recurrent = False
-    micro_batch_size = None
-    sharding = None
-
-    def get_value(self, td):
-        return td.set("value", td["observation"].sum(-1))
 
 
 def test_the_final_value_is_that_of_the_true_final_observation_where_time_ran_out():
@@ -427,7 +395,7 @@ def test_the_final_value_is_that_of_the_true_final_observation_where_time_ran_ou
     finals, writer = torch.rand(16, 8, 2, generator=generator), FinalObservationWriter(rollout)
     for t in range(8):
         writer.write(t, finals[:, t])
-    write_values(Sums(), rollout)
+    write_values(SUM_OF_OBSERVATION, rollout)
     torch.testing.assert_close(rollout["value"], rollout["observation"].sum(-1))
     cut = (rollout["truncated"] & ~rollout["terminated"])[:, :-1]
     expected = torch.where(cut, finals.sum(-1), 0.0)

@@ -1,5 +1,6 @@
 """The adapter against plain envs stepped by hand, and batched torch envs against their definition."""
 
+import itertools
 import multiprocessing
 import sys
 
@@ -16,7 +17,6 @@ from lightning_rl.envs import (
     GymnasiumEnv,
     RestoreError,
     TimeLimitProbe,
-    TorchEnv,
     ValueProbe,
     VectorEnv,
     VectorEnvWrapper,
@@ -24,103 +24,102 @@ from lightning_rl.envs import (
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv, Walk
 from tests.helpers import assert_same
+from tests.variants import concrete
 
 
-class Echo(gymnasium.Env):
+def echo(action_space, length=5):
     """Observe the action that was received; end after `length` steps, the last one a success if it is even."""
 
-    def __init__(self, action_space, length=5):
-        self.action_space = action_space
-        self.length = length
-        self.observation_space = Box(-np.inf, np.inf, (max(1, int(np.prod(action_space.shape))),))
+    def observe(env):
+        return np.atleast_1d(np.asarray(env.action, np.float32)) if env.age else first
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.full(self.observation_space.shape, -99, np.float32), {}
+    def said(env):
+        return {"success": bool(observe(env).flat[0] % 2 == 0)} if env.age == length else {}
 
-    def step(self, action):
-        self.steps += 1
-        received = np.atleast_1d(np.asarray(action, np.float32))
-        last = self.steps == self.length
-        info = {"success": bool(received.flat[0] % 2 == 0)} if last else {}
-        return received, float(received.sum()), last, False, info
-
-
-class Wrapped(VectorEnvWrapper):
-    """Changes nothing."""
-
-    def __init__(self, env):
-        super().__init__(env)
+    space = Box(-np.inf, np.inf, (max(1, int(np.prod(action_space.shape))),))
+    first = np.full(space.shape, -99, np.float32)
+    return ScriptedEnv(
+        space,
+        action_space,
+        observe=observe,
+        reward=lambda env: float(observe(env).sum()),
+        terminated=lambda env: env.age == length,
+        info=said,
+    )
 
 
-class Tree(gymnasium.Env):
+TREE = Dict(
+    {
+        "arm": Dict({"q": Box(-9, 9, (2,), np.float64)}),
+        "image": Box(0, 255, (2, 2, 1), np.uint8),
+        "goal": Discrete(100),
+    }
+)
+TREE_ACTION = Box(-1, 1, (2,))
+
+
+def tree():
     """Noisy observations in a nested Dict; episodes of random length, cut after 12 steps."""
 
-    observation_space = Dict(
-        {
-            "arm": Dict({"q": Box(-9, 9, (2,), np.float64)}),
-            "image": Box(0, 255, (2, 2, 1), np.uint8),
-            "goal": Discrete(100),
-        }
-    )
-    action_space = Box(-1, 1, (2,))
+    def act(env):
+        env.q = 0.9 * env.q + env.action
+        env.lost = bool(env.np_random.random() < 0.1)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.q, self.steps = np.zeros(2), 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.q = 0.9 * self.q + action
-        self.steps += 1
-        terminated = bool(self.np_random.random() < 0.1)
-        return self._observe(), float(self.q.sum()), terminated, self.steps == 12, {}
-
-    def _observe(self):
+    def observe(env):
         return {
-            "arm": {"q": self.q + self.np_random.normal(size=2)},
-            "image": self.np_random.integers(0, 256, (2, 2, 1), dtype=np.uint8),
-            "goal": int(self.np_random.integers(100)),
+            "arm": {"q": env.q + env.np_random.normal(size=2)},
+            "image": env.np_random.integers(0, 256, (2, 2, 1), dtype=np.uint8),
+            "goal": int(env.np_random.integers(100)),
         }
 
+    return ScriptedEnv(
+        TREE,
+        TREE_ACTION,
+        begin=lambda env: vars(env).update(q=np.zeros(2)),
+        act=act,
+        observe=observe,
+        reward=lambda env: float(env.q.sum()),
+        terminated=lambda env: env.lost,
+        length=12,
+    )
 
-class Counter(gymnasium.Env):
+
+def counter(ends=None, reuse=False, act=lambda env: None):
     """Observe the steps of this episode and a random start; end where `ends` says, or never."""
 
-    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = Discrete(2)
+    def begin(env):
+        env.state = np.array([0.0, env.np_random.normal()])
 
-    def __init__(self, ends=None, reuse=False):
-        self.ends = ends
-        self.buffer = np.zeros(2) if reuse else None
+    def move(env):
+        env.state = env.state + np.array([1.0, 0.01 * env.action])
+        act(env)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.state = np.array([0.0, self.np_random.normal()])
-        return self._observe(), {}
+    def observe(env):
+        if not reuse:
+            return env.state.copy()
+        env.buffer = getattr(env, "buffer", np.zeros(2))
+        env.buffer[:] = env.state
+        return env.buffer
 
-    def step(self, action):
-        self.state = self.state + np.array([1.0, 0.01 * action])
-        return self._observe(), 1.0, self.state[0] == self.ends, False, {}
+    space = Box(-np.inf, np.inf, (2,), np.float64)
+    return ScriptedEnv(
+        space,
+        begin=begin,
+        act=move,
+        observe=observe,
+        reward=1.0,
+        terminated=lambda env: env.state[0] == ends,
+    )
 
-    def _observe(self):
-        if self.buffer is None:
-            return self.state.copy()
-        self.buffer[:] = self.state
-        return self.buffer
 
-
-class Forgetful(Counter):
+def forgetful():
     """Depend on something else than seed and actions."""
+    return counter(act=lambda env: env.state.__setitem__(1, next(TOTAL)))
 
-    total = 0
 
-    def step(self, action):
-        Forgetful.total += 1
-        self.state[1] = Forgetful.total
-        return super().step(action)
+TOTAL = itertools.count()
 
 
 class SameStepVector(gymnasium.vector.VectorEnv):
@@ -150,14 +149,14 @@ class SameStepVector(gymnasium.vector.VectorEnv):
         return self.steps[:, None].copy(), reward, done, np.zeros_like(done), info
 
 
-IDS = {"Echo-v0": Echo, "Tree-v0": Tree, "Counter-v0": Counter, "Forgetful-v0": Forgetful}
+IDS = {"Echo-v0": echo, "Tree-v0": tree, "Counter-v0": counter, "Forgetful-v0": forgetful}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
     for id, entry_point in IDS.items():
         gymnasium.register(id, entry_point)
-    gymnasium.register("Vector-v0", Counter, vector_entry_point=SameStepVector)
+    gymnasium.register("Vector-v0", counter, vector_entry_point=SameStepVector)
     yield
     for id in [*IDS, "Vector-v0"]:
         del gymnasium.registry[id]
@@ -270,7 +269,7 @@ def test_pendulum_is_truncated_after_200_steps_with_its_final_observation():
 
 def test_a_tree_of_observations():
     env = GymnasiumEnv(3, "Tree-v0")
-    actions = random_actions(Tree.action_space, 60, 3)
+    actions = random_actions(TREE_ACTION, 60, 3)
     steps = assert_equals_by_hand(env, lambda: gymnasium.make("Tree-v0"), (1, 2, 3), actions)
     assert any(step[2].any() for step in steps)
     assert any(step[3].any() for step in steps)
@@ -357,9 +356,8 @@ def test_multi_discrete_actions_begin_at_their_start(start):
 # --- how the envs are made ---
 
 
-class Doubled(gymnasium.RewardWrapper):
-    def reward(self, reward):
-        return 2 * reward
+def doubled(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward)
 
 
 def plus_one(env):
@@ -367,14 +365,14 @@ def plus_one(env):
 
 
 def test_wrappers_apply_in_order_and_to_the_final_observation():
-    wrappers = [gymnasium.wrappers.FlattenObservation, Doubled, plus_one]
+    wrappers = [gymnasium.wrappers.FlattenObservation, doubled, plus_one]
     env = GymnasiumEnv(2, "Tree-v0", wrappers=wrappers)
     assert env.single_observation_space.shape == (2 + 100 + 4,)
 
     def by_hand():
-        return plus_one(Doubled(gymnasium.wrappers.FlattenObservation(gymnasium.make("Tree-v0"))))
+        return plus_one(doubled(gymnasium.wrappers.FlattenObservation(gymnasium.make("Tree-v0"))))
 
-    assert_equals_by_hand(env, by_hand, (4, 6), random_actions(Tree.action_space, 40, 2))
+    assert_equals_by_hand(env, by_hand, (4, 6), random_actions(TREE_ACTION, 40, 2))
 
 
 def test_env_kwargs_reach_the_env():
@@ -389,7 +387,7 @@ def test_env_kwargs_reach_the_env():
 
 def test_async_equals_sync_and_leaves_no_process_behind():
     before = {process.pid for process in multiprocessing.active_children()}
-    actions = random_actions(Tree.action_space, 40, 2)
+    actions = random_actions(TREE_ACTION, 40, 2)
     results = []
     for vectorization in ("sync", "async"):
         env = GymnasiumEnv(2, "Tree-v0", vectorization=vectorization)
@@ -447,7 +445,7 @@ def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
         ({"id": "no_such_module:Env-v0"}, "not installed: No module named 'no_such_module'"),
         ({"id": "Tree-v0", "vectorization": "vector_entry_point"}, "vector entry point"),
         (
-            {"id": "Vector-v0", "vectorization": "vector_entry_point", "wrappers": [Doubled]},
+            {"id": "Vector-v0", "vectorization": "vector_entry_point", "wrappers": [doubled]},
             "wrappers need vectorization sync or async",
         ),
     ],
@@ -480,8 +478,8 @@ def module_with_an_env(tmp_path, monkeypatch):
     """A module, not yet imported, whose import registers an env."""
     source = (
         "import gymnasium\n"
-        "from tests.numerics.test_envs import Counter\n"
-        "gymnasium.register('FromModule-v0', Counter)\n"
+        "from tests.numerics.test_envs import counter\n"
+        "gymnasium.register('FromModule-v0', counter)\n"
     )
     (tmp_path / "module_with_an_env.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -517,7 +515,7 @@ def test_success_is_that_of_the_finished_episode():
     env.close()
 
 
-class Late(gymnasium.Wrapper):
+class SaysIsSuccess(gymnasium.Wrapper):
     """Say `is_success`, as robotics envs do, as a NumPy bool."""
 
     def step(self, action):
@@ -527,7 +525,7 @@ class Late(gymnasium.Wrapper):
 
 def test_is_success_is_understood_too():
     kwargs = {"action_space": Discrete(9), "length": 1}
-    env = GymnasiumEnv(2, "Echo-v0", env_kwargs=kwargs, wrappers=[Late])
+    env = GymnasiumEnv(2, "Echo-v0", env_kwargs=kwargs, wrappers=[SaysIsSuccess])
     env.reset(seed=0)
     assert env.step(torch.tensor([4, 3]))[4]["success"].tolist() == [True, False]
     env.close()
@@ -595,7 +593,7 @@ def test_an_env_with_shifted_actions_goes_on_exactly():
 def test_an_env_that_goes_on_can_be_saved_again():
     env = GymnasiumEnv(3, "Tree-v0")
     env.reset(seed=2)
-    actions = random_actions(Tree.action_space, 60, 3)
+    actions = random_actions(TREE_ACTION, 60, 3)
     for part in actions.split(7):
         play(env, part)
         expected = env.state_dict()
@@ -657,7 +655,7 @@ def test_an_env_that_was_never_reset_has_no_state():
 def test_a_saved_state_does_not_change_with_the_env():
     env = GymnasiumEnv(2, "Tree-v0")
     env.reset(seed=0)
-    actions = random_actions(Tree.action_space, 20, 2)
+    actions = random_actions(TREE_ACTION, 20, 2)
     play(env, actions[:9])
     state = env.state_dict()
     copy = {"episodes": state["episodes"], "observation": plain(state["observation"])}
@@ -700,27 +698,13 @@ def test_an_env_with_other_settings_is_not_restored():
 # --- batched torch envs ---
 
 
-class Walk(TorchEnv):
+def walk(num_envs, max_episode_steps=4):
     """Walk along a line from a random start; fail beyond ±2."""
-
-    start_size = 1
-
-    def __init__(self, num_envs, max_episode_steps=4):
-        super().__init__(num_envs, Box(-9, 9, (1,)), Box(-9, 9, (1,)), max_episode_steps)
-
-    def initial_state(self, uniform):
-        return TensorDict({"x": torch.special.ndtri(uniform.clamp_min(1e-7))}, [len(uniform)])
-
-    def observe(self, state):
-        return state["x"]
-
-    def transition(self, state, action):
-        x = state["x"] + action
-        return TensorDict({"x": x}, [self.num_envs]), x[:, 0], x[:, 0].abs() > 2, {}
+    return Walk(num_envs, max_episode_steps, edge=2.0, width=3.0)
 
 
 def test_a_torch_env_walks_fails_runs_out_of_time_and_resets_at_once():
-    env = Walk(6)
+    env = walk(6)
     x, elapsed = plain(env.reset(seed=0)[0]), torch.zeros(6, dtype=torch.int64)
     actions = torch.randn(60, 6, 1, generator=torch.Generator().manual_seed(1))
     kinds = set()
@@ -739,7 +723,7 @@ def test_a_torch_env_walks_fails_runs_out_of_time_and_resets_at_once():
     assert {(False, False), (True, False), (False, True)} <= kinds
 
 
-@pytest.mark.parametrize("make", [Walk, TimeLimitProbe, ValueProbe, ActionProbe])
+@pytest.mark.parametrize("make", [walk, TimeLimitProbe, ValueProbe, ActionProbe])
 def test_a_start_depends_on_its_seed_alone(make):
     seeds = [5, 9, 2, 14]
     together = plain(make(4).reset(seed=seeds)[0])
@@ -750,14 +734,14 @@ def test_a_start_depends_on_its_seed_alone(make):
 
 
 def test_starts_after_the_first_differ_between_envs_and_episodes():
-    env = Walk(3, max_episode_steps=1)
+    env = walk(3, max_episode_steps=1)
     env.reset(seed=0)
     starts = torch.stack([step[0] for step in play(env, torch.zeros(20, 3, 1))])
     assert len(starts.unique()) == 60
 
 
 def test_a_start_does_not_come_again():
-    env = Walk(3, max_episode_steps=1)
+    env = walk(3, max_episode_steps=1)
     first = plain(env.reset(seed=0)[0])
     second = play(env, torch.zeros(1, 3, 1))[0][0]
     assert (first != second).all()
@@ -766,9 +750,9 @@ def test_a_start_does_not_come_again():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Walk(0), "num_envs must be at least 1, got 0"),
-        (lambda: Walk(2, max_episode_steps=0), "max_episode_steps must be at least 1, got 0"),
-        (lambda: Walk(2).reset(seed=[1, 2, 3]), "Expected 2 seeds, one per env, got 3"),
+        (lambda: walk(0), "num_envs must be at least 1, got 0"),
+        (lambda: walk(2, max_episode_steps=0), "max_episode_steps must be at least 1, got 0"),
+        (lambda: walk(2).reset(seed=[1, 2, 3]), "Expected 2 seeds, one per env, got 3"),
     ],
 )
 def test_a_torch_env_refuses_what_makes_no_sense(make, message):
@@ -777,7 +761,7 @@ def test_a_torch_env_refuses_what_makes_no_sense(make, message):
 
 
 TORCH_ENVS = {
-    "walk": (Walk, Box(-1, 1, (1,))),
+    "walk": (walk, Box(-1, 1, (1,))),
     "time limit": (TimeLimitProbe, Discrete(2)),
     "value": (lambda n: ValueProbe(n, delay=3), Discrete(2)),
     "action": (ActionProbe, Discrete(2)),
@@ -799,7 +783,7 @@ def test_a_torch_env_goes_on_exactly(name, tmp_path):
 
 
 def test_a_saved_state_can_be_taken_up_twice():
-    env = Walk(3)
+    env = walk(3)
     env.reset(seed=0)
     actions = random_actions(Box(-1, 1, (1,)), 20, 3)
     play(env, actions[:6])
@@ -812,10 +796,10 @@ def test_a_saved_state_can_be_taken_up_twice():
 
 
 def test_a_torch_env_is_not_restored_with_another_number_of_envs():
-    env = Walk(2)
+    env = walk(2)
     env.reset(seed=0)
     with pytest.raises(RestoreError):
-        Walk(3).load_state_dict(env.state_dict())
+        walk(3).load_state_dict(env.state_dict())
 
 
 # --- probes ---
@@ -879,7 +863,7 @@ def test_a_wrapper_answers_as_the_env_in_it():
     """For all that `VectorEnv` has, so that nothing of it can be forgotten where it grows."""
     env = ValueProbe(2)
     env.reports_penalty, env.render_fps, env.metadata = True, 7.0, {"joint_names": ["a"]}
-    wrapped = Wrapped(env)
+    wrapped = concrete(VectorEnvWrapper)(env)
     for name in VectorEnv.__annotations__ | {"extra_fields": None, "goals": None}:
         assert getattr(wrapped, name) == getattr(env, name)
     methods = {

@@ -6,8 +6,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
-from tensordict import TensorDict
 
 from lightning_rl import PPO, ActionChunk, ActorCritic, GymnasiumEnv, RLTrainer
 from lightning_rl.collectors.evaluation import (
@@ -18,35 +16,34 @@ from lightning_rl.collectors.evaluation import (
     summarize,
     wilson_interval,
 )
-from lightning_rl.envs import PointMass, PushCube, TorchEnv
-from lightning_rl.policies import Policy
+from lightning_rl.envs import PointMass, PushCube
 from lightning_rl.system.errors import ConfigurationError
+from tests.callbacks import callback, fail
+from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+from tests.policies import ScriptedPolicy
+from tests.variants import after, variant
+
+P = 0.3
 
 
-class EarlySuccess(TorchEnv):
+def early_success(num_envs):
     """Succeed at the first step, or fail at the tenth, by the toss of a coin: return 1 or 0."""
 
-    start_size = 1
-    P = 0.3
+    def start(uniform):
+        lucky = (uniform[:, :1] < P).float()
+        return {"lucky": lucky, "age": torch.zeros_like(lucky)}
 
-    def __init__(self, num_envs):
-        box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-        super().__init__(num_envs, box, gymnasium.spaces.Discrete(2), 100)
+    def move(env, state, action):
+        success, age = state["lucky"][:, 0] > 0, state["age"] + 1
+        metrics = {"age": age[:, 0], "vector": age.expand(-1, 3)}
+        info = {"success": success, "metrics": metrics}
+        return {"age": age}, success.float(), success | (age[:, 0] >= 10), info
 
-    def initial_state(self, uniform):
-        lucky = (uniform[:, :1] < self.P).float()
-        return TensorDict({"lucky": lucky, "age": torch.zeros_like(lucky)}, [len(lucky)])
-
-    def observe(self, state):
-        return state["lucky"]
-
-    def transition(self, state, action):
-        moved = state.clone()
-        moved["age"] = state["age"] + 1
-        success, age = moved["lucky"][:, 0] > 0, moved["age"][:, 0]
-        info = {"success": success, "metrics": {"age": age, "vector": moved["age"].expand(-1, 3)}}
-        return moved, success.float(), success | (age >= 10), info
+    spaces = {"observation_space": UNIT, "action_space": gymnasium.spaces.Discrete(2)}
+    return ScriptedTask(
+        num_envs, start, move, observe=lambda state: state["lucky"], steps=100, **spaces
+    )
 
 
 def policy_for(env):
@@ -65,16 +62,16 @@ def first_finishers(env, count):
 
 
 def test_no_outcome_is_favoured_because_it_comes_early():
-    env, episodes = EarlySuccess(50), []
+    env, episodes = early_success(50), []
     for seeds in EpisodeSeeds(0, 400, 50):
         episodes += run_episodes(policy_for(env), env, seeds)
     summary = summarize(episodes)
     for low, high in (summary["ci95"], summary["success_ci95"]):
-        assert low <= EarlySuccess.P <= high
+        assert low <= P <= high
         assert high - low < 0.1
-    biased = first_finishers(EarlySuccess(400), 200)
-    assert wilson_interval(sum(biased), len(biased))[0] > EarlySuccess.P + 0.05
-    assert bootstrap_interval(np.array(biased, dtype=float))[0] > EarlySuccess.P + 0.05
+    biased = first_finishers(early_success(400), 200)
+    assert wilson_interval(sum(biased), len(biased))[0] > P + 0.05
+    assert bootstrap_interval(np.array(biased, dtype=float))[0] > P + 0.05
     # What the env says is from the last step of the episode, before the reset.
     lengths = {True: 1, False: 10}
     assert all(e["length"] == e["metrics"]["age"] == lengths[e["success"]] for e in episodes)
@@ -82,7 +79,7 @@ def test_no_outcome_is_favoured_because_it_comes_early():
     assert (summary["terminations"], summary["truncations"]) == (400, 0)
 
 
-@pytest.mark.parametrize("make", [EarlySuccess, PointMass, partial(GymnasiumEnv, id="Acrobot-v1")])
+@pytest.mark.parametrize("make", [early_success, PointMass, partial(GymnasiumEnv, id="Acrobot-v1")])
 def test_an_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_once(make):
     def play(num_envs):
         env, found = make(num_envs), []
@@ -117,54 +114,39 @@ def test_metrics_of_a_gymnasium_env_are_those_of_its_last_step():
         assert one["success"] is other["success"] is False
 
 
-class Partly(gymnasium.Env):
+def partly():
     """Say something of an episode at its end, and of another env's nothing."""
+    metrics = {"speed": 2.0, "name": "x", "path": np.ones(2)}
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
+    def said(env):
+        return {"metrics": metrics if env.seed == 1 else {}}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.own = seed
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        info = {"metrics": {"speed": 2.0, "name": "x", "path": np.ones(2)} if self.own == 1 else {}}
-        return np.zeros(1, np.float32), 0.0, True, False, info
+    return ScriptedEnv(UNIT, observe=zeros, terminated=True, info=said)
 
 
 def test_a_metric_that_only_some_episodes_have_is_averaged_over_those():
-    gymnasium.register("Partly-v0", Partly)
+    gymnasium.register("Partly-v0", partly)
     env = GymnasiumEnv(2, "Partly-v0")
     summary = summarize(run_episodes(policy_for(env), env, [0, 1]))
     assert summary["metrics"] == {"speed": 2.0}
 
 
-class Rare(gymnasium.Env):
+def rare(says=True):
     """Succeed where the seed divides by 4, and say it then alone; the others end without a word."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
-    SAYS = True
+    def begin(env):
+        env.lucky = (env.np_random.integers(100) if env.seed is None else env.seed) % 4 == 0
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.own = int(self.np_random.integers(100)) if seed is None else seed
-        return np.zeros(1, np.float32), {}
+    def said(env):
+        return {"success": True} if env.lucky and says else {}
 
-    def step(self, action):
-        info = {"success": True} if self.own % 4 == 0 and self.SAYS else {}
-        return np.zeros(1, np.float32), 0.0, True, False, info
-
-
-class Silent(Rare):
-    SAYS = False
+    return ScriptedEnv(UNIT, observe=zeros, terminated=True, begin=begin, info=said)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
-    gymnasium.register("Rare-v0", Rare)
-    gymnasium.register("Silent-v0", Silent)
+    gymnasium.register("Rare-v0", rare)
+    gymnasium.register("Silent-v0", partial(rare, says=False))
     yield
     del gymnasium.registry["Rare-v0"], gymnasium.registry["Silent-v0"]
 
@@ -202,21 +184,17 @@ def test_a_rate_of_zero_is_said_where_training_has_met_successes(own_env, tmp_pa
     assert 0.1 < rate < 0.45
 
 
-class Dice(Policy):
+def dice(env):
     """A policy of a user's, which draws in a way of its own."""
 
-    def __init__(self, env):
-        super().__init__(env.single_observation_space, env.single_action_space)
-        self.size = env.single_action_space.shape
+    def draw(policy, td, generator):
+        noise = torch.rand(len(td), *policy.action_space.shape, generator=generator)
+        discrete = isinstance(policy.action_space, gymnasium.spaces.Discrete)
+        return (noise * 2).long() if discrete else noise * 2 - 1
 
-    def forward(self, td, deterministic=False, generator=None):
-        noise = torch.rand(len(td), *self.size, generator=generator)
-        return td.set("action", (noise * 2).long() if not self.size else noise * 2 - 1)
-
-    def get_value(self, td):
-        raise AssertionError("evaluation needs no value")
-
-    evaluate_actions = get_value
+    value = fail(AssertionError("evaluation needs no value"))
+    policy = variant(ScriptedPolicy, get_value=value, evaluate_actions=value)
+    return policy(env.single_observation_space, env.single_action_space, draw)
 
 
 DRAWN = {
@@ -227,8 +205,8 @@ DRAWN = {
     ),
     "task": (partial(PointMass, max_episode_steps=20), policy_for),
     "chunks": (lambda n: ActionChunk(n, partial(PushCube, max_episode_steps=18), 4), policy_for),
-    "own": (partial(GymnasiumEnv, id="CartPole-v1"), Dice),
-    "own, continuous": (partial(PushCube, max_episode_steps=20), Dice),
+    "own": (partial(GymnasiumEnv, id="CartPole-v1"), dice),
+    "own, continuous": (partial(PushCube, max_episode_steps=20), dice),
 }
 
 
@@ -276,11 +254,8 @@ def test_the_wilson_interval_is_that_of_its_formula():
 def test_everything_an_evaluation_finds_is_logged_and_can_be_monitored(tmp_path):
     seen = {}
 
-    class Look(Callback):
-        def on_validation_end(self, trainer, module):
-            seen.update(trainer.callback_metrics)
-
-    module, _, _ = train(tmp_path, env=EarlySuccess, trainer={"callbacks": [Look()]})
+    look = callback(on_validation_end=lambda trainer, _: seen.update(trainer.callback_metrics))
+    module, _, _ = train(tmp_path, env=early_success, trainer={"callbacks": [look]})
     expected = logged_values(module.evaluation)
     assert {"eval/ci95_low", "eval/success_ci95_high", "eval/metrics/age"} < set(expected)
     curves = scalars(tmp_path)
@@ -332,13 +307,10 @@ def test_validate_and_test_return_the_numbers_of_their_report(tmp_path):
 
 
 def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):
-    class Own(PPO):
-        def on_validation_epoch_end(self):
-            super().on_validation_epoch_end()
-            self.log("eval/own", 7.0)
 
     data = make_data(total_env_steps=64)
-    module = make_ppo(data, algorithm=Own)
+    own = after(PPO, on_validation_epoch_end=lambda module, _: module.log("eval/own", 7.0))
+    module = make_ppo(data, algorithm=own)
     trainer = RLTrainer(run_dir=str(tmp_path), logger=False, enable_progress_bar=False)
     trainer.fit(module, data)
     (returned,) = trainer.validate(module, data)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from tensordict import TensorDict
 
 from lightning_rl import ActorOnly, AsyncCollector, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
-from lightning_rl.envs import TorchEnv
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     FinalObservations,
@@ -26,8 +24,10 @@ from lightning_rl.rollout.contract import (
     rollout_state,
     successors,
 )
+from tests.envs import ScriptedTask
 from tests.helpers import assert_same, make_collector
 from tests.numerics.test_ends import Mill
+from tests.policies import SUM_OF_OBSERVATION
 
 N, T = 4, 37
 PLAIN = Box(-9, 9, (3,), np.float32)
@@ -124,29 +124,34 @@ def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
 # --- memory ---
 
 
-class Pictures(TorchEnv):
+def pictures(num_envs=8):
     """Shows its own age, for episodes of as many steps as the start draws: 8 to 23."""
 
-    start_size = 1
-
-    def __init__(self, num_envs=8):
-        super().__init__(num_envs, Box(0, 255, (64, 64, 3), np.uint8), Discrete(2), 1000)
-
-    def initial_state(self, uniform):
+    def start(uniform):
         left = (uniform * 16).floor() + 8
-        return TensorDict({"age": torch.zeros_like(left), "left": left}, [len(uniform)])
+        return {"age": torch.zeros_like(left), "left": left}
 
-    def observe(self, state):
+    def move(env, state, action):
+        left = state["left"] - 1
+        return {"age": state["age"] + 1, "left": left}, None, left.squeeze(1) <= 0
+
+    def observe(state):
         return state["age"].byte()[:, None, None].expand(-1, 64, 64, 3).contiguous()
 
-    def transition(self, state, action):
-        moved = TensorDict({"age": state["age"] + 1, "left": state["left"] - 1}, state.batch_size)
-        reward = torch.ones(self.num_envs)
-        return moved, reward, moved["left"].squeeze(1) <= 0, {}
+    space = Box(0, 255, (64, 64, 3), np.uint8)
+    return ScriptedTask(
+        num_envs,
+        start,
+        move,
+        observe=observe,
+        observation_space=space,
+        action_space=Discrete(2),
+        steps=1000,
+    )
 
 
 def test_a_rollout_of_pictures_takes_little_more_than_its_observations():
-    env, steps = Pictures(), 64
+    env, steps = pictures(), 64
     rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 8, steps)
     picture, stepper = 64 * 64 * 3, env.rollout_stepper(rollout)
     observations, storage = rollout["observation"].nbytes, final_storage(rollout)
@@ -309,26 +314,15 @@ def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed
         "The rollout has no final observation of env 2 at step 5, where its episode was truncated: its return needs "
         "the value of that observation. Write it with FinalObservationWriter(rollout), then call finish()."
     )
-    for ask in (successors, lambda rollout: write_values(Values(), rollout)):
+    for ask in (successors, lambda rollout: write_values(SUM_OF_OBSERVATION, rollout)):
         with pytest.raises(ValueError, match="env 2 at step 5") as error:
             ask(rollout)
         assert str(error.value) == message
 
 
-class Values:
-    """Values an observation by the sum of its entries."""
-
-    is_recurrent = False
-    micro_batch_size = None
-    sharding = None
-
-    def get_value(self, td):
-        return {"value": td["observation"].sum(-1)}
-
-
 def test_a_truncated_step_is_worth_what_its_final_observation_is():
     rollout, finals = written(PLAIN)
-    write_values(Values(), rollout)
+    write_values(SUM_OF_OBSERVATION, rollout)
     cut = (rollout["truncated"] & ~rollout["terminated"])[:, :-1]
     assert torch.equal(rollout["final_value"][:, :-1], torch.where(cut, finals.sum(-1), 0.0))
 

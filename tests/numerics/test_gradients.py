@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 from torch import nn
@@ -15,6 +14,7 @@ from lightning_rl.compiled import graphs
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
+from tests.callbacks import callback
 from tests.helpers import (
     compile_function,
     count_graphs,
@@ -24,6 +24,7 @@ from tests.helpers import (
     scalars_of,
     train,
 )
+from tests.variants import after
 
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
@@ -254,13 +255,12 @@ def test_a_changed_coefficient_is_compiled_anew(traced_only):
 
 
 def test_a_loss_that_looks_at_its_values_runs_uncompiled_and_says_so(tmp_path, traced_only):
-    class Peeking(PPO):
-        def loss(self, minibatch):
-            loss, scalars = super().loss(minibatch)
-            return (loss if loss > 0 else loss * 2), scalars
+    def peek(module, result, minibatch):
+        loss, scalars = result
+        return (loss if loss > 0 else loss * 2), scalars
 
     with pytest.warns(UserWarning, match="compile: true has no effect"):
-        module, _, _ = train(tmp_path, model={"algorithm": Peeking, "compile": True})
+        module, _, _ = train(tmp_path, model={"algorithm": after(PPO, loss=peek), "compile": True})
     assert module.optimizer_steps == 6 * 2 * 2
 
 
@@ -277,16 +277,12 @@ def test_without_a_compiler_the_update_runs_uncompiled_and_names_the_cure(tmp_pa
 
 
 def test_where_a_callback_wants_the_hooks_of_each_minibatch_nothing_is_compiled(tmp_path):
-    class Counter(Callback):
-        seen = 0
 
-        def on_after_backward(self, trainer, module):
-            self.seen += 1
-
-    counter = Counter()
+    seen = []
+    listener = callback(on_after_backward=lambda *args: seen.append(args))
     with pytest.warns(UserWarning, match="a callback or the module overrides one of"):
-        train(tmp_path, model={"compile": True}, trainer={"callbacks": [counter]})
-    assert counter.seen == 6 * 2 * 2
+        train(tmp_path, model={"compile": True}, trainer={"callbacks": [listener]})
+    assert len(seen) == 6 * 2 * 2
 
 
 def test_the_profiler_tells_the_phases_of_an_iteration_apart(tmp_path):

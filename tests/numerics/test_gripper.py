@@ -35,7 +35,9 @@ from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms
+from tests.envs import ScriptedEnv
 from tests.helpers import last, scalars, train
+from tests.variants import after, before
 
 
 def arm(n, weight=2.0, **settings):
@@ -135,12 +137,12 @@ def test_the_target_takes_the_networks_choice_at_the_targets_worth():
 
 
 def test_terms_are_weighed_and_one_that_is_not_said_is_named():
-    env = PenaltyTerms(arms.Arm(helped=False), {"discrete_penalty": 2.0})
+    env = PenaltyTerms(arms.arm(helped=False), {"discrete_penalty": 2.0})
     env.reset(seed=0)
     close, stay = np.array([0, 0, 0.0], np.float32), np.array([0, 0, 1.0], np.float32)
     said = [env.step(action)[4]["penalty"] for action in (stay, close, close, stay)]
     assert said == [0.0, -1.0, 0.0, 0.0]  # where it is closed already nothing changes
-    env = PenaltyTerms(arms.Arm(helped=False), {"cost": 1.0})
+    env = PenaltyTerms(arms.arm(helped=False), {"cost": 1.0})
     env.reset(seed=0)
     with pytest.raises(EnvFaultError) as refused:
         env.step(stay)
@@ -152,24 +154,17 @@ def test_terms_are_weighed_and_one_that_is_not_said_is_named():
         PenaltyTerms(env, {})
 
 
-class Reports(GripperSAC):
-    """Keeps what each update's loss has reported."""
-
-    def configure_objectives(self):
-        self.penalties = []
-        return super().configure_objectives()
-
-    def gripper_loss(self, minibatch):
-        loss, scalars = super().gripper_loss(minibatch)
-        self.penalties.append(scalars["gripper_penalty"].item())
-        return loss, scalars
+def keep_penalties(module, result, minibatch):
+    module.penalties.append(result[1]["gripper_penalty"].item())
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_penalties_reach_the_loss_of_each_update(ratio, tmp_path):
     """LeRobot's last update of a step lost them: with one update per step, every one did."""
     data = {"num_envs": 2, "buffer_size": 1, "total_env_steps": 120, "replay": ReplayBuffer}
-    model = {"algorithm": Reports, "updates_per_env_step": ratio, "random_env_steps": 60}
+    reports = after(GripperSAC, gripper_loss=keep_penalties)
+    reports = before(reports, configure_objectives=lambda module: vars(module).update(penalties=[]))
+    model = {"algorithm": reports, "updates_per_env_step": ratio, "random_env_steps": 60}
     vectorized = partial(arm, helped=False)
     module, *_ = train(tmp_path, env=vectorized, data=data, model=model)
     assert len(module.penalties) == module.updates_done == 60 * ratio
@@ -245,7 +240,7 @@ def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
 
 def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
     pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install 'lightning-rl[data]'")
-    env, generator = arms.Arm(helped=False), np.random.default_rng(0)
+    env, generator = arms.arm(helped=False), np.random.default_rng(0)
     writer = EpisodeWriter(tmp_path / "data", arms.OBSERVATION, arms.ACTION, 30.0)
     for seed in range(4):
         observation, _ = env.reset(seed=seed)
@@ -474,27 +469,20 @@ def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():
         assert a.action is None or np.array_equal(a.action, b.action)
 
 
-class Played(gymnasium.Env):
+def played(positions, as_dict=False):
     """A gripper that is at given positions, one after the other."""
+    state = Box(-np.inf, np.inf, (2,), np.float32)
 
-    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    def observe(env):
+        seen = np.array([7.0, positions[env.age]], np.float32)
+        return {"state": seen} if as_dict else seen
 
-    def __init__(self, positions, as_dict=False):
-        self.positions, self.as_dict = positions, as_dict
-        state = Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_space = gymnasium.spaces.Dict({"state": state}) if as_dict else state
-
-    def seen(self):
-        state = np.array([7.0, self.positions[self.now]], np.float32)
-        return {"state": state} if self.as_dict else state
-
-    def reset(self, *, seed=None, options=None):
-        self.now = 0
-        return self.seen(), {}
-
-    def step(self, action):
-        self.now += 1
-        return self.seen(), 0.0, False, False, {"penalty": -1.0} if self.now == 1 else {}
+    return ScriptedEnv(
+        gymnasium.spaces.Dict({"state": state}) if as_dict else state,
+        Box(-1.0, 1.0, (1,), np.float32),
+        observe=observe,
+        info=lambda env: {"penalty": -1.0} if env.age == 1 else {},
+    )
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
@@ -502,7 +490,7 @@ class Played(gymnasium.Env):
 def test_only_a_gripper_that_really_opens_or_closes_is_penalised(sign, as_dict):
     positions = [0.5, 0.9, 0.5, 0.79, 0.2, 0.5, 0.1, 0.8, 0.2]  # open from 0.8, closed from 0.2
     changes = [0, 0, 0, 1, 0, 0, 1, 1]
-    env = Played([sign * at for at in positions], as_dict)
+    env = played([sign * at for at in positions], as_dict)
     key = "state" if as_dict else None
     env = GripperPenalty(env, 1, sign * 0.8, sign * 0.2, weight=0.5, key=key)
     for _ in range(2):  # an episode remembers nothing of the one before
@@ -522,7 +510,7 @@ def test_only_a_gripper_that_really_opens_or_closes_is_penalised(sign, as_dict):
 )
 def test_a_gripper_penalty_that_does_not_fit_is_refused(changed, message):
     with pytest.raises(ConfigurationError, match=message):
-        GripperPenalty(Played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
+        GripperPenalty(played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
 
 
 def test_sac_of_a_gripper_learns_from_its_penalty(tmp_path):

@@ -17,8 +17,10 @@ from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
 from tests.references import group_advantage
+from tests.variants import after, before
 
 GROUPS = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 4}
 
@@ -49,24 +51,22 @@ class Countdown(TorchEnv):
         return moved, action.squeeze(-1), ended, {"success": ended & even}
 
 
-class Recorder(GRPO):
-    """GRPO that keeps its rollouts."""
+def recorder():
+    """Make a GRPO that keeps its rollouts."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.rollouts, self.sizes, self.seen = [], [], []
+    def keep(module, result, rollout, batch_idx):
+        module.rollouts.append(rollout.clone())
 
-    def training_step(self, rollout, batch_idx):
-        super().training_step(rollout, batch_idx)
-        self.rollouts.append(rollout.clone())
+    def look(module, minibatch):
+        module.sizes.append(len(minibatch))
 
-    def loss(self, minibatch):
-        self.sizes.append(len(minibatch))
-        return super().loss(minibatch)
+    grpo = before(after(GRPO, training_step=keep), loss=look)
+    grpo.rollouts, grpo.sizes, grpo.seen = [], [], []
+    return grpo
 
 
 def learn(tmp_path, env="CartPole-v1", data=GROUPS, **model):
-    model = {"algorithm": Recorder, "group_size": 4, "n_epochs": 1} | model
+    model = {"algorithm": recorder(), "group_size": 4, "n_epochs": 1} | model
     return train(tmp_path, env=env, data=data, model=model)
 
 
@@ -190,15 +190,13 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
 
 
 def test_groups_that_agree_on_success_are_left_out(tmp_path):
-    class Luck(Countdown):
+    def toss(env, result, state, action):
         """Members differ in what they do: success is a positive first action."""
+        moved, reward, _, _ = result
+        ended = torch.ones(env.num_envs, dtype=torch.bool)
+        return moved, reward, ended, {"success": action.squeeze(-1) > 0.8}
 
-        def transition(self, state, action):
-            moved, reward, _, _ = super().transition(state, action)
-            ended = torch.ones(self.num_envs, dtype=torch.bool)
-            return moved, reward, ended, {"success": action.squeeze(-1) > 0.8}
-
-    module, _, _ = learn(tmp_path, env=lambda n: Luck(n), filter_groups=True)
+    module, _, _ = learn(tmp_path, env=after(Countdown, transition=toss), filter_groups=True)
     sizes, kept = iter(module.sizes), 0
     for rollout in module.rollouts:
         success = rollout["success"][:, 0].view(2, 4)
@@ -214,27 +212,18 @@ def test_a_filter_needs_an_env_that_says_success(tmp_path):
         learn(tmp_path, filter_groups=True)
 
 
-class Slow(gymnasium.Env):
+def late_success():
     """Pay the action; end after 30 steps, and say of success nothing before."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.age = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.age += 1
-        ended = self.age == 30
-        info = {"success": bool(action)} if ended else {}
-        return np.full(1, self.age, np.float32), float(action), ended, False, info
+    return ScriptedEnv(
+        reward=lambda env: float(env.action),
+        terminated=lambda env: env.age == 30,
+        info=lambda env: {"success": bool(env.action)} if env.age == 30 else {},
+    )
 
 
 @pytest.fixture
 def slow():
-    gymnasium.register("SlowGRPO-v0", Slow)
+    gymnasium.register("SlowGRPO-v0", late_success)
     yield "SlowGRPO-v0"
     del gymnasium.registry["SlowGRPO-v0"]
 
@@ -256,7 +245,7 @@ def test_a_filter_waits_for_episodes_to_end_before_it_judges_the_env(slow, tmp_p
 
 def test_a_group_is_left_out_only_where_all_its_members_have_ended_alike(tmp_path):
     data = make_data("CartPole-v1", **GROUPS)
-    module = make_ppo(data, algorithm=Recorder, group_size=4, filter_groups=True)
+    module = make_ppo(data, algorithm=recorder(), group_size=4, filter_groups=True)
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(reports_success=True))
     # Rows by what became of them: success, failure, still under way.
     outcomes = {"SSSS": 0, "FFFF": 0, "SSFF": 1, "SSSU": 1, "FFFU": 1, "UUUU": 1, "SUUU": 1}

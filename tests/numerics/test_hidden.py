@@ -7,6 +7,7 @@ from gymnasium.spaces import Box
 
 from lightning_rl.envs import HideEntries
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv
 
 
 @pytest.mark.parametrize("entries", [[1, 3], [-1, 1]])
@@ -33,9 +34,6 @@ def test_entries_that_are_not_there_or_all_of_them_are_refused(entries):
 
 
 def test_what_is_not_flat_is_refused():
-    class Matrix(gymnasium.Env):
-        observation_space = Box(0, 1, (2, 2))
-        action_space = Box(0, 1, (1,))
 
     with pytest.raises(ConfigurationError, match="removes entries of a flat Box"):
-        HideEntries(Matrix(), [0])
+        HideEntries(ScriptedEnv(Box(0, 1, (2, 2))), [0])

@@ -27,6 +27,7 @@ from lightning_rl.rollout.contract import final_storage, map_tree, successors
 from tests.goal_envs import GoalProbe
 from tests.helpers import train
 from tests.numerics.test_replay import ACTION, SlowReplay, Stream
+from tests.variants import after
 
 GOAL = Box(-9.0, 9.0, (2,))
 SPACE = Dict(achieved_goal=GOAL, desired_goal=GOAL, observation=Box(-1.0, 1.0, (3,)))
@@ -241,25 +242,21 @@ def test_other_replays_take_a_goal_env_too(replay, tmp_path):
 KEPT = {"moved": [], "force": [3]}
 
 
-class Reading(TD3):
+def keep(module, minibatches, rollout):
     """Remember what minibatches hold."""
-
-    def __init__(self, policy, **kwargs):
-        super().__init__(policy, **kwargs)
-        self.seen = []
-
-    def minibatches(self, rollout):
-        assert rollout["info/force"].shape == (*rollout.batch_size, 3)
-        for minibatch in super().minibatches(rollout):
-            self.seen.append(minibatch)
-            yield minibatch
+    assert rollout["info/force"].shape == (*rollout.batch_size, 3)
+    minibatches = list(minibatches)
+    module.seen = [*getattr(module, "seen", []), *minibatches]
+    return minibatches
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_entries_of_infos_reach_the_minibatches_of_their_steps(vectorization, tmp_path):
     data = {"extra_fields": KEPT, "num_envs": 2, "total_env_steps": 64, "num_eval_episodes": 1}
     changed = {"env": partial(point, vectorization=vectorization), "data": data}
-    module, datamodule, _ = train(tmp_path, **run(model={"algorithm": Reading}, **changed))
+    module, datamodule, _ = train(
+        tmp_path, **run(model={"algorithm": after(TD3, minibatches=keep)}, **changed)
+    )
     assert datamodule.settings()["extra_fields"] == KEPT
     for batch in module.seen:
         torch.testing.assert_close(batch["info/moved"], batch["action"].abs().sum(-1))
@@ -267,14 +264,13 @@ def test_entries_of_infos_reach_the_minibatches_of_their_steps(vectorization, tm
     assert len(module.seen) > 2
 
 
-class Telling(GoalProbe):
+def telling(axis):
     """A batched env that tells how far it moved, or something of another shape."""
 
-    wrong = False
+    def tell(env, result, state, action):
+        return *result[:-1], {**result[-1], "moved": action.abs().sum(axis)}
 
-    def transition(self, state, action):
-        *results, info = super().transition(state, action)
-        return *results, {**info, "moved": action.abs().sum(1 if not self.wrong else 0)}
+    return after(GoalProbe, transition=tell)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +280,7 @@ class Telling(GoalProbe):
         ({"env": point, "extra_fields": {"force": [2]}}, r"an info force of shape \[3\] instead of \[2\]"),
         ({"env": point, "extra_fields": {"force": []}}, "an info force that is .* instead of numbers"),
         ({"env": GoalProbe, "extra_fields": {"moved": []}}, r"GoalProbe announces info\['moved'\]"),
-        ({"env": type("Wrong", (Telling,), {"wrong": True}), "extra_fields": {"moved": []}}, r"an info moved of shape \[2\] instead of \[4\]"),
+        ({"env": telling(0), "extra_fields": {"moved": []}}, r"an info moved of shape \[2\] instead of \[4\]"),
         ({"env": point, "extra_fields": {"success": []}}, "names 'success', which is read without it"),
         ({"env": point, "extra_fields": {"force": [0]}}, r"extra_fields.force is the shape \[0\]"),
         ({"env": lambda n: ActionChunk(n, point, 3), "extra_fields": KEPT}, "a step of ActionChunk is several steps"),
@@ -305,8 +301,8 @@ def test_demonstrations_have_no_infos(tmp_path):
 
 def test_a_resumed_run_keeps_the_same_entries(tmp_path):
     data = {"extra_fields": {"moved": []}, "total_env_steps": 64}
-    train(tmp_path, **run(env=Telling, data=data))
-    more = {"data": {"total_env_steps": 128, "extra_fields": {}}, "env": Telling}
+    train(tmp_path, **run(env=telling(1), data=data))
+    more = {"data": {"total_env_steps": 128, "extra_fields": {}}, "env": telling(1)}
     checkpoint = tmp_path / "checkpoints" / "last.ckpt"
     with pytest.raises(ConfigurationError, match="restored replay holds info/moved of the infos"):
         train(tmp_path, ckpt_path=checkpoint, **run(**more))

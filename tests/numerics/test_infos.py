@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
 from lightning_rl.collectors.evaluation import run_episodes, summarize
 from lightning_rl.collectors.statistics import EnvReports
+from tests.envs import ScriptedEnv
 from tests.helpers import make_collector
 
 LENGTH = 6
@@ -32,24 +33,22 @@ def told(i, age):
     }
 
 
-class Talker(gymnasium.Env):
+def talker():
     """Say what `told` has for the env whose seed is i; end after 6 steps."""
 
-    observation_space = Box(-9, 9, (2,))
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.i, self.age = (self.i if seed is None else seed), 0
+    def begin(env):
+        env.i = env.i if env.seed is None else env.seed
         # What a reset says is not of a step.
-        return self._observe(), {"metrics": {"height": 1000.0}, "success": True}
+        return {"metrics": {"height": 1000.0}, "success": True}
 
-    def step(self, action):
-        self.age += 1
-        return self._observe(), 1.0, self.age == LENGTH, False, told(self.i, self.age)
-
-    def _observe(self):
-        return np.array([self.i, self.age], np.float32)
+    return ScriptedEnv(
+        Box(-9, 9, (2,)),
+        begin=begin,
+        observe=lambda env: np.array([env.i, env.age], np.float32),
+        reward=1.0,
+        terminated=lambda env: env.age == LENGTH,
+        info=lambda env: told(env.i, env.age),
+    )
 
 
 def columns(rows, name, missing):
@@ -115,7 +114,7 @@ class FakePool:
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
-    gymnasium.register("Talker-v0", Talker, vector_entry_point=BatchedTalker)
+    gymnasium.register("Talker-v0", talker, vector_entry_point=BatchedTalker)
     yield
     del gymnasium.registry["Talker-v0"]
 

@@ -3,7 +3,6 @@
 import shutil
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,6 @@ from lightning_rl import (
     NatureCNN,
     ReplayBuffer,
     SquashedActorCritic,
-    TorchEnv,
     read_episodes,
 )
 from lightning_rl.algorithms.learner import Learner
@@ -35,6 +33,7 @@ from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout, successors
 from lightning_rl.system import ranks
+from tests.envs import UNIT, ScriptedTask
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, train
 from tests.numerics.test_sac import (
@@ -46,6 +45,7 @@ from tests.numerics.test_sac import (
 )
 from tests.q_references import Adam, backward, flat, forward, log_density
 from tests.references import gae_by_sum, numeric_gradient
+from tests.variants import after
 
 RATE, TAU, GAMMA, EXPECTILE, BETA, MOST, WITHIN = 1e-2, 0.1, 0.9, 0.8, 2.0, 1.5, 0.9
 
@@ -178,39 +178,35 @@ def test_advantages_are_those_of_the_recorded_steps(algorithm):
     assert scalars["weight"].item() == pytest.approx((1 + MOST) / 2)
 
 
-class Asks(TorchEnv):
+def asks(num_envs):
     """Pays 1 - (a - o / 2)^2 for an observed o of -1 or 1, eight times."""
 
-    start_size = 1
-
-    def __init__(self, num_envs):
-        box = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        super().__init__(num_envs, box, box, max_episode_steps=8)
-        self.generator = torch.Generator().manual_seed(1)
-
-    def initial_state(self, uniform):
-        return TensorDict({"sign": (uniform - 0.5).sign()}, [len(uniform)])
-
-    def observe(self, state):
-        return state["sign"]
-
-    def transition(self, state, action):
+    def move(env, state, action):
         reward = 1.0 - (action - 0.5 * state["sign"]).square()[:, 0]
-        following = TensorDict({"sign": (self.uniform(1) - 0.5).sign()}, [self.num_envs])
-        no = torch.zeros(self.num_envs, dtype=torch.bool)
-        return following, reward, no, {"success": no}
+        no = torch.zeros(num_envs, dtype=torch.bool)
+        return {"sign": (env.uniform(1) - 0.5).sign()}, reward, no, {"success": no}
 
-    def expert(self, state):
+    def expert(state):
         """A fifth of the best actions, and others at random."""
-        drawn = torch.rand(2, self.num_envs, 1, generator=self.generator)
+        drawn = torch.rand(2, num_envs, 1, generator=generator)
         return torch.where(drawn[0] < 0.2, 0.5 * state["sign"], 2.0 * drawn[1] - 1.0)
+
+    generator = torch.Generator().manual_seed(1)
+    return ScriptedTask(
+        num_envs,
+        lambda uniform: {"sign": (uniform - 0.5).sign()},
+        move,
+        observation_space=UNIT,
+        steps=8,
+        expert=expert,
+    )
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """A dataset of 320 steps, and the mean of its returns."""
     pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
-    path, env = tmp_path_factory.mktemp("mixed") / "data", Asks(40)
+    path, env = tmp_path_factory.mktemp("mixed") / "data", asks(40)
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(path, *spaces, env.render_fps)
     returns = []
@@ -226,7 +222,7 @@ def run_on(path, algorithm=IQL, iterations=6, **model):
     own = {} if clones else {"gamma": 0.5, "advantage_scale": 10.0, "tau": 0.05}
     settings = {"learning_rate": 5e-3, "n_epochs": 10, "batch_size": 64, "algorithm": algorithm}
     return {
-        "env": Asks,
+        "env": asks,
         "policy": {"policy_class": SquashedActorCritic},
         "model": settings | own | model,
         "data": {
@@ -269,7 +265,7 @@ def test_it_is_resumed_bit_for_bit_and_sac_goes_on_from_it(algorithm, mixed, tmp
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     data = {"replay": partial(ReplayBuffer, capacity=500), "num_envs": 4, "buffer_size": 8}
     online, *_ = train(
-        tmp_path / "online", env=Asks, data=data | {"total_env_steps": 128},
+        tmp_path / "online", env=asks, data=data | {"total_env_steps": 128},
         model={"algorithm": SAC, "learning_rate": 1e-9, "tau": 1e-9},
         trainer={"init_from": str(last(tmp_path / "whole"))},
     )  # fmt: skip
@@ -292,7 +288,7 @@ def test_without_an_env_it_learns_the_same(mixed, tmp_path):
 
     def counted(num_envs):
         made.append(num_envs)
-        return Asks(num_envs)
+        return asks(num_envs)
 
     with_env, *_ = train(tmp_path / "env", **offline(run) | {"env": counted})
     assert made == [1, 20]
@@ -308,7 +304,7 @@ def test_without_an_env_it_learns_the_same(mixed, tmp_path):
 
 def test_a_dataset_gives_the_spaces(mixed, tmp_path):
     """As recorded here, of another LeRobot dataset, and of Minari's."""
-    env = Asks(1)
+    env = asks(1)
     wanted = env.single_observation_space, env.single_action_space
     episodes = read_episodes(mixed[0])
     observation, action = episodes.spaces()
@@ -334,18 +330,18 @@ def test_several_processes_are_refused(monkeypatch):
         module.setup("fit")
 
 
-class Unrewarded(Demonstrations):
-    def collect(self):
-        rollout = super().collect()
-        rollout["reward"].zero_()
-        return rollout
+def forget_rewards(collector, rollout):
+    rollout["reward"].zero_()
+
+
+UNREWARDED = after(Demonstrations, collect=forget_rewards)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"data": {"collector": SyncCollector}}, "SyncCollector collects the policy's own"),
-        ({"data": {"collector": Unrewarded}}, "All rewards of the dataset are 0 or unknown"),
+        ({"data": {"collector": UNREWARDED}}, "All rewards of the dataset are 0 or unknown"),
         ({"policy": {"policy_class": ActorCritic}}, "is not a SquashedActorCritic"),
         ({"policy": {"memory": GRU}}, "remove memory, value_atoms"),
         ({"policy": {"value_atoms": ValueAtoms(5, 1.0)}}, "remove memory, value_atoms"),
@@ -362,8 +358,8 @@ class Unrewarded(Demonstrations):
 def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):
     run = run_on(mixed[0], iterations=1)
     run |= {key: run[key] | value if key != "env" else value for key, value in change.items()}
-    if run["data"]["collector"] is Unrewarded:
-        run["data"]["collector"] = partial(Unrewarded, path=mixed[0])
+    if run["data"]["collector"] is UNREWARDED:
+        run["data"]["collector"] = partial(UNREWARDED, path=mixed[0])
     with pytest.raises(ConfigurationError, match=words):
         train(tmp_path, **run)
 

@@ -36,6 +36,7 @@ from lightning_rl.policies.lerobot.processors import Normalizer, Processors
 from lightning_rl.policies.networks.resnet import IMAGENET
 from lightning_rl.policies.vla.instructions import InstructionTokenizer
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedEnv, draw
 from tests.golden.make_lerobot import (
     PIXELS,
     ROWS,
@@ -295,43 +296,27 @@ def test_statistics_of_a_dataset_replace_those_of_the_directory(place, tmp_path)
 # --- as a policy among others ---
 
 
-class Arm(gymnasium.Env):
+def lerobot_arm(action_size=3, cameras=0, size=(64, 96)):
     """Numbers, one or two pictures, and a task in words; the reward is the first number of the action."""
-
-    metadata = {"render_modes": []}  # noqa: RUF012
-    task_text = "push the block"
-
-    def __init__(self, action_size=3, cameras=0, size=(64, 96)):
-        box, picture = gymnasium.spaces.Box, gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8)
-        spaces = {"agent_pos": box(-1, 1, (4,), np.float64)}
-        spaces |= dict.fromkeys(("top", "wrist")[:cameras], picture)
-        if cameras == 0:
-            spaces["environment_state"] = box(-1, 1, (6,), np.float32)
-        self.observation_space = gymnasium.spaces.Dict(spaces)
-        self.action_space = box(-3.0, 3.0, (action_size,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.draw(), {}
-
-    def draw(self):
-        return {
-            key: self.np_random.integers(0, 256, space.shape).astype(np.uint8)
-            if space.dtype == np.uint8
-            else self.np_random.uniform(-1, 1, space.shape).astype(space.dtype)
-            for key, space in self.observation_space.items()
-        }
-
-    def step(self, action):
-        self.steps += 1
-        return self.draw(), float(action[0]), False, self.steps >= 16, {}
+    box, picture = gymnasium.spaces.Box, gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8)
+    spaces = {"agent_pos": box(-1, 1, (4,), np.float64)}
+    spaces |= dict.fromkeys(("top", "wrist")[:cameras], picture)
+    if cameras == 0:
+        spaces["environment_state"] = box(-1, 1, (6,), np.float32)
+    return ScriptedEnv(
+        gymnasium.spaces.Dict(spaces),
+        box(-3.0, 3.0, (action_size,), np.float32),
+        observe=draw,
+        reward=lambda env: float(env.action[0]),
+        length=16,
+        task_text="push the block",
+    )
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
-    gymnasium.register("Arm-v0", Arm)
+    gymnasium.register("Arm-v0", lerobot_arm)
 
 
 def arm(chunk, wrappers=(), **settings):

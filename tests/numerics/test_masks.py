@@ -9,7 +9,6 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 
-import tests.masked_envs  # registers envs
 from lightning_rl import (
     ActorCritic,
     ActorOnly,
@@ -23,6 +22,7 @@ from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from tests.envs import ScriptedEnv
 from tests.helpers import draw_from, make_collector
 from tests.probes import MaskProbe, StructureProbe
 from tests.references import masked_categorical
@@ -202,13 +202,10 @@ def test_the_infos_key_is_a_setting_and_is_missed(kwargs, message):
 
 
 def test_masks_of_several_choices_are_joined_and_continuous_ones_refused():
-    class Choices(tests.masked_envs.ReportsActionMask):
-        action_space = MultiDiscrete([2, 3])
+    masks = {"action_mask": (np.array([1, 0]), np.array([0, 1, 1]))}
+    choices = ScriptedEnv(Box(-1, 1, (3,)), MultiDiscrete([2, 3]), begin=lambda env: masks)
 
-        def seen(self):
-            return np.zeros(3, np.float32), {"action_mask": (np.array([1, 0]), np.array([0, 1, 1]))}
-
-    env = ActionMask(Choices())
+    env = ActionMask(choices)
     assert env.reset()[0]["action_mask"].tolist() == [1, 0, 0, 1, 1]
     assert env.observation_space.contains(env.reset()[0])
     with pytest.raises(ConfigurationError, match="has no choices: it is continuous"):

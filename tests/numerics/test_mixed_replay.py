@@ -12,6 +12,7 @@ from lightning_rl.datasets import EpisodeWriter
 from lightning_rl.envs import PenaltyTerms
 from tests.helpers import last, train
 from tests.numerics.test_replay import ACTION, NESTED, VECTOR, SlowReplay, Stream, fixed_rollout
+from tests.variants import after
 
 SCALAR = Box(-99, 99, ())
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
@@ -348,13 +349,17 @@ def test_from_env_to_minibatch_an_intervention_keeps_its_mark_and_its_penalty(tm
 
     seen = []
 
-    class Remembers(MixedReplay):
-        def batches(self, *args, **kwargs):
-            for batch in super().batches(*args, **kwargs):
-                seen.append(batch)
-                yield batch
+    def keep(replay, batches, *args, **kwargs):
+        for batch in batches:
+            seen.append(batch)
+            yield batch
 
-    data = {"num_envs": 1, "buffer_size": 1, "total_env_steps": 120, "replay": Remembers}
+    data = {
+        "num_envs": 1,
+        "buffer_size": 1,
+        "total_env_steps": 120,
+        "replay": after(MixedReplay, batches=keep),
+    }
     model = {"algorithm": GripperSAC, "random_env_steps": 40}
     module, *_ = train(tmp_path, env=helped_arm, data=data, model=model)
     assert module.updates_done == 80

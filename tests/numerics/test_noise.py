@@ -18,8 +18,8 @@ from lightning_rl.policies.base import StepwiseActor, first_state
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import PARTS
 from tests.helpers import draw_from, make_collector
-from tests.masked_envs import PARTS
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
 CORRELATION = 0.8

@@ -12,6 +12,7 @@ from lightning_rl.policies import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.normalization import RunningMoments
 from tests.helpers import assert_same, make_data, train
 from tests.references import forward_returns
+from tests.variants import before, variant
 
 
 def batches(sizes, dims=3, seed=0):
@@ -259,45 +260,31 @@ def test_a_chunk_of_k_steps_decays_the_running_return_by_gamma_to_the_k():
     assert float(taken_for_steps.carry[0]) > 2 * by_step[0, -1]
 
 
-class Watching(PPO):
-    def on_train_start(self):
-        super().on_train_start()
-        self.carries = []
-
-    def training_step(self, rollout, batch_idx):
-        expected = forward_returns(
-            rollout["reward"][:, :-1].numpy(),
-            rollout["done"][:, :-1].numpy(),
-            self.carries[-1] * rollout["continues"][:, 0].numpy()
-            if self.carries
-            else np.zeros(len(rollout)),
-            self.gamma,
-        )
-        carry = np.where(rollout["done"][:, -2], 0.0, expected[:, -1])
-        np.testing.assert_allclose(self.reward_normalizer.carry, carry, rtol=1e-5)
-        self.carries.append(carry)
-        super().training_step(rollout, batch_idx)
-
-
-class Resetting(Watching):
-    episode_settings = EpisodeSettings(reset_every_rollout=True)
+def check_carry(module, rollout, batch_idx):
+    carried = module.carries[-1] if module.carries else np.zeros(len(rollout))
+    expected = forward_returns(
+        rollout["reward"][:, :-1].numpy(),
+        rollout["done"][:, :-1].numpy(),
+        carried * rollout["continues"][:, 0].numpy(),
+        module.gamma,
+    )
+    carry = np.where(rollout["done"][:, -2], 0.0, expected[:, -1])
+    np.testing.assert_allclose(module.reward_normalizer.carry, carry, rtol=1e-5)
+    module.carries.append(carry)
+    module.continued.append(rollout["continues"][:, 0].tolist())
 
 
 @pytest.mark.parametrize("collector", [SyncCollector, AsyncCollector])
-@pytest.mark.parametrize("algorithm", [Watching, Resetting])
-def test_in_a_run_the_running_return_goes_on_where_the_episodes_do(algorithm, collector, tmp_path):
-    continued = []
-
-    class Noting(algorithm):
-        def training_step(self, rollout, batch_idx):
-            continued.append(rollout["continues"][:, 0].tolist())
-            super().training_step(rollout, batch_idx)
+@pytest.mark.parametrize("resets", [False, True])
+def test_in_a_run_the_running_return_goes_on_where_the_episodes_do(resets, collector, tmp_path):
+    settings = EpisodeSettings(reset_every_rollout=resets)
+    ppo = before(variant(PPO, episode_settings=settings), training_step=check_carry)
+    ppo.carries, ppo.continued = [], []
 
     data = {"collector": collector}
-    model = {"algorithm": Noting, "normalize_reward": True}
+    model = {"algorithm": ppo, "normalize_reward": True}
     train(tmp_path, data=data, model=model, trainer={"limit_val_batches": 0})
-    goes_on = algorithm is Watching
-    assert continued == [[False] * 4] + [[goes_on] * 4] * 5
+    assert ppo.continued == [[False] * 4] + [[not resets] * 4] * 5
 
 
 def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):

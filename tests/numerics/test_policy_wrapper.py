@@ -12,6 +12,7 @@ from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy,
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
 from tests.helpers import make_collector, make_data
+from tests.variants import after, concrete
 
 SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))
 
@@ -141,15 +142,11 @@ def test_the_weights_of_a_wrapped_policy_are_published(tmp_path):
 def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
     from lightning_rl import PolicyWrapper
 
-    class Negated(PolicyWrapper):
-        def __init__(self, observation_space, action_space):
-            super().__init__(ActorCritic(observation_space, action_space))
+    def negate(policy, td, *args, **kwargs):
+        return td.set("action", -td["action"], inplace=True)
 
-        def forward(self, td, deterministic=False, generator=None):
-            td = super().forward(td, deterministic, generator)
-            return td.set("action", -td["action"], inplace=True)
-
-    policy = Negated(SPACES[0], Box(-1.0, 1.0, (2,)))
+    inner = ActorCritic(SPACES[0], Box(-1.0, 1.0, (2,)))
+    policy = after(concrete(PolicyWrapper), forward=negate)(inner)
     td = TensorDict({"observation": torch.randn(4, 3)}, [4])
     mode = policy.inner(td.clone(), deterministic=True)["action"]
     assert torch.equal(policy.get_action(td, deterministic=True)["action"], -mode)
@@ -158,11 +155,12 @@ def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
 
 
 def test_a_wrapper_acts_by_what_the_inner_policy_acts_by():
-    class Frozen(ActorCritic):
-        def acting_state(self):
-            return {name: value for name, value in super().acting_state().items() if name != "kept"}
+    def without_kept(policy, state):
+        return {name: value for name, value in state.items() if name != "kept"}
 
-    wrapper = SlowPolicy(*SPACES, lambda *spaces: Frozen(*spaces, (8,)), delay_ms=0.0)
+    frozen = after(ActorCritic, acting_state=without_kept)
+
+    wrapper = SlowPolicy(*SPACES, lambda *spaces: frozen(*spaces, (8,)), delay_ms=0.0)
     wrapper.inner.register_buffer("kept", torch.zeros(3))
     wrapper.gain = nn.Parameter(torch.ones(1))
     names = {f"inner.{name}" for name in wrapper.inner.acting_state()}

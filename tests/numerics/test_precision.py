@@ -32,41 +32,33 @@ from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, train
+from tests.variants import before
 
 BF16 = {"precision": "bf16-mixed"}
 PLAIN = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
 
 
-class Watching:
-    """Keep each rollout as the update finds it, and the log-probs that the update computes."""
+def keeps_rollouts(algorithm):
+    """An algorithm that keeps each rollout as the update finds it, and the log-probs that the update computes."""
 
-    rollouts: list
-    log_probs: list
-
-    def correct_staleness(self, rollout):
+    def look(module, rollout):
         flat = rollout[:, :-1].transpose(0, 1)
         with torch.no_grad():
-            rows = [self.policy.evaluate_actions(step) for step in flat]
-        self.log_probs.append(torch.stack([row["sample_log_prob"] for row in rows], 1))
-        self.rollouts.append(rollout[:, :-1].clone())
-        super().correct_staleness(rollout)
+            rows = [module.policy.evaluate_actions(step) for step in flat]
+        kept.log_probs.append(torch.stack([row["sample_log_prob"] for row in rows], 1))
+        kept.rollouts.append(rollout[:, :-1].clone())
+
+    kept = before(algorithm, correct_staleness=look)
+    kept.rollouts, kept.log_probs = [], []
+    return kept
 
 
-class WatchedPPO(Watching, PPO):
-    pass
-
-
-class WatchedGRPO(Watching, GRPO):
-    pass
-
-
-def watched(tmp_path, precision, algorithm=WatchedPPO, collector=SyncCollector, **kwargs):
+def watched(tmp_path, precision, algorithm=PPO, collector=SyncCollector, **kwargs):
     """Train for six iterations, and return the module."""
-    algorithm.rollouts, algorithm.log_probs = [], []
-    groups = {"group_size": 2} if algorithm is WatchedGRPO else {}
+    groups = {"group_size": 2} if algorithm is GRPO else {}
     return train(
         tmp_path,
-        model={"algorithm": algorithm} | groups,
+        model={"algorithm": keeps_rollouts(algorithm)} | groups,
         data={"collector": collector},
         trainer=PLAIN | {"precision": precision},
         **kwargs,
@@ -77,7 +69,7 @@ ASYNC = partial(AsyncCollector, max_staleness=0)
 
 
 @pytest.mark.parametrize("collector", [SyncCollector, ASYNC], ids=["sync", "async"])
-@pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_acting_and_updating_compute_the_same_log_prob(env, algorithm, collector, tmp_path):
     module = watched(tmp_path, "bf16-mixed", algorithm, collector, env=env)
@@ -108,8 +100,7 @@ def test_a_vla_computes_its_backbone_in_bfloat16_and_its_heads_in_float32(head, 
     for name, module in policy.named_modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(look(name))
-    WatchedPPO.rollouts, WatchedPPO.log_probs = [], []
-    module = WatchedPPO(policy, n_epochs=1, batch_size=8)
+    module = keeps_rollouts(PPO)(policy, n_epochs=1, batch_size=8)
     trainer = RLTrainer(
         run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu", **PLAIN | BF16
     )

@@ -14,6 +14,7 @@ from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 from tests.commands import rl_cli
 from tests.helpers import train
+from tests.variants import before
 
 FAULTS = """
 import resource, torch
@@ -81,25 +82,21 @@ def test_denormals_are_flushed_in_every_thread_that_computes(
         pytest.skip("this CPU cannot")
     flush_denormals(not wanted)
     seen = {"learner": [], "collector": [], "evaluation": []}
-    act, play = NumpyActor.act, PPO.play
+    act = NumpyActor.act
 
     def acting(self, t):
         seen["collector"].append(flushes_denormals())
         act(self, t)
 
-    class Noting(PPO):
-        def training_step(self, rollout, batch_idx):
-            seen["learner"].append(flushes_denormals())
-            super().training_step(rollout, batch_idx)
+    def note(side):
+        return lambda *args: seen[side].append(flushes_denormals())
 
-        def play(self, *args):
-            seen["evaluation"].append(flushes_denormals())
-            return play(self, *args)
+    noting = before(PPO, training_step=note("learner"), play=note("evaluation"))
 
     monkeypatch.setattr(NumpyActor, "act", acting)
     data = {"collector": collector, "total_env_steps": 4 * 16 * 3}
     trainer = {"flush_denormal": wanted}
-    train(tmp_path, data=data, model={"algorithm": Noting}, trainer=trainer)
+    train(tmp_path, data=data, model={"algorithm": noting}, trainer=trainer)
     assert {name: set(flags) for name, flags in seen.items()} == {name: {wanted} for name in seen}
     computing = json.loads((tmp_path / "run.json").read_text())["computing"]
     assert computing["flush_denormal"] is wanted

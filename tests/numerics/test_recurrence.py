@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
-from lightning.pytorch import Callback
 from tensordict import TensorDict
 
 from lightning_rl import (
@@ -36,6 +35,8 @@ from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.rollout.contract import add_transition_field, final_observations
 from lightning_rl.rollout.sequences import sequences_of
 from lightning_rl.system.errors import ConfigurationError
+from tests.callbacks import callback
+from tests.envs import ScriptedEnv, draw
 from tests.equivalence.features import make_env
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import (
@@ -51,6 +52,7 @@ from tests.helpers import (
 )
 from tests.probes import RecallProbe
 from tests.references import gru_step, lstm_step, recurrent_ppo_loss
+from tests.variants import before, variant
 
 N, T = 3, 11
 MEMORIES = {"GRU": (GRU, gru_step), "LSTM": (LSTM, lstm_step)}
@@ -389,13 +391,16 @@ def test_what_grpo_is_held_near_is_the_policy_as_it_was_with_its_own_states(tmp_
     """It begins as the same policy, so the log-probs are those that were stored."""
     seen = []
 
-    class Noting(GRPO):
-        def add_advantages(self, rollout):
-            log_prob = self.reference.log_prob(rollout)
-            seen.append((log_prob - rollout["sample_log_prob"][:, :-1]).abs().max())
-            return super().add_advantages(rollout)
+    def look(module, rollout):
+        log_prob = module.reference.log_prob(rollout)
+        seen.append((log_prob - rollout["sample_log_prob"][:, :-1]).abs().max())
 
-    model = {"algorithm": Noting, "group_size": 2, "kl_coef": 0.1, "sequence_length": 8}
+    model = {
+        "algorithm": before(GRPO, add_advantages=look),
+        "group_size": 2,
+        "kl_coef": 0.1,
+        "sequence_length": 8,
+    }
     module, *_ = train(tmp_path, policy={"memory": GRU}, model=model | {"learning_rate": 0.01})
     assert seen[0] < 1e-5
     assert seen[-1] > 1e-3
@@ -406,25 +411,26 @@ def test_a_stale_rollout_begins_its_update_with_ratios_of_one(tmp_path):
     """The states of older weights are found anew: proximal log-probs are those of the sequences."""
     apart, lags = [], []
 
-    class Noting(PPO):
-        def training_step(self, rollout, batch_idx):
-            self.fresh = True
-            lags.append(self.staleness(rollout))
-            super().training_step(rollout, batch_idx)
+    def begin(module, rollout, batch_idx):
+        module.fresh = True
+        lags.append(module.staleness(rollout))
 
-        def loss(self, minibatch):
-            if self.fresh:
-                with torch.no_grad():
-                    again = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
-                apart.append(float((again - minibatch["proximal_log_prob"]).abs().max()))
-                self.fresh = False
-            return super().loss(minibatch)
+    def look(module, minibatch):
+        if module.fresh:
+            with torch.no_grad():
+                again = module.policy.evaluate_actions(minibatch)["sample_log_prob"]
+            apart.append(float((again - minibatch["proximal_log_prob"]).abs().max()))
+            module.fresh = False
 
     train(
         tmp_path,
         data={"collector": partial(AsyncCollector, max_staleness=2, timeout_s=30)},
         policy={"memory": partial(LSTM, size=8)},
-        model={"algorithm": Noting, "sequence_length": 4, "learning_rate": 0.05},
+        model={
+            "algorithm": before(PPO, training_step=begin, loss=look),
+            "sequence_length": 4,
+            "learning_rate": 0.05,
+        },
     )
     assert max(lags) > 0
     assert max(apart) < 1e-4
@@ -474,14 +480,17 @@ def test_a_memory_is_warmed_up_in_chunks_with_both_normalisers_and_begins_anothe
     assert module.metrics["train/clip_fraction"] >= 0
     assert before["normalizer.count"] > 0
 
-    class Looking(Callback):
-        def on_train_start(self, trainer, module):
-            self.begun = {k: v.clone() for k, v in module.policy.state_dict().items()}
+    begun = {}
 
-    looking = Looking()
-    trainer = {"init_from": str(last(tmp_path / "first")), "callbacks": [looking]}
+    def look(trainer, module):
+        begun.update({k: v.clone() for k, v in module.policy.state_dict().items()})
+
+    trainer = {
+        "init_from": str(last(tmp_path / "first")),
+        "callbacks": [callback(on_train_start=look)],
+    }
     train(tmp_path / "second", trainer=trainer, **setup)
-    for key, value in looking.begun.items():
+    for key, value in begun.items():
         assert key == "version" or torch.equal(value, before[key]), key
 
 
@@ -547,37 +556,36 @@ def test_settings_out_of_range_are_refused(settings, message):
         PPO(policy_for(CartPole(1)), **settings)
 
 
-class Shown(gymnasium.Env):
+def shown():
     """Pictures and numbers, of which a part of each action is to be 1 only where that is allowed."""
-
-    observation_space = Dict(
+    space = Dict(
         {
             "picture": Box(0, 255, (16, 16, 3), np.uint8),
             "state": Box(-1.0, 1.0, (2,)),
             "action_mask": MultiBinary(3),
         }
     )
-    action_space = Dict({"move": Box(-1.0, 1.0, (2,)), "mode": Discrete(3)})
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.age = 0
-        return self.seen(), {}
+    def observe(env):
+        env.allowed = np.ones(3, np.int8)
+        env.allowed[env.np_random.integers(3)] = 0
+        return draw(env) | {"action_mask": env.allowed}
 
-    def seen(self):
-        self.allowed = np.ones(3, np.int8)
-        self.allowed[self.np_random.integers(3)] = 0
-        picture = self.np_random.integers(0, 256, (16, 16, 3)).astype(np.uint8)
-        state = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return {"picture": picture, "state": state, "action_mask": self.allowed}
+    def check(env):
+        assert env.allowed[env.action["mode"]]
 
-    def step(self, action):
-        assert self.allowed[action["mode"]]
-        self.age += 1
-        return self.seen(), float(action["move"].sum()), self.age == 9, self.age == 6, {}
+    return ScriptedEnv(
+        space,
+        Dict({"move": Box(-1.0, 1.0, (2,)), "mode": Discrete(3)}),
+        act=check,
+        observe=observe,
+        reward=lambda env: float(env.action["move"].sum()),
+        terminated=lambda env: env.age == 9,
+        length=6,
+    )
 
 
-gymnasium.register("tests/Shown-v0", Shown)
+gymnasium.register("tests/Shown-v0", shown)
 
 
 def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_path):
@@ -609,15 +617,11 @@ def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
     ):
         make_ppo(make_data(), **settings)
 
-    class Own(ActorCritic):
-        """It stores a state, and learns from each step by itself."""
-
-        @property
-        def extra_fields(self):
-            return {"state": ((1,), torch.float32)}
-
     env = CartPole(1)
-    policy = Own(env.single_observation_space, env.single_action_space)
+    # It stores a state, and learns from each step by itself.
+    policy = variant(ActorCritic, extra_fields=STATE)(
+        env.single_observation_space, env.single_action_space
+    )
     with pytest.raises(ConfigurationError, match="evaluates single steps"):
         PPO(policy, **settings)
 
@@ -627,13 +631,13 @@ def test_a_critic_that_sees_no_more_shares_the_memory():
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
 
 
-def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
-    class Recurrent(SquashedActorCritic):
-        @property
-        def extra_fields(self):
-            return {**super().extra_fields, "state": ((1,), torch.float32)}
+STATE = {"state": ((1,), torch.float32)}
 
-    policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
+
+def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
+    recurrent = variant(SquashedActorCritic, "Recurrent", extra_fields=STATE)
+
+    policy = recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
     with pytest.raises(ConfigurationError, match="Recurrent has a state, but cannot evaluate"):
         SAC(policy)
 

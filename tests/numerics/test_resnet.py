@@ -26,6 +26,7 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.policies.networks.resnet import IMAGENET
+from tests.envs import ScriptedEnv, draw
 from tests.helpers import make_collector
 
 
@@ -100,35 +101,24 @@ def test_sums_over_places_are_those_of_the_definition():
     assert wanted.abs().max() < 1.0
 
 
-class TwoCameras(gymnasium.Env):
+CAMERA = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+
+
+def two_cameras():
     """Two pictures and a number; an episode has four steps."""
-
-    camera = spaces.Box(0, 255, (12, 12, 3), np.uint8)
-    observation_space = spaces.Dict(
-        {"front": camera, "wrist": camera, "state": spaces.Box(-1, 1, (2,))}
-    )
-    action_space = spaces.Box(-1, 1, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.seen(), {}
-
-    def seen(self):
-        pictures = {key: self.np_random.integers(0, 256, (12, 12, 3), np.uint8) for key in ("front", "wrist")}  # fmt: skip
-        return {**pictures, "state": self.np_random.uniform(-1, 1, 2).astype("f4")}
-
-    def step(self, action):
-        return self.seen(), float(action[0]), False, False, {}
+    state = spaces.Box(-1, 1, (2,))
+    space = spaces.Dict({"front": CAMERA, "wrist": CAMERA, "state": state})
+    return ScriptedEnv(space, state, observe=draw, reward=lambda env: float(env.action[0]))
 
 
-gymnasium.register("tests/TwoCameras-v0", TwoCameras, max_episode_steps=4)
+gymnasium.register("tests/TwoCameras-v0", two_cameras, max_episode_steps=4)
 
 
 def test_demonstrations_of_pictures_are_encoded_as_they_are_read(tmp_path):
     """Both cameras by one network, once per frame; the replay holds features of both kinds of steps."""
     pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
     make = partial(NatureCNN, size=6, channels=(4, 4), kernels=(3, 3), strides=(2, 2))
-    torch.save(make(TwoCameras.camera).state_dict(), tmp_path / "weights.pt")
+    torch.save(make(CAMERA).state_dict(), tmp_path / "weights.pt")
     encoder = partial(FrozenEncoder, encoder=make, weights=tmp_path / "weights.pt")
 
     def seen(num_envs):

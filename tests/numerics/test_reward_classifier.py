@@ -30,6 +30,7 @@ from lightning_rl import (
 from lightning_rl.cli.app import run
 from lightning_rl.datasets import Recorder
 from lightning_rl.datasets.record import script_action_function
+from tests.envs import UNIT, ScriptedEnv
 from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
@@ -39,32 +40,29 @@ LIMIT, GOAL = 16, 8
 STATES = Box(-np.inf, np.inf, (2,), np.float32)
 
 
-class Walk(gymnasium.Env):
+TWO = Discrete(2)
+
+
+def walk(action_space=TWO, space=STATES, view=lambda seen: seen):
     """Eight steps to the right are a success, of which the env says nothing: no reward, no end but by time."""
 
-    observation_space, action_space = STATES, Discrete(2)
+    def act(env):
+        right = env.action == 1 if isinstance(action_space, Discrete) else env.action[0] > 0
+        env.place = max(0, env.place + (1 if right else -1))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place = 0
-        return self.seen(), {}
+    def observe(env):
+        noise = env.np_random.normal(size=1)
+        return view(np.array([100 + 10 * env.place, *noise], np.float32))
 
-    def step(self, action):
-        self.place = max(0, self.place + (1 if action == 1 else -1))
-        return self.seen(), 7.0, False, False, {"metrics": {"place": self.place}}
-
-    def seen(self):
-        noise = self.np_random.normal(size=1)
-        return np.array([100 + 10 * self.place, *noise], np.float32)
-
-
-class Boxed(Walk):
-    """Another kind of action, for SAC."""
-
-    action_space = Box(-1, 1, (1,), np.float32)
-
-    def step(self, action):
-        return super().step(int(action[0] > 0))
+    return ScriptedEnv(
+        space,
+        action_space,
+        begin=lambda env: vars(env).update(place=0),
+        act=act,
+        observe=observe,
+        reward=7.0,
+        info=lambda env: {"metrics": {"place": env.place}},
+    )
 
 
 CAMERA = Box(0, 255, (16, 16, 3), np.uint8)
@@ -78,18 +76,16 @@ def picture_of(seen):
     return {"camera": picture, "state": seen}
 
 
-class WalkSeen(Walk):
-    """Seen by a camera as well."""
-
-    observation_space = Dict({"camera": CAMERA, "state": STATES})
-
-    def seen(self):
-        return picture_of(super().seen())
+SEEN = Dict({"camera": CAMERA, "state": STATES})
 
 
 @pytest.fixture(scope="module", autouse=True)
 def envs():
-    ids = {"Walk-v0": Walk, "WalkBoxed-v0": Boxed, "WalkSeen-v0": WalkSeen}
+    ids = {
+        "Walk-v0": walk,
+        "WalkBoxed-v0": partial(walk, UNIT),
+        "WalkSeen-v0": partial(walk, space=SEEN, view=picture_of),
+    }
     for name, cls in ids.items():
         gymnasium.register(name, cls, max_episode_steps=LIMIT)
     yield
@@ -99,7 +95,7 @@ def envs():
 
 def record(path, outcomes, space=STATES, view=lambda seen: seen):
     """Walk straight to the goal, or about; what of it is not known is not said."""
-    env, writer = Walk(), EpisodeWriter(path, space, Walk.action_space, fps=10, pictures="png")
+    env, writer = walk(), EpisodeWriter(path, space, TWO, fps=10, pictures="png")
     generator = np.random.default_rng(0)
     for number, success in enumerate(outcomes):
         seen, _ = env.reset(seed=number)
@@ -292,7 +288,7 @@ def test_pictures_and_states_are_scaled_in_it_alone(trained):
 
 def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     """Whose bytes nothing scales but the encoder; an env may have more to observe."""
-    path = record(tmp_path / "data", [True, False] * 8, WalkSeen.observation_space, picture_of)
+    path = record(tmp_path / "data", [True, False] * 8, SEEN, picture_of)
     small = partial(NatureCNN, size=16, channels=(8, 8), kernels=(4, 3), strides=(4, 1))
     model = classify(
         tmp_path / "run",

@@ -18,6 +18,7 @@ from lightning_rl import (
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import Choice
 from tests.q_references import DoubleQReference, SACReference, TD3Reference
+from tests.variants import variant
 
 OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16
 SPACE = gymnasium.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -26,12 +27,7 @@ OBSERVATION_SPACE = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS,))
 
 def exact(cls):
     """A policy that leaves observations in the precision that they have."""
-
-    class Exact(cls):
-        def actor_features(self, td):
-            return td["observation"]
-
-    return Exact
+    return variant(cls, actor_features=lambda policy, td: td["observation"])
 
 
 def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **kwargs):

@@ -33,7 +33,9 @@ from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.phases import no_phases
+from tests.callbacks import callback
 from tests.helpers import make_collector, make_data, make_ppo, scalars, train
+from tests.variants import variant
 
 BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -178,24 +180,16 @@ class VersionActor(ActorOnly):
             self.distribution.log_std.fill_(-4.0)
 
 
-class StepwiseVersionActor(VersionActor):
-    """The same, but it acts by a call per step: a subclass does not act as its parent."""
+STEPWISE = variant(VersionActor)
+"""The same, but it acts by a call per step: a subclass does not act as its parent."""
 
 
-class Ones(Counting):
-    """Shows 1 always."""
-
-    def _observe(self):
-        return torch.ones(1, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "actor"), [(VersionActor, NumpyActor), (StepwiseVersionActor, StepwiseActor)]
-)
+@pytest.mark.parametrize(("kind", "actor"), [(VersionActor, NumpyActor), (STEPWISE, StepwiseActor)])
 def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
     policy, swaps = kind(), 0
+    ones = variant(Counting, _observe=lambda env: torch.ones(1, 1))
     collector = make_collector(
-        AsyncCollector, Ones(Delay(1, 2.0)), policy, 8, 1, max_staleness=1, timeout_s=20
+        AsyncCollector, ones(Delay(1, 2.0)), policy, 8, 1, max_staleness=1, timeout_s=20
     )
     assert isinstance(collector._loop._writers[0].actor, actor)
     delay = Delay(3, 10.0)
@@ -298,12 +292,12 @@ class Several(Counting):
         return self._observe()
 
 
-class WeightsOfAll(WeightPolicy):
-    def forward(self, td, deterministic=False, generator=None):
-        action = torch.stack([self.first.detach(), self.last.detach()], -1)
-        td.set("action", action.expand(*td.batch_size, 2), inplace=True)
-        td.set("sample_log_prob", torch.zeros(td.batch_size), inplace=True)
-        return td
+def act_in_all(policy, td, deterministic=False, generator=None):
+    """`WeightPolicy` in several envs."""
+    action = torch.stack([policy.first.detach(), policy.last.detach()], -1)
+    td.set("action", action.expand(*td.batch_size, 2), inplace=True)
+    td.set("sample_log_prob", torch.zeros(td.batch_size), inplace=True)
+    return td
 
 
 class Nothing:
@@ -323,7 +317,12 @@ class Updates(OffPolicyAlgorithm):
     """
 
     def __init__(self, delay=lambda: None, each=lambda: None, **settings):
-        super().__init__(WeightsOfAll(), batch_size=4, random_env_steps=0, **settings)
+        super().__init__(
+            variant(WeightPolicy, forward=act_in_all)(),
+            batch_size=4,
+            random_env_steps=0,
+            **settings,
+        )
         self.delay, self.each = delay, each
         self.run = SimpleNamespace(datamodule=self)
         self.trainer = self.run
@@ -577,28 +576,13 @@ def test_fields_say_which_policy_is_which():
 def test_a_rollout_staler_than_promised_is_refused(tmp_path):
     """The rule of admission is watched, not trusted."""
 
-    class Eager(AsyncCollector):
-        def _may_begin(self, version):
-            return True
-
+    eager = variant(AsyncCollector, _may_begin=lambda collector, version: True)
     with pytest.raises(RuntimeError, match=r"collected \d updates ago, but only 1 are allowed"):
-        train(tmp_path, data={"collector": partial(Eager, max_staleness=1)}, trainer=SLOW_UPDATES)
+        train(tmp_path, data={"collector": partial(eager, max_staleness=1)}, trainer=SLOW_UPDATES)
 
 
-class SlowUpdates:
-    """A callback that makes the learner the slower side."""
-
-    def __new__(cls):
-        from lightning.pytorch import Callback
-
-        class Sleeps(Callback):
-            def on_train_batch_start(self, *args):
-                time.sleep(0.1)
-
-        return Sleeps()
-
-
-SLOW_UPDATES = {"callbacks": [SlowUpdates()]}
+SLOW_UPDATES = {"callbacks": [callback(on_train_batch_start=lambda *_: time.sleep(0.1))]}
+"""The learner is the slower side."""
 
 
 def test_metrics_say_what_the_collector_and_the_learner_do(tmp_path):
@@ -622,11 +606,10 @@ def test_metrics_say_what_the_collector_and_the_learner_do(tmp_path):
 
 
 def test_an_error_of_the_thread_comes_with_its_traceback():
-    class Failing(Counting):
-        def step(self, action):
-            raise ZeroDivisionError("the env is broken")
+    def step(env, action):
+        raise ZeroDivisionError("the env is broken")
 
-    collector = make_collector(AsyncCollector, Failing(), WeightPolicy(), 4, 1)
+    collector = make_collector(AsyncCollector, variant(Counting, step=step)(), WeightPolicy(), 4, 1)
     with pytest.raises(WriterError, match="ZeroDivisionError: the env is broken") as caught:
         collector.collect()
     frames = traceback.extract_tb(caught.value.__cause__.__traceback__)

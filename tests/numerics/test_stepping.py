@@ -1,85 +1,61 @@
 """The loop that training, evaluation and recording share, and what it carries: a policy's state."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
-from tensordict import TensorDict
+from gymnasium.spaces import Discrete
 
 from lightning_rl import (
     AsyncCollector,
-    Policy,
     PolicyWrapper,
     SyncCollector,
-    TorchEnv,
 )
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.loop import FirstEpisodes, run_steps
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import ScriptedTask
 from tests.helpers import assert_same, make_collector, train
+from tests.policies import ScriptedPolicy
+from tests.variants import before, concrete, variant
 
 ENDS = 5
 
 
-class Clock(TorchEnv):
-    """Shows how old the episode is; env i ends, by its seed, after 3 to 5 steps."""
+def clock(num_envs):
+    """Make an env that shows how old the episode is; env i ends, by its seed, after 3 to 5 steps."""
 
-    start_size = 1
+    def start(uniform):
+        ends = 3 + (3 * uniform).floor()
+        return {"age": torch.zeros_like(ends), "ends": ends}
 
-    def __init__(self, num_envs):
-        super().__init__(num_envs, Box(0, 99, (2,)), Discrete(9), ENDS)
+    def move(env, state, action):
+        age = state["age"] + 1
+        return {"age": age}, action.float(), (age >= state["ends"])[:, 0]
 
-    def initial_state(self, uniform):
-        ends = 3 + (3 * uniform[:, 0]).floor()
-        return TensorDict({"age": torch.zeros_like(ends), "ends": ends}, ends.shape)
-
-    def observe(self, state):
-        return torch.stack((state["age"], state["ends"]), 1)
-
-    def transition(self, state, action):
-        moved = state.clone()
-        moved["age"] += 1
-        return moved, action.float(), moved["age"] >= state["ends"], {}
+    return ScriptedTask(num_envs, start, move, action_space=Discrete(9), steps=ENDS)
 
 
-class Counts(Policy):
-    """Its state is the number of steps that it has taken in the episode, and its action too."""
-
-    has_critic = False
-
-    def __init__(self, observation_space, action_space):
-        super().__init__(observation_space, action_space)
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-
-    @property
-    def extra_fields(self):
-        return {"state": ((2,), torch.float32)}
-
-    def forward(self, td, deterministic=False, generator=None):
-        if generator is not None:
-            torch.rand((), generator=generator)
-        state = td["state"]
-        td["action"] = state[:, 0].long()
-        td["sample_log_prob"] = torch.zeros(len(td))
-        td["next_state"] = state + 1
-        return td
-
-    def get_value(self, td):
-        raise NotImplementedError
-
-    def evaluate_actions(self, td):
-        raise NotImplementedError
+def count_steps(policy, td, generator):
+    """Act by the state, which is the number of steps that it has taken in the episode."""
+    if generator is not None:
+        torch.rand((), generator=generator)
+    td["next_state"] = td["state"] + 1
+    return td["state"][:, 0].long()
 
 
-class Around(PolicyWrapper):
-    def __init__(self, observation_space, action_space):
-        super().__init__(Counts(observation_space, action_space))
+def counts(*spaces):
+    return ScriptedPolicy(*spaces, count_steps, {"state": ((2,), torch.float32)})
 
 
-def policy_for(env, cls=Counts):
+def around(*spaces):
+    return concrete(PolicyWrapper)(counts(*spaces))
+
+
+def policy_for(env, cls=counts):
     return cls(env.single_observation_space, env.single_action_space)
 
 
@@ -93,10 +69,10 @@ def check_state(rollout):
 # --- the state of a policy ---
 
 
-@pytest.mark.parametrize("cls", [Counts, Around])
+@pytest.mark.parametrize("cls", [counts, around])
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, reset):
-    env = Clock(4)
+    env = clock(4)
     episode_settings = EpisodeSettings(reset_every_rollout=reset)
     collector = make_collector(
         SyncCollector, env, policy_for(env, cls), 7, seed=1, episode_settings=episode_settings
@@ -111,7 +87,7 @@ def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, rese
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_state_goes_on_in_the_background(staleness):
-    env = Clock(3)
+    env = clock(3)
     policy = policy_for(env)
     collector = make_collector(
         AsyncCollector, env, policy, 7, 1, max_staleness=staleness, timeout_s=20
@@ -127,7 +103,7 @@ def test_a_state_goes_on_in_the_background(staleness):
 def test_a_resumed_collector_has_the_state(background):
     make = partial(AsyncCollector, max_staleness=0, timeout_s=20) if background else SyncCollector
     make = partial(make_collector, make)
-    envs = Clock(4), Clock(4)
+    envs = clock(4), clock(4)
     one, other = (make(env, policy_for(env), 7, 1) for env in envs)
     first = one.collect().clone()
     assert first["state"][:, -1].any()
@@ -145,7 +121,7 @@ def test_a_resumed_collector_has_the_state(background):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_state_goes_on_in_an_evaluation(deterministic):
-    env = Clock(5)
+    env = clock(5)
     episodes = run_episodes(policy_for(env), env, range(4), deterministic=deterministic)
     assert len({episode["length"] for episode in episodes}) > 1
     for episode in episodes:  # 0 + 1 + 2 + ...
@@ -160,14 +136,20 @@ def test_a_state_goes_on_in_an_evaluation(deterministic):
     ],
 )
 def test_a_state_that_is_not_as_announced_is_refused(field, told):
-    class Forgets(Counts):
-        def forward(self, td, deterministic=False, generator=None):
-            td = super().forward(td, deterministic, generator).exclude("next_state")
-            return td if field is None else td.set("next_state", field)
+    def forgets(policy, td, generator):
+        td["action"] = count_steps(policy, td, generator)
+        del td["next_state"]
+        if field is not None:
+            td["next_state"] = field
+        return td["action"]
 
-    env = Clock(3)
+    def make(*spaces):
+        cls = variant(ScriptedPolicy, "Forgets")
+        return cls(*spaces, forgets, {"state": ((2,), torch.float32)})
+
+    env = clock(3)
     with pytest.raises(ConfigurationError) as error:
-        make_collector(SyncCollector, env, policy_for(env, Forgets), 7, seed=1).collect()
+        make_collector(SyncCollector, env, policy_for(env, make), 7, seed=1).collect()
     assert str(error.value) == (
         f"Forgets.forward returned {told} torch.float32 of shape [3, 2], as extra_fields declares for 'state': "
         "td.set('next_state', ...), and return td."
@@ -177,31 +159,30 @@ def test_a_state_that_is_not_as_announced_is_refused(field, told):
 # --- the loop ---
 
 
-class Log:
-    """Writes down what it is asked for."""
+def log():
+    """Make what writes down what it is asked for."""
+    calls = []
 
-    def __init__(self):
-        self.calls = []
-
-    def before(self, t):
-        self.calls.append(("before", t))
-
-    def act(self, t):
-        self.calls.append(("act", t))
-
-    def step(self, t):
-        self.calls.append(("step", t))
+    def step(t):
+        calls.append(("step", t))
         return {"t": t}
+
+    return SimpleNamespace(
+        calls=calls,
+        before=lambda t: calls.append(("before", t)),
+        act=lambda t: calls.append(("act", t)),
+        step=step,
+    )
 
 
 def test_each_step_is_announced_acted_and_taken_and_no_more_than_are_looked_at():
-    log = Log()
-    for t, info in run_steps(log, log, 9, before=log.before):
+    loop = log()
+    for t, info in run_steps(loop, loop, 9, before=loop.before):
         assert info == {"t": t}
-        log.calls.append(("look", t))
+        loop.calls.append(("look", t))
         if t == 1:
             break
-    assert log.calls == [(kind, t) for t in (0, 1) for kind in ("before", "act", "step", "look")]
+    assert loop.calls == [(kind, t) for t in (0, 1) for kind in ("before", "act", "step", "look")]
 
 
 def test_what_announcing_a_step_raises_ends_the_loop():
@@ -209,14 +190,14 @@ def test_what_announcing_a_step_raises_ends_the_loop():
         if t == 2:
             raise KeyError("enough")
 
-    log = Log()
+    loop = log()
     with pytest.raises(KeyError, match="enough"):
-        list(run_steps(log, log, 9, before=stop))
-    assert len(log.calls) == 4
+        list(run_steps(loop, loop, 9, before=stop))
+    assert len(loop.calls) == 4
 
 
 def test_first_episodes_end_by_themselves_or_are_cut():
-    env = Clock(4)
+    env = clock(4)
     lengths = env.reset(seed=[1, 2, 1, 1])[0][:, 1]
 
     def play(max_steps):
@@ -258,12 +239,8 @@ def test_a_collector_of_ones_own_gets_all_in_its_context(tmp_path):
     trainer = {"limit_val_batches": 0, "profiler": "simple"}
     contexts = []
 
-    class Kept(Every):
-        def collect(self):
-            contexts.append(self.context)
-            return super().collect()
-
-    data["collector"] = partial(Kept, every=2)
+    kept = before(Every, collect=lambda collector: contexts.append(collector.context))
+    data["collector"] = partial(kept, every=2)
     module, datamodule, trainer = train(tmp_path, data=data, trainer=trainer)
     context = contexts[0]
     assert module.env_steps == 128
@@ -274,7 +251,7 @@ def test_a_collector_of_ones_own_gets_all_in_its_context(tmp_path):
 
 
 def test_a_collector_has_the_plan_and_the_timer_from_the_start():
-    env = Clock(2)
+    env = clock(2)
     times = []
 
     def phase(name):

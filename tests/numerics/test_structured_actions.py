@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from tensordict import TensorDict
 
-import tests.masked_envs  # noqa: F401  # registers envs
+import tests.envs  # noqa: F401  # registers envs
 from lightning_rl import (
     ActionChunk,
     ActorCritic,
@@ -23,8 +23,8 @@ from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError
+from tests.envs import PARTS
 from tests.helpers import draw_from, make_collector
-from tests.masked_envs import PARTS
 from tests.probes import StructureProbe
 from tests.references import gaussian_log_prob, masked_categorical
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lightning_rl.envs import CartPole, PointMass, PushCube, TorchEnv
+from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
+from tests.envs import ScriptedTask
 
 TASKS = [CartPole, PushCube, PointMass]
 
@@ -72,32 +73,18 @@ def test_no_two_starts_are_equal(make):
     assert len(torch.unique(torch.cat(starts), dim=0)) == 2200
 
 
-class Noisy(TorchEnv):
-    """A transition that is random."""
+def noisy(num_envs):
+    """Make an env with a transition that is random."""
 
-    start_size = 1
+    def move(env, state, action):
+        x = env.uniform(1)
+        return {"x": x}, x[:, 0], x[:, 0] > 0.9
 
-    def __init__(self, num_envs, max_episode_steps=4):
-        from gymnasium.spaces import Box
-
-        super().__init__(num_envs, Box(-9, 9, (1,)), Box(-9, 9, (1,)), max_episode_steps)
-
-    def initial_state(self, uniform):
-        from tensordict import TensorDict
-
-        return TensorDict({"x": uniform}, [len(uniform)])
-
-    def observe(self, state):
-        return state["x"]
-
-    def transition(self, state, action):
-        moved = state.clone()
-        moved["x"] = self.uniform(1)
-        return moved, moved["x"][:, 0], moved["x"][:, 0] > 0.9, {}
+    return ScriptedTask(num_envs, lambda uniform: {"x": uniform}, move, steps=4)
 
 
 def test_a_random_transition_depends_on_its_seed_and_step_alone():
-    together, alone = Noisy(500), Noisy(1)
+    together, alone = noisy(500), noisy(1)
     seen = [together.reset(seed=0)[0]]
     alone.reset(seed=[123])
     for _ in range(30):

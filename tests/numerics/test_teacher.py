@@ -34,6 +34,7 @@ from tests.helpers import (
     scalars,
     uncompiled_traces,
 )
+from tests.variants import variant
 
 PLACE, WIND = Box(-np.inf, np.inf, (1,)), Box(-1, 1, (1,))
 SPACE, ACTION = Dict({"place": PLACE, "wind": WIND}), Box(-5.0, 5.0, (1,))
@@ -324,11 +325,11 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"teacher_env_steps is 5 .* there is no teacher"):
         teach(tmp_path / "a", None, teacher_env_steps=5)
     with pytest.raises(ConfigurationError, match="BehaviorCloning trains on fresh rollouts only"):
-        teach(tmp_path / "e", None, data={"collector": Nothing, "replay": REPLAY})
+        teach(tmp_path / "e", None, data={"collector": NOTHING, "replay": REPLAY})
     with pytest.raises(
         ConfigurationError, match=r"Demonstrations does not run the policy. Set data.collec"
     ):
-        teach(tmp_path / "b", teacher, data={"collector": Nothing})
+        teach(tmp_path / "b", teacher, data={"collector": NOTHING})
     with pytest.raises(ConfigurationError, match=r"or set model\.teacher"):
         teach(tmp_path / "c", None)
     monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
@@ -338,19 +339,12 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
 
 
-class Nothing(Demonstrations):
-    """Stands for demonstrations, of which there are none here."""
-
-    def __init__(self, *args, **settings):
-        super(Demonstrations, self).__init__(*args, **settings)
-        self.__class__.__name__ = "Demonstrations"
-
-    def collect(self):
-        raise NotImplementedError
+def skip_the_dataset(collector, *args, **settings):
+    super(Demonstrations, collector).__init__(*args, **settings)
 
 
-class Remembers(ActorOnly):
-    extra_fields = {"state": ((4,), torch.float32)}  # noqa: RUF012
+NOTHING = variant(Demonstrations, "Demonstrations", __init__=skip_the_dataset)
+"""Stands for demonstrations, of which there are none here."""
 
 
 MISFITS = {
@@ -362,7 +356,7 @@ MISFITS = {
     "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "use a teacher of an env with"),
     "remembers": (
         (SPACE, ACTION),
-        Remembers,
+        variant(ActorOnly, "Remembers", extra_fields={"state": ((4,), torch.float32)}),
         "a Remembers with a memory, which labels whole rollouts and does not act",
     ),
 }

@@ -1,5 +1,7 @@
 """Simulators of tensors: stand-ins that reset, and say what an episode came to, as the known ones do."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from lightning_rl.envs.managers import Event
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train
+from tests.variants import after, before, variant
 
 LIMIT, EDGE = 5, 2.0
 
@@ -119,8 +122,7 @@ class ManiSkillLike(Simulator, gymnasium.vector.VectorEnv):
         return seen, reward, terminated, truncated, info
 
 
-class Manual(ManiSkillLike):
-    auto_reset = False
+MANUAL = variant(ManiSkillLike, "Manual", auto_reset=False)
 
 
 class Late(Simulator):
@@ -146,10 +148,6 @@ class Late(Simulator):
         return self.observed(), reward, terminated | late, truncated, info
 
 
-class Endless(ManiSkillLike):
-    ignore_terminations = True
-
-
 def collected(make, steps=12, actions=None, **settings):
     """A rollout [3, T+1] of a fixed series of actions."""
     env = TensorSimulator(3, make, **settings)
@@ -161,7 +159,7 @@ def collected(make, steps=12, actions=None, **settings):
 
 KINDS = {
     "ManiSkill": (ManiSkillLike, {"seeds": "each"}),
-    "ManiSkill, reset by us": (Manual, {"resets": "by_index"}),
+    "ManiSkill, reset by us": (MANUAL, {"resets": "by_index"}),
     "Isaac": (IsaacLike, {"missing_final": "last_observation"}),
 }
 
@@ -228,21 +226,26 @@ def test_a_step_that_only_resets_is_padding_and_the_rest_is_as_without_it():
     torch.testing.assert_close(final, rollout["reward"][rows, at][:, None])
 
 
-class Seen(PPO):
-    """Keeps what it has learnt from."""
+def keeps_minibatches():
+    """Make a PPO that keeps what it has learnt from."""
 
-    def training_step(self, rollout, batch_idx):
-        self.rollout, self.learnt = rollout, []
-        super().training_step(rollout, batch_idx)
+    def begin(module, rollout, batch_idx):
+        module.rollout, module.learnt = rollout, []
 
-    def minibatches(self, *args):
-        for minibatch in super().minibatches(*args):
-            self.learnt.append(len(minibatch))
-            yield minibatch
+    def note(module, minibatches, *args):
+        minibatches = list(minibatches)
+        module.learnt += map(len, minibatches)
+        return minibatches
+
+    return after(before(PPO, training_step=begin), minibatches=note)
 
 
 def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
-    settings = {"algorithm": Seen, "normalize_reward": True, "normalize_advantage": "rollout"}
+    settings = {
+        "algorithm": keeps_minibatches(),
+        "normalize_reward": True,
+        "normalize_advantage": "rollout",
+    }
     settings |= {"n_epochs": 1, "batch_size": 8}
     policy = {"normalize_observation": True, "actor_keys": ["critic"]}
     module, *_ = train(tmp_path, env=late, policy=policy, model=settings)
@@ -271,11 +274,10 @@ def test_a_replay_draws_no_such_step():
 
 
 def test_a_memory_and_a_late_reset_do_not_go_together():
-    class Remembers(ActorCritic):
-        extra_fields = {"state": ((4,), torch.float32)}  # noqa: RUF012
+    remembers = variant(ActorCritic, "Remembers", extra_fields={"state": ((4,), torch.float32)})
 
     env = late(3)
-    policy = Remembers(env.single_observation_space, env.single_action_space)
+    policy = remembers(env.single_observation_space, env.single_action_space)
     with pytest.raises(ConfigurationError, match="the memory of Remembers would carry"):
         make_collector(SyncCollector, env, policy, 4, seed=1)
 
@@ -290,7 +292,7 @@ def test_a_time_out_that_it_does_not_explain_is_an_error_that_says_what_to_do():
 
 
 def test_an_end_that_the_env_ignores_goes_on():
-    rollout, _ = collected(Endless, steps=4 * LIMIT)
+    rollout, _ = collected(variant(ManiSkillLike, ignore_terminations=True), steps=4 * LIMIT)
     assert not rollout["terminated"].any()
     assert rollout["truncated"][:, :-1].sum() == 3 * 4
 
@@ -303,29 +305,14 @@ def test_a_reset_takes_one_seed_or_one_of_each():
         assert env.simulator.seeds == expected
 
 
-class Mode(ManiSkillLike):
-    def __init__(self, num_envs):
-        super().__init__(num_envs)
-        self.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+def another_mode(num_envs):
+    env = variant(ManiSkillLike, "Mode")(num_envs)
+    env.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+    return env
 
 
-class Nameless:
-    unwrapped, num_envs, device = None, 3, "cpu"
-
-
-class OwnBox:
-    """A space of another library, as mjlab's; bounds are numbers or tensors."""
-
-    def __init__(self, shape, low, high):
-        self.shape, self.low, self.high = shape, low, high
-
-
-class OwnSpaces(IsaacLike):
-    single_action_space = OwnBox((1,), -2.0, torch.tensor([2.0]))
-
-
-class NoBounds(IsaacLike):
-    single_action_space = (1,)
+OWN_BOX = SimpleNamespace(shape=(1,), low=-2.0, high=torch.tensor([2.0]))
+"""A space of another library, as mjlab's; bounds are numbers or tensors."""
 
 
 def said_elsewhere(simulator, info):
@@ -334,7 +321,7 @@ def said_elsewhere(simulator, info):
 
 def test_a_space_of_another_library_and_reports_from_elsewhere_are_taken():
     settings = {"missing_final": "last_observation", "report": said_elsewhere}
-    env = TensorSimulator(3, OwnSpaces, **settings)
+    env = TensorSimulator(3, variant(IsaacLike, single_action_space=OWN_BOX), **settings)
     assert env.single_action_space == Box(-2.0, 2.0, (1,), np.float32)
     env.reset()
     *_, info = env.step(torch.full((3, 1), 0.5))
@@ -392,15 +379,21 @@ def test_an_event_of_a_simulator_that_returns_something_or_cannot_fire_is_refuse
 
 REFUSED = {
     "no bounds": (
-        NoBounds,
+        variant(IsaacLike, "NoBounds", single_action_space=(1,)),
         r"the action space \(1,\) without shape, low, high: it must be a space",
     ),
-    "next-step": (Mode, "Mode has the autoreset mode .*resets is by_itself: set resets: a_step_la"),
+    "next-step": (
+        another_mode,
+        "Mode has the autoreset mode .*resets is by_itself: set resets: a_step_la",
+    ),
     "another number": (
         lambda n: ManiSkillLike(n + 1),
         "a simulator of 4 envs, but 3 were requested",
     ),
-    "no simulator": (lambda n: Nameless(), "a Nameless, which has no single_action_space"),
+    "no simulator": (
+        lambda n: SimpleNamespace(unwrapped=None, num_envs=3, device="cpu"),
+        "a SimpleNamespace, which has no single_action_space",
+    ),
 }
 
 

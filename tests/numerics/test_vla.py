@@ -29,8 +29,10 @@ from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import successors
 from lightning_rl.system.errors import ConfigurationError
+from tests.algorithms import with_first_ratios
 from tests.helpers import assert_same_run, last, load, make_collector, scalars
 from tests.remote import Threads
+from tests.variants import after
 
 HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
 
@@ -136,38 +138,20 @@ def fit(run_dir, module, data, ckpt_path=None, **kwargs):
     return module
 
 
-class Watching:
-    """Keep the ratios of the first minibatch of each iteration, and the parameters before it."""
-
-    def loss(self, minibatch):
-        if len(self.objectives[""].statistics) == 0:
-            new = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
-            self.firsts.append((new - minibatch["sample_log_prob"]).detach().exp() - 1)
-        return super().loss(minibatch)
-
-    def training_step(self, rollout, batch_idx):
-        super().training_step(rollout, batch_idx)
-        self.counted = self.env_steps, self.data.collector.env_steps
-
-
-class WatchedPPO(Watching, PPO):
-    pass
-
-
-class WatchedGRPO(Watching, GRPO):
-    pass
+def count_steps(module, result, rollout, batch_idx):
+    module.counted = module.env_steps, module.data.collector.env_steps
 
 
 @pytest.mark.parametrize(("head", "level"), HEADS)
-@pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
 def test_the_first_ratio_is_one_and_the_policy_moves(algorithm, head, level, tmp_path):
     policy = make_policy(head=head, log_prob_level=level)
     before = [p.clone() for p in policy.head.parameters()]
     settings = {"n_epochs": 2, "batch_size": 16, "ent_coef": 0.01}
-    if algorithm is WatchedGRPO:
+    if algorithm is GRPO:
         settings |= {"group_size": 4, "kl_coef": 0.01, "aggregation": "trajectory"}
-    module = algorithm(policy, **settings)
-    module.firsts = []
+    watched = after(with_first_ratios(algorithm), training_step=count_steps)
+    module = watched(policy, **settings)
     fit(tmp_path, module, data_module(), enable_checkpointing=False)
     assert len(module.firsts) >= 2
     assert max(first.abs().max() for first in module.firsts) < 1e-5

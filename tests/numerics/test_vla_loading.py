@@ -15,13 +15,14 @@ import yaml
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import PPO, TransformersBackbone, VLAPolicy, load_policy, load_vla_model
+from lightning_rl import GRPO, PPO, TransformersBackbone, VLAPolicy, load_policy, load_vla_model
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.system.errors import ConfigurationError
+from tests.algorithms import with_first_ratios
 from tests.helpers import assert_same, assert_same_run, last, scalars
-from tests.numerics.test_vla import WatchedGRPO, WatchedPPO, data_module, fit, make_env, make_policy
+from tests.numerics.test_vla import data_module, fit, make_env, make_policy
 from tests.test_architecture import FILES
 
 TEXT = {
@@ -133,13 +134,13 @@ def test_pixels_are_scaled_as_the_directory_says(directories):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
 def test_every_family_takes_steps_from_a_first_ratio_of_one(name, algorithm, directories, tmp_path):
     policy = policy_of(directories, name)
     before = [p.clone() for p in policy.backbone.model.parameters()]
-    grouped = {"group_size": 4, "kl_coef": 0.1} if algorithm is WatchedGRPO else {}
-    module = algorithm(policy, n_epochs=2, batch_size=16, ent_coef=0.01, **grouped)
-    module.firsts = []
+    grouped = {"group_size": 4, "kl_coef": 0.1} if algorithm is GRPO else {}
+    watched = with_first_ratios(algorithm)
+    module = watched(policy, n_epochs=2, batch_size=16, ent_coef=0.01, **grouped)
     fit(tmp_path, module, data_module(iterations=1), enable_checkpointing=False)
     assert max(first.abs().max() for first in module.firsts) < 1e-5
     after = policy.backbone.model.parameters()

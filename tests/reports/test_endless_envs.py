@@ -3,25 +3,12 @@
 from functools import partial
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
 
 from lightning_rl import GymnasiumEnv
+from tests.envs import ScriptedEnv
 from tests.helpers import train
 
-
-class Endless(gymnasium.Env):
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(2, np.float32), 1.0, False, False, {}
-
-
-gymnasium.register("tests/Endless-v0", Endless)
+gymnasium.register("tests/Endless-v0", partial(ScriptedEnv, reward=1.0))
 
 
 def test_an_evaluation_without_end_is_cut_and_says_so(tmp_path, capsys):

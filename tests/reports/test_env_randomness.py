@@ -6,30 +6,23 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
 
-from lightning_rl import GymnasiumEnv, RslRlVecEnv, TensorSimulator, TorchEnv
+from lightning_rl import GymnasiumEnv, RslRlVecEnv, TensorSimulator
+from tests.envs import ScriptedEnv, ScriptedTask
 
 
-class Drawn(gymnasium.Env):
+def drawn():
     """Draws from NumPy's and torch's global generators."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.draw(), {}
-
-    def draw(self):
+    def draw_globally(env):
         return np.array([np.random.uniform(-1, 1), float(torch.rand(()))], np.float32)
 
-    def step(self, action):
-        self.t += 1
-        return self.draw(), 0.0, self.t >= 4, False, {}
+    return ScriptedEnv(
+        spaces.Box(-1, 1, (2,)), observe=draw_globally, terminated=lambda env: env.age >= 4
+    )
 
 
-gymnasium.register("tests/Drawn-v0", Drawn)
+gymnasium.register("tests/Drawn-v0", drawn)
 
 
 def walked(env, steps):
@@ -53,30 +46,24 @@ def test_workers_draw_numbers_of_their_own_that_a_seed_and_a_resume_repeat():
         assert torch.equal(walked(env, 6), following)
 
 
-class Pushed(TorchEnv):
+def pushed(num_envs):
     """A point that is pushed at random, and seen through a noise of its own."""
 
-    start_size = 1
+    def move(env, state, action):
+        x = state["x"] + env.uniform(1)
+        return {"x": x, "seen": x + env.uniform(1, stream=1)}, x[:, 0]
 
-    def __init__(self, num_envs, max_episode_steps=5):
-        box = spaces.Box(-np.inf, np.inf, (2,))
-        super().__init__(num_envs, box, spaces.Box(-1, 1, (1,)), max_episode_steps)
-
-    def initial_state(self, uniform):
-        return TensorDict({"x": uniform, "seen": uniform}, [len(uniform)])
-
-    def observe(self, state):
-        return torch.cat([state["x"], state["seen"]], 1)
-
-    def transition(self, state, action):
-        x = state["x"] + self.uniform(1)
-        following = TensorDict({"x": x, "seen": x + self.uniform(1, stream=1)}, state.batch_size)
-        return following, x[:, 0], torch.zeros_like(x[:, 0], dtype=torch.bool), {}
+    return ScriptedTask(
+        num_envs,
+        lambda uniform: {"x": uniform, "seen": uniform},
+        move,
+        observe=lambda state: torch.cat([state["x"], state["seen"]], 1),
+    )
 
 
 def test_a_random_transition_depends_on_seed_episode_and_step_alone():
     def play(num_envs, seeds, steps=8):
-        env = Pushed(num_envs)
+        env = pushed(num_envs)
         env.reset(seed=seeds)
         return torch.stack([env.step(torch.zeros(num_envs, 1))[0] for _ in range(steps)]), env
 
@@ -85,7 +72,7 @@ def test_a_random_transition_depends_on_seed_episode_and_step_alone():
     assert torch.equal(together[:, 1:2], alone)
     push, noise = together[:4, :, 0].diff(dim=0), (together[..., 1] - together[..., 0])[1:4]
     assert (push != noise).all()  # each purpose has a stream of its own
-    state, other = env.state_dict(), Pushed(3)
+    state, other = env.state_dict(), pushed(3)
     other.load_state_dict(state)
     action = torch.zeros(3, 1)
     assert torch.equal(env.step(action)[0], other.step(action)[0])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
 
-from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, TorchEnv, check_env, load_policy
+from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, check_env, load_policy
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.infos import InfoReader
 from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from tests.envs import ScriptedTask
 from tests.reports.odd import BOX, making, odd
 
 SPACES = {
@@ -232,24 +232,21 @@ def test_infos_of_batched_envs_are_read_by_the_same_table():
             reader.read_arrays({"penalty": bad}, done)
 
 
-class Torch(TorchEnv):
-    start_size = 1
+def odd_task(num_envs, **odd):
+    """Make a task of which some answers are odd."""
 
-    def __init__(self, num_envs, **odd):
-        super().__init__(num_envs, BOX, spaces.Box(-1, 1, (1,)), 5)
-        self.odd = odd
-
-    def initial_state(self, uniform):
-        return TensorDict({"x": uniform}, [len(uniform)])
-
-    def observe(self, state):
-        return self.odd.get("obs", state["x"].expand(-1, 3).clone())
-
-    def transition(self, state, action):
+    def move(env, state, action):
         action.fill_(7.0)
         zeros = torch.zeros(len(action))
-        odd = {"reward": zeros, "terminated": zeros.bool(), "info": {}} | self.odd
-        return state, odd["reward"], odd["terminated"], dict(odd["info"])
+        told = {"reward": zeros, "terminated": zeros.bool(), "info": {}} | odd
+        return {}, told["reward"], told["terminated"], dict(told["info"])
+
+    def observe(state):
+        return odd.get("obs", state["x"].expand(-1, 3).clone())
+
+    return ScriptedTask(
+        num_envs, lambda uniform: {"x": uniform}, move, observe=observe, observation_space=BOX
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,14 +260,14 @@ class Torch(TorchEnv):
     ],
 )
 def test_a_torch_env_is_held_to_the_same_table(odd, message):
-    env = Torch(2, **odd)
+    env = odd_task(2, **odd)
     env.reset(seed=1)
     with pytest.raises(EnvFaultError, match=message):
         env.step(torch.zeros(2, 1))
 
 
 def test_nothing_that_an_env_writes_into_its_action_reaches_a_rollout():
-    env = Torch(2)
+    env = odd_task(2)
     rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 2, 3)
     stepper = env.rollout_stepper(rollout)
     env.reset(seed=1)

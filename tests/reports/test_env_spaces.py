@@ -14,6 +14,7 @@ from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.factories import make_env
 from lightning_rl.system.errors import ConfigurationError
 from tests.reports.odd import Odd, making, odd
+from tests.variants import after, variant
 
 
 @pytest.mark.parametrize(
@@ -59,32 +60,22 @@ def test_a_wrapper_that_keeps_statistics_or_resets_is_named(wrapper, vectorizati
         GymnasiumEnv(1, "CartPole-v1", wrappers=[wrapper], vectorization=vectorization)
 
 
-class Old(Odd):
-    def reset(self):
-        return np.zeros(3)
-
-
-class NoOptions(Odd):
-    def reset(self, seed=None):
-        return super().reset(seed=seed)
-
-
-class ObservationAlone(Odd):
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed)[0]
-
-
-class FourThings(Odd):
-    def step(self, action):
-        observation, reward, terminated, _, info = super().step(action)
-        return observation, reward, terminated, info
+def four_things(env, result, action):
+    observation, reward, terminated, _, info = result
+    return observation, reward, terminated, info
 
 
 OLD = {
-    Old: r"Old\.reset does not take seed and options",
-    NoOptions: r"NoOptions\.reset does not take options",
-    ObservationAlone: "from reset, not observation and info",
-    FourThings: "returned 4 things from step",
+    variant(
+        Odd, "Old", reset=lambda env: np.zeros(3)
+    ): r"Old\.reset does not take seed and options",
+    variant(
+        Odd, "NoOptions", reset=lambda env, seed=None: Odd.reset(env, seed=seed)
+    ): r"NoOptions\.reset does not take options",
+    after(
+        Odd, "ObservationAlone", reset=lambda env, result, **_: result[0]
+    ): "from reset, not observation and info",
+    after(Odd, "FourThings", step=four_things): "returned 4 things from step",
 }
 
 

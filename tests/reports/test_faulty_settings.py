@@ -15,6 +15,7 @@ from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium import making
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.system.errors import ConfigurationError
+from tests.variants import before
 
 PPO = (
     *("fit", "--model", "PPO", "--model.policy", "ActorCritic", "--data.env", "CartPole"),
@@ -94,17 +95,13 @@ def test_a_close_that_hangs_ends_in_a_message():
         del gymnasium.registry[name]
 
 
-class GoesAway(CartPoleEnv):
-    """Each reset changes the working directory."""
-
-    def reset(self, **kwargs):
-        os.chdir("/")
-        return super().reset(**kwargs)
+def go_away(env, **kwargs):
+    os.chdir("/")
 
 
 def test_an_env_may_change_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    gymnasium.register("GoesAway-v0", GoesAway, max_episode_steps=20)
+    gymnasium.register("GoesAway-v0", before(CartPoleEnv, reset=go_away), max_episode_steps=20)
     small = ("--data.buffer_size", "8", "--data.total_env_steps", "16", "--model.batch_size", "8")
     more = ("--data.num_eval_episodes", "1", "--trainer.accelerator", "cpu")
     try:

@@ -20,6 +20,7 @@ from lightning_rl.cli.help_pages import PROBES
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import rl_cli
 from tests.helpers import make_data
+from tests.variants import variant
 
 MODULE = """
 import gymnasium
@@ -181,18 +182,16 @@ def test_a_box_of_many_bounds_takes_one_line():
 def test_an_estimate_of_memory_ends_no_run(tmp_path):
     """An algorithm of one's own may have no use for `evaluate_actions`."""
 
-    class Policy(ActorCritic):
-        def evaluate_actions(self, td):
-            raise NotImplementedError
-
-    class Own(PPO):
-        def training_step(self, rollout, batch_idx):
-            self.finish_iteration(rollout)
+    def refuse(policy, td):
+        raise NotImplementedError
 
     data = make_data(total_env_steps=64, iterations_per_epoch=1, num_eval_episodes=1)
-    policy = Policy(data.observation_space, data.action_space, (16,))
+    policy = variant(ActorCritic, evaluate_actions=refuse)(
+        data.observation_space, data.action_space, (16,)
+    )
     trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_checkpointing=False)
-    trainer.fit(Own(policy, batch_size=32), data)
+    skip = lambda module, rollout, batch_idx: module.finish_iteration(rollout)  # noqa: E731
+    trainer.fit(variant(PPO, training_step=skip)(policy, batch_size=32), data)
     assert trainer.global_step == 1
 
 

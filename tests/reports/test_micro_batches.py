@@ -18,6 +18,7 @@ from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim import update as updates
 from lightning_rl.optim.update import Update
 from tests.helpers import uncompiled_traces
+from tests.variants import variant
 
 OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
 ACTION = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -81,13 +82,13 @@ def test_batch_statistics_are_those_of_the_whole_minibatch(algorithm, policy, se
 
 
 def test_a_policy_that_asks_for_parts_does_not_go_with_it():
-    class InParts(SquashedActorCritic):
-        micro_batch_size = 8
 
     with pytest.raises(
         ConfigurationError, match=r"'critic' of SAC needs whole.*micro_batch_size=8"
     ):
-        build(SAC, InParts).configure_optimizers()
+        build(
+            SAC, variant(SquashedActorCritic, "InParts", micro_batch_size=8)
+        ).configure_optimizers()
 
 
 def test_a_loss_of_ones_own_may_ask_for_whole_minibatches():

@@ -32,31 +32,25 @@ from lightning_rl.policies.networks.encoders import NatureCNN
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.normalization import ObservationNormalizer, ReturnNormalizer
 from lightning_rl.system import ranks
+from tests.envs import ScriptedEnv, draw
 from tests.helpers import last, load
+from tests.variants import after, variant
 
 # --- demonstrations in a mixed replay ---
 
 
-class Sparse(gymnasium.Env):
+STATE, FORCE = Box(-1, 1, (2,), np.float32), Box(-1, 1, (1,), np.float32)
+
+
+def sparse():
     """Nothing is earned but in the demonstrations."""
-
-    observation_space, action_space = Box(-1, 1, (2,), np.float32), Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return seen, 0.0, False, self.steps >= 10, {}
+    return ScriptedEnv(STATE, FORCE, observe=draw, length=10)
 
 
 @pytest.fixture(autouse=True)
 def _sparse(monkeypatch):
     known = dict(gymnasium.registry)
-    gymnasium.register("reports/Sparse-v0", Sparse)
+    gymnasium.register("reports/Sparse-v0", sparse)
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(known)
@@ -64,7 +58,7 @@ def _sparse(monkeypatch):
 
 def demonstrate(path, episodes=3, steps=10, reward=1.0):
     """Write episodes whose last step earns a reward; return the running returns G of all steps."""
-    env = Sparse()
+    env = sparse()
     writer = EpisodeWriter(path, env.observation_space, env.action_space, 30.0, "", "png")
     no = torch.zeros(steps, dtype=torch.bool)
     end = no.clone()
@@ -142,12 +136,14 @@ def test_resumed_without_its_replay_or_with_it_the_scale_is_the_same(tmp_path):
 
 
 def test_a_replay_that_does_not_tell_its_rewards_is_refused_beside_it(tmp_path):
-    class Own(ReplayBuffer):
-        pass
 
     demonstrate(tmp_path / "demonstrations")
-    run(tmp_path / "own", tmp_path / "demonstrations", offline=partial(Own, capacity=100))
-    replay = MixedReplay(Sparse.observation_space, Sparse.action_space, 1)
+    run(
+        tmp_path / "own",
+        tmp_path / "demonstrations",
+        offline=partial(variant(ReplayBuffer), capacity=100),
+    )
+    replay = MixedReplay(STATE, FORCE, 1)
     replay.offline = [None]
     with pytest.raises(
         ConfigurationError, match=r"data\.replay\.offline, a list, cannot list them"
@@ -220,12 +216,8 @@ def test_a_rollout_without_steps_moves_no_statistics(tmp_path, algorithm, shape,
     made = kind(data.observation_space, data.action_space, (8,), **policy)
     metrics = []
 
-    class Noting(algorithm):
-        def finish_iteration(self, rollout):
-            super().finish_iteration(rollout)
-            metrics.append(self.metrics)
-
-    module = Noting(made, compile=False, **(OFF_POLICY if off_policy else ON_POLICY), **model)
+    noting = after(algorithm, finish_iteration=lambda module, *_: metrics.append(module.metrics))
+    module = noting(made, compile=False, **(OFF_POLICY if off_policy else ON_POLICY), **model)
     quiet = {"enable_progress_bar": False, "accelerator": "cpu", "limit_val_batches": 0}
     RLTrainer(run_dir=str(tmp_path), **quiet).fit(module, data)
     assert module.env_steps < 4 * len(metrics)

@@ -23,6 +23,7 @@ from lightning_rl import (
     write_replay,
 )
 from lightning_rl.datasets.record import Recorder, script_action_function
+from tests.envs import ScriptedEnv
 from tests.helpers import make_collector
 from tests.reports.datasets import STATE, make, numbers, pq, refused
 
@@ -30,24 +31,15 @@ SINGLE = Discrete(3, start=1)
 SEVERAL = MultiDiscrete([3, 2], start=[1, -4])
 
 
-class Counting(gymnasium.Env):
+def counting(space):
     """Four steps; the reward is the sum of the action as the env counts."""
 
-    metadata = {"render_modes": [], "render_fps": 10}  # noqa: RUF012
-    observation_space = STATE
+    def check(env):
+        assert env.action_space.contains(env.action)
 
-    def __init__(self, space):
-        self.action_space = space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        self.t += 1
-        return np.full(2, self.t, np.float32), float(np.sum(action)), False, self.t >= 4, {}
+    return ScriptedEnv(
+        STATE, space, act=check, reward=lambda env: float(np.sum(env.action)), length=4
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +52,7 @@ CASES = [(SINGLE, [1, 2, 2, 3]), (SEVERAL, [[1, -4], [2, -3], [3, -4], [3, -3]])
 
 
 def record(path, space, actions):
-    gymnasium.register("Counting-v0", partial(Counting, space))
+    gymnasium.register("Counting-v0", partial(counting, space))
     env = GymnasiumEnv(1, "Counting-v0")
     writer = EpisodeWriter(path, STATE, space, fps=10)
     chooser = script_action_function(lambda seen: actions[int(seen[0])], space)

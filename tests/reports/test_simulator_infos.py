@@ -15,6 +15,7 @@ from lightning_rl import (
     RLTrainer,
     TensorSimulator,
 )
+from tests.variants import variant
 
 N = 3
 
@@ -70,12 +71,10 @@ class Simulator:
         pass
 
 
-class Late(Simulator):
-    style = "a_step_late"
+LATE = variant(Simulator, "Late", style="a_step_late")
 
 
-class Manual(Simulator):
-    style = "by_index"
+MANUAL = variant(Simulator, "Manual", style="by_index")
 
 
 def make(cls=Simulator, **changes):
@@ -87,11 +86,11 @@ def steps_of(env, count):
     return [env.step(torch.zeros(N, 1)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("cls", [Simulator, Late, Manual])
+@pytest.mark.parametrize("cls", [Simulator, LATE, MANUAL])
 def test_terms_metrics_success_and_failure_are_of_the_step_from_before_a_reset(cls):
     steps = steps_of(make(cls), 4)
     infos = [info for *_, info in steps]
-    if cls is not Late:
+    if cls is not LATE:
         heights = [[10, 10, 10], [20, 20, 20], [10, 30, 30], [20, 10, 40]]
     else:  # nobody ends env 0 for its failure, and a late reset says nothing
         heights = [[10, 10, 10], [20, 20, 20], [30, 30, 30], [40, torch.nan, 40]]
@@ -101,7 +100,7 @@ def test_terms_metrics_success_and_failure_are_of_the_step_from_before_a_reset(c
         torch.testing.assert_close(info["rewards"]["alive"], expected / 10, equal_nan=True)
     assert infos[1]["fail"].tolist() == [True, False, False]
     assert infos[2]["success"].tolist() == [False, True, False]
-    if cls is not Late:
+    if cls is not LATE:
         assert steps[1][2].tolist() == [True, False, False], "a failure is terminal"
 
 
@@ -109,7 +108,7 @@ def test_a_failed_episode_has_no_success_and_its_end_is_no_time_limit():
     everyone = torch.ones(N, dtype=torch.bool)
     (_, _, terminated, _, info), *_ = steps_of(
         make(
-            Late,
+            LATE,
             success=everyone,
             fail=torch.tensor([True, True, False]),
             truncated=torch.tensor([True, False, False]),

@@ -22,6 +22,7 @@ from lightning_rl import (
 from lightning_rl.datasets.episode import Episode
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
+from tests.variants import passing
 
 SEEN, CHUNKS = Box(-1, 1, (3,)), Box(-2, 2, (4, 2))
 POLICIES = {
@@ -74,11 +75,9 @@ def test_of_a_squashed_gaussian_too():
         torch.testing.assert_close(parts[0][key] + parts[1][key], whole[key])
 
 
-class OwnEvaluation(ActorCritic):
-    """A policy of a user's own, which knows nothing of chunks that were cut short."""
-
-    def evaluate_actions(self, td):
-        return super().evaluate_actions(td.exclude("executed"))
+def without_executed(policy, td):
+    """It knows nothing of chunks that were cut short."""
+    return (td.exclude("executed"),)
 
 
 @pytest.fixture(scope="module")
@@ -143,4 +142,8 @@ def test_a_policy_that_would_clone_it_is_refused(dataset, tmp_path):
     with pytest.raises(
         ConfigurationError, match="OwnEvaluation has one log-prob for a whole chunk"
     ):
-        cloned(OwnEvaluation, dataset, tmp_path)
+        cloned(
+            passing(ActorCritic, "OwnEvaluation", evaluate_actions=without_executed),
+            dataset,
+            tmp_path,
+        )

@@ -10,6 +10,7 @@ from lightning_rl import SAC, ConfigurationError, ReplayBuffer, SquashedActorCri
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import Choice
 from tests.helpers import train, uncompiled_traces
+from tests.variants import after
 
 OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
 ACTION = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -86,19 +87,15 @@ def test_what_is_passed_must_be_reported_and_have_a_name_of_its_own(compile):
         one_update(missing, compile)
 
 
-class Sharing(Watching):
+def share(module, objectives):
     """Two losses pass on the same name."""
-
-    def configure_objectives(self):
-        objectives = super().configure_objectives()
-        for one in objectives[:2]:
-            one.passes = ("entropy",)
-        return objectives
+    for objective in objectives[:2]:
+        objective.passes = ("entropy",)
 
 
 def test_two_losses_cannot_pass_on_the_same_name():
     with pytest.raises(ConfigurationError, match="Two objectives pass 'entropy'"):
-        one_update(Sharing)
+        one_update(after(Watching, configure_objectives=share))
 
 
 @pytest.mark.parametrize(

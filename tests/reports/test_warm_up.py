@@ -9,6 +9,7 @@ from lightning_rl import GRU, SAC, TD3, ActionChunk, GymnasiumEnv, ReplayBuffer
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector
 from tests.helpers import last, train
+from tests.variants import before
 
 REPLAY = partial(ReplayBuffer, capacity=600)
 
@@ -19,17 +20,15 @@ def run(
     """Train, and return (env steps before, rollout, its states by `states_of`) of each iteration."""
     seen = []
 
-    class Seeing(algorithm):
-        def training_step(self, rollout, batch_idx):
-            again = states_of(self.policy, rollout) if self.policy.is_recurrent else None
-            seen.append((self.env_steps, rollout.clone(), again))
-            super().training_step(rollout, batch_idx)
+    def look(module, rollout, batch_idx):
+        again = states_of(module.policy, rollout) if module.policy.is_recurrent else None
+        seen.append((module.env_steps, rollout.clone(), again))
 
     data = {"num_envs": 2, "buffer_size": 8, "replay": REPLAY, "iterations_per_epoch": 50} | (
         data or {}
     )
     settings = {
-        "algorithm": Seeing,
+        "algorithm": before(algorithm, training_step=look),
         "batch_size": 16,
         "updates_per_env_step": 0.02,
         "compile": False,
