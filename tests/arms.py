@@ -26,17 +26,17 @@ def arm(helped=True, space=OBSERVATION, view=lambda seen: seen):
         env.place, env.closed = env.np_random.uniform(-1, 1, 2), False
 
     def act(env):
-        env.taken = helped and env.age % 3 == 0
-        env.action = HELP if env.taken else env.action
+        env.helps = helped and env.age % 3 == 0
+        env.action = HELP if env.helps else env.action
         command = np.rint(env.action[2])
         env.changed = command == (2.0 if env.closed else 0.0)
         env.closed = env.closed != env.changed
         env.place = np.clip(env.place + 0.2 * env.action[:2], -1, 1)
         env.success = bool(env.closed and np.abs(env.place).max() < 0.3)
 
-    def said(env):
-        told = {"executed_action": env.action, "intervened": True} if env.taken else {}
-        return {"success": env.success, "discrete_penalty": -0.5 * env.changed} | told
+    def describe(env):
+        intervention = {"executed_action": env.action, "intervened": True} if env.helps else {}
+        return {"success": env.success, "discrete_penalty": -0.5 * env.changed} | intervention
 
     def observe(env):
         return view(np.array([*env.place, 2.0 * env.closed - 1.0, env.age / 10], np.float32))
@@ -49,7 +49,7 @@ def arm(helped=True, space=OBSERVATION, view=lambda seen: seen):
         observe=observe,
         reward=lambda env: float(env.success),
         terminated=lambda env: env.success,
-        info=said,
+        info=describe,
         metadata={"reports_interventions": True} if helped else {},
     )
 

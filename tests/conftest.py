@@ -97,6 +97,13 @@ def _seeded():
 
 
 @pytest.fixture
+def own_directory(tmp_path, monkeypatch):
+    """Work in a directory of the test's own, with a search path of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
 def traced_only():
     """Skip the compiler in tests of the trace."""
     from tests.helpers import uncompiled_traces

@@ -100,7 +100,7 @@ class ScriptedVector(gymnasium.vector.VectorEnv):
 
     Args:
         num_envs: N.
-        make: makes env i from i, or from nothing.
+        make: makes one of the envs; called for env 0, 1, ... in turn.
         masks: whether each array of infos has its mask `_name`.
         change: called with the results (observation, reward, terminated, truncated, info) of a step;
             returns those that are handed out.
@@ -118,8 +118,8 @@ class ScriptedVector(gymnasium.vector.VectorEnv):
     def reset(self, *, seed=None, options=None):
         seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
         seeds = [None] * self.num_envs if seeds is None else seeds
-        starts = [env.reset(seed=one)[0] for env, one in zip(self.envs, seeds, strict=True)]
-        return np.stack(starts), {}
+        pairs = zip(self.envs, seeds, strict=True)
+        return np.stack([env.reset(seed=env_seed)[0] for env, env_seed in pairs]), {}
 
     def step(self, actions):
         self.steps += 1
@@ -266,8 +266,8 @@ def reports_action_mask(empty_at=None, silent_at=None, key="action_mask"):
         env.allowed = np.zeros(5, np.int8)
         if env.age != empty_at:
             env.allowed[env.np_random.choice(5, 2, replace=False)] = 1
-        env.said = {} if env.age == silent_at else {key: env.allowed}
-        return env.said
+        env.mask_info = {} if env.age == silent_at else {key: env.allowed}
+        return env.mask_info
 
     def act(env):
         assert env.allowed[env.action] == 1, f"{env.action} is not allowed by {env.allowed}"
@@ -281,7 +281,7 @@ def reports_action_mask(empty_at=None, silent_at=None, key="action_mask"):
         observe=draw,
         reward=lambda env: float(env.action) / 5,
         terminated=lambda env: env.age == 7,
-        info=lambda env: env.said if env.age < 7 else {},
+        info=lambda env: env.mask_info if env.age < 7 else {},
     )
 
 
@@ -296,7 +296,7 @@ PARTS = Dict(
 
 
 def takes_parts():
-    """Wants an action in its own structure, and observes what it was given."""
+    """Take an action in its own structure, and observe its numbers."""
 
     def observe(env):
         if env.age == 0:

@@ -23,10 +23,7 @@ from tests.variants import variant
 SMALL = ["--data.num_eval_episodes", "2", "--seconds", "20"]
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 @pytest.fixture(autouse=True)

@@ -41,10 +41,7 @@ SMALL = [
 STEPS = 4 * 16 * 6
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def fit(*arguments, steps=STEPS):

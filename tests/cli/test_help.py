@@ -15,11 +15,7 @@ from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.training.trainer import REFUSED, RLTrainer
 from tests.commands import rl_cli
 
-
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def help_of(capsys, *arguments):

@@ -179,10 +179,7 @@ SHOWS = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.numerics.test_tak
 STRAIGHTLY = ["--script", "tests.cli.test_record.straight"]
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def test_a_script_records_and_each_episode_has_a_line(capsys):

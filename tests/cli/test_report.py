@@ -23,9 +23,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is ins
 STEPS = [1000, 2000, 3000, 4000]
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, speed=500.0, **settings):

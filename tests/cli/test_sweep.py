@@ -37,10 +37,7 @@ REPORTED_SEEDS = {*range(11, 16), *range(41, 46), *range(61, 71), *range(81, 91)
 """Of the returns of configs/tuned in docs/results.md, which no search may have seen."""
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def journal_of(directory):

@@ -1,6 +1,5 @@
 """Wrappers of an env are configured in YAML, with the arguments of their constructors."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,7 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def fit(wrapper):

@@ -31,9 +31,7 @@ trainer: {accelerator: cpu, enable_progress_bar: false, logger: false}
 """
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def error_of(capsys, *arguments):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from lightning_rl.envs import (
@@ -24,7 +23,7 @@ from lightning_rl.envs import (
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
 from lightning_rl.system.errors import ConfigurationError
-from tests.envs import ScriptedEnv, Walk
+from tests.envs import ScriptedEnv, ScriptedVector, Walk
 from tests.helpers import assert_same
 from tests.variants import concrete
 
@@ -122,31 +121,15 @@ def forgetful():
 TOTAL = itertools.count()
 
 
-class SameStepVector(gymnasium.vector.VectorEnv):
-    """A batched env that resets finished envs in the same step; env i ends every i + 2 steps."""
+def same_step_vector(num_envs, **kwargs):
+    """Make a batched env that resets finished envs in the same step; env i ends every i + 2 steps."""
+    lengths = itertools.count(2)
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    def make():
+        length = next(lengths)
+        return ScriptedEnv(Box(0, 99, (1,)), reward=1.0, terminated=lambda env: env.age == length)
 
-    def __init__(self, num_envs, **kwargs):
-        self.num_envs = num_envs
-        self.single_observation_space = Box(0, 99, (1,))
-        self.single_action_space = Discrete(2)
-        self.observation_space = Box(0, 99, (num_envs, 1))
-        self.action_space = MultiDiscrete([2] * num_envs)
-        self.steps = np.zeros(num_envs, np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        self.steps[:] = 0
-        return self.steps[:, None].copy(), {}
-
-    def step(self, actions):
-        self.steps += 1
-        final = self.steps[:, None].copy()
-        done = self.steps == np.arange(self.num_envs) + 2
-        self.steps[done] = 0
-        info = {"final_obs": final, "_final_obs": done} if done.any() else {}
-        reward = np.ones(self.num_envs, np.float32)
-        return self.steps[:, None].copy(), reward, done, np.zeros_like(done), info
+    return ScriptedVector(num_envs, make)
 
 
 IDS = {"Echo-v0": echo, "Tree-v0": tree, "Counter-v0": counter, "Forgetful-v0": forgetful}
@@ -156,7 +139,7 @@ IDS = {"Echo-v0": echo, "Tree-v0": tree, "Counter-v0": counter, "Forgetful-v0": 
 def _registered():
     for id, entry_point in IDS.items():
         gymnasium.register(id, entry_point)
-    gymnasium.register("Vector-v0", counter, vector_entry_point=SameStepVector)
+    gymnasium.register("Vector-v0", counter, vector_entry_point=same_step_vector)
     yield
     for id in [*IDS, "Vector-v0"]:
         del gymnasium.registry[id]

@@ -34,9 +34,7 @@ WHOLE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
