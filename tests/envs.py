@@ -74,6 +74,10 @@ class ScriptedEnv(gymnasium.Env):
         self.steps, self.episode = 0, -1
         vars(self).update(attributes)
 
+    def observe(self):
+        """Observe (again) what the env is in."""
+        return self._answer(0)
+
     def _answer(self, index):
         answer = self._answers[index]
         return answer(self) if callable(answer) else answer
@@ -83,7 +87,7 @@ class ScriptedEnv(gymnasium.Env):
         self.age, self.action, self.seed = 0, np.zeros(self.action_space.shape or ()), seed
         self.episode += 1
         info = self._begin(self)
-        return self._answer(0), info or {}
+        return self.observe(), info or {}
 
     def step(self, action):
         self.age += 1

@@ -13,20 +13,17 @@ class ScriptedPolicy(Policy):
 
     Args:
         observation_space, action_space: spaces of one env.
-        act: makes the actions [N, *A] from (policy, td, generator). Default: zeros of the action space.
+        act: makes the actions [N, *A] from (policy, td, generator).
         fields: its `extra_fields`.
     """
 
     has_critic = False
     extra_fields = {}  # noqa: RUF012
 
-    def __init__(self, observation_space, action_space, act=None, fields=None):
+    def __init__(self, observation_space, action_space, act, fields=None):
         super().__init__(observation_space, action_space)
         self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.act, self.extra_fields = act or type(self).zeros, fields or {}
-
-    def zeros(self, td, generator):
-        return torch.zeros(*td.batch_size, *self.action_space.shape)
+        self.act, self.extra_fields = act, fields or {}
 
     def forward(self, td, deterministic=False, generator=None):
         td["action"] = self.act(self, td, generator)

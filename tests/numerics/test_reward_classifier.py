@@ -282,7 +282,7 @@ def test_pictures_and_states_are_scaled_in_it_alone(trained):
     plain = ClassifiedReward(env, trained)
     plain.reset(seed=0)
     *_, info = plain.step(1)
-    expected = model.probability(torch.tensor(plain.unwrapped.seen()[None]))
+    expected = model.probability(torch.tensor(plain.unwrapped.observe()[None]))
     assert info["metrics"]["success_probability"] == pytest.approx(float(expected), abs=0.2)
 
 
