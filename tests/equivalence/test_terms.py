@@ -217,7 +217,7 @@ def test_thirty_lines_and_a_yaml_train_and_resume_and_a_checkpoint_names_them_on
         run(["fit", "--ckpt_path", str(part), *more])
     said = capsys.readouterr().err
     assert "names 'my_terms." in said
-    assert "is not a term of lightning_rl" in said
+    assert "is not a term of this package" in said
     assert "--trust_code true" in said
     run(["fit", "--ckpt_path", str(part), *more, "--trust_code", "true"])
     assert_same_run(whole, part)

@@ -31,7 +31,6 @@ from lightning_rl.checkpoints.registry import (
     GRANTS,
     NAMES,
     REFUSED,
-    imported,
     packages_of,
 )
 from lightning_rl.checkpoints.trust import checked_config
@@ -41,6 +40,7 @@ from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
+from lightning_rl.system.texts import imported
 from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, train

@@ -508,7 +508,7 @@ def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tm
 
 def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
     text = f"data: {{env: {{class_path: GymnasiumEnv, init_args: {{id: lightning_rl/Robot-v0, env_kwargs: {{robot: {ARM}}}}}}}}}"
-    with pytest.raises(ConfigurationError, match="looks like the path of a Python object"):
+    with pytest.raises(ConfigurationError, match=rf"names '{ARM}' as data\.env.*robot"):
         checked_config(
             text.replace("GymnasiumEnv", "lightning_rl.GymnasiumEnv"), tmp_path / "x.ckpt"
         )

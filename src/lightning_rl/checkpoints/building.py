@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
-from lightning_rl.checkpoints.registry import NAMES, imported
+from lightning_rl.checkpoints.registry import NAMES
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.rollout.spaces import space_from
@@ -26,6 +26,7 @@ from lightning_rl.system.declared import Family, parts_of
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import dump_yaml
+from lightning_rl.system.texts import imported
 
 
 class SavedRun:

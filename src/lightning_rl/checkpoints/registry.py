@@ -1,9 +1,12 @@
 """Names that a checkpoint may use without `--trust_code true`. A lookup imports nothing."""
 
-from importlib import import_module
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import gymnasium
+
+from lightning_rl.system.texts import is_import_path, is_model_file, is_plain_name, is_settings_file
 
 OURS = "lightning_rl"
 
@@ -107,6 +110,73 @@ No class here writes files to a path from its arguments: a test forges each argu
 
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 
+
+class TextForm(NamedTuple):
+    """A form of texts.
+
+    Attributes:
+        form: the form, for messages and docs/security.md.
+        fits: whether a text has the form; the reader of the setting asks the same function.
+        is_file: whether the text is the path of a file that is read as data.
+    """
+
+    form: str
+    fits: Callable[[str], object]
+    is_file: bool = False
+
+
+_FILES = "a local path, which is read as data"
+_PATH = TextForm(_FILES, lambda text: not is_settings_file(text), is_file=True)
+_SENTENCE = TextForm(
+    "a text that is neither an import path nor a YAML file",
+    lambda text: not is_import_path(text) and not is_settings_file(text),
+)
+_NOTHING = TextForm("allowed in a checkpoint: only the user may give it", lambda text: False)
+
+OTHER_TEXTS = TextForm(
+    "a text without dots, colons and slashes", re.compile(r"[^./\\:$~]*").fullmatch
+)
+"""The form of texts of all other settings: it names nothing to import or to open."""
+
+TEXTS = {
+    "env_model": TextForm("a file of a robot", is_model_file, is_file=True),
+    "term": TextForm(
+        "a term of this package",
+        {one.rpartition(".")[2] for one in CLASSES["term"].names}.__contains__,
+    ),
+    "id": TextForm("the id of an env", re.compile(r"[\w/-]+").fullmatch),
+    "device": TextForm("a device of torch", re.compile(r"[a-z]+(:\d+)?").fullmatch),
+    "exp_name": TextForm("a plain name", is_plain_name),
+    "address": _NOTHING,
+    **dict.fromkeys(
+        (
+            *("path", "model_path", "adapter", "tokenizer", "action_statistics", "dataset_stats"),
+            *("language_model", "vlm_model_name", "weights", "checkpoint", "teacher"),
+            *("demonstrations", "xml_file"),
+        ),
+        _PATH,
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "instruction",
+                "condition",
+                "keys",
+                "key",
+                "teacher_key",
+                "critic_keys",
+                "actor_keys",
+            ),
+            *("ignore_keys", "executed_action_key", "intervened_key", "filter_keys", "prefix"),
+            *("rgb", "proprio", "freeze", "target_modules", "exclude_modules", "modules_to_save"),
+            *("keyframe", "camera", "drives", "joints", "names", "name", "transformers_version"),
+            "_name_or_path",
+        ),
+        _SENTENCE,
+    ),
+}
+"""The forms of texts in a checkpoint, by the key of the setting, wherever it stands."""
+
 REFUSED = {
     "RecordVideo": "writes files to paths in its settings",
     "HumanRendering": "opens a window",
@@ -114,11 +184,8 @@ REFUSED = {
 }
 """Gymnasium wrappers that are not allowed, and why."""
 
-GRANTS = ("trust_code", "trust_remote_code", "allow_download", "model_class", "auto_map")
-"""Arguments that allow code or downloads, of these classes or of the models that they load."""
-
-FROM_A_HUB = ("attn_implementation", "experts_implementation")
-"""Arguments of models that download code if the value is a repository: `owner/kernel`."""
+GRANTS = ("trust_code", "allow_download", "model_class")
+"""Arguments that allow code or downloads."""
 
 
 def packages_of(id: str) -> set[str]:
@@ -131,9 +198,3 @@ def packages_of(id: str) -> set[str]:
             makers += [wrapper.entry_point for wrapper in spec.additional_wrappers]
     homes = [maker if isinstance(maker, str) else maker.__module__ for maker in makers if maker]
     return {home.replace(":", ".").partition(".")[0] for home in homes}
-
-
-def imported(name: str) -> Any:
-    """Import an object by its path, `package.module.name`."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(import_module(module), attribute)

@@ -13,16 +13,17 @@ from lightning_rl.checkpoints.format import SECTIONS
 from lightning_rl.checkpoints.registry import (
     CLASSES,
     ENV_PACKAGES,
-    FROM_A_HUB,
     GRANTS,
+    OTHER_TEXTS,
     PACKAGES,
     REFUSED,
+    TEXTS,
     packages_of,
 )
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.files import MODEL_FILES
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
+from lightning_rl.system.texts import asks_a_hub
 
 CURE = "Add --trust_code true if you trust its source, or give your own --config."
 CURE_IN_PYTHON = (
@@ -48,24 +49,6 @@ OF_THAT_RUN = (
     *("exp_name", "output_dir", "run_dir", "default_root_dir", "init_from", "restore_replay"),
 )
 """Settings of the trainer that a resumed run does not need; they are dropped silently."""
-
-PATH_KEYS = (
-    "xml_file",
-    "path",
-    "model_path",
-    "adapter",
-    "tokenizer",
-    "action_statistics",
-    "dataset_stats",
-    "language_model",
-    "weights",
-    "checkpoint",
-    "teacher",
-)
-"""Keys of plain texts that may look like import paths, such as `model.xml`."""
-
-IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")
-"""`package.name`, or `module:name`."""
 
 
 class CheckedConfig(NamedTuple):
@@ -185,15 +168,17 @@ class Inspection:
             for name, child in value.items():
                 if not isinstance(name, str) or "." in name:
                     self.refuse(path, name, "is not the name of a setting")
+                if (name in GRANTS and child) or asks_a_hub(name, child):
+                    self._refuse_grant(f"{path}.{name}", child)
                 if name != "class_path":
                     self.at(f"{path}.{name}", _key_below(key, name, value), child)
-                if (name in GRANTS and child) or (name in FROM_A_HUB and "/" in str(child)):
-                    self._refuse_grant(f"{path}.{name}", child)
         elif isinstance(value, list | tuple):
             for i, child in enumerate(value):
                 self.at(f"{path}.{i}", key, child)
         elif isinstance(value, str):
             self._text(path, key, value)
+        elif not isinstance(value, bool | int | float | None):
+            self.refuse(path, value, "is not a plain value")
 
     def refuse(self, path: str, value: Any, why: str) -> NoReturn:
         raise ConfigurationError(
@@ -221,16 +206,14 @@ class Inspection:
             self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
 
     def _text(self, path: str, key: str, text: str) -> None:
-        if key == "term" and text.isidentifier():
-            return  # the name of a term of this package: nothing is imported
-        is_file = key in PATH_KEYS or (key == "env_model" and text.lower().endswith(MODEL_FILES))
-        if key in CLASSES:
-            self._class(path, key, text)
-        elif re.fullmatch(r"\$\{\w+\}", text):
+        allowed = TEXTS.get(key, OTHER_TEXTS)
+        if re.fullmatch(r"\$\{\w+\}", text):
             self._refuse_grant(path, text)
-        elif not is_file and key != "exp_name" and IMPORT_PATH.fullmatch(text):
-            self.refuse(path, text, "looks like the path of a Python object")
-        elif is_file or (os.sep in text and os.path.exists(text)):
+        elif key in CLASSES and key not in TEXTS:
+            self._class(path, key, text)
+        elif not allowed.fits(text):
+            self.refuse(path, text, f"is not {allowed.form}")
+        elif allowed.is_file:
             self.reads[path] = text
         # The command line parses texts again as YAML, so check quoted texts and mappings in them.
         again: Any = text
@@ -255,4 +238,6 @@ def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
     if name == "model":  # the algorithm stands at the top
         return "env_model"
     # `encoders` maps keys of the observation to encoders, `actions` names to action terms.
-    return {"encoders": "encoder", "actions": "action"}.get(key, name)
+    # `keys` maps names to names.
+    inner = {"encoders": "encoder", "actions": "action", "keys": "keys"}
+    return inner.get(key, name)

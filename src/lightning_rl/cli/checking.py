@@ -21,7 +21,6 @@ from lightning_rl.checkpoints.trust import CURE
 from lightning_rl.cli.help_pages import BUILDING_BLOCKS, PROBES
 from lightning_rl.cli.parsing import (
     BEFORE,
-    SUFFIXES,
     TurnedOn,
     Typed,
     UsageError,
@@ -44,6 +43,7 @@ from lightning_rl.system.jsonargparse_private import (
     parameters_of,
 )
 from lightning_rl.system.plain_yaml import QuotedText, load_yaml
+from lightning_rl.system.texts import is_settings_file
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
 
@@ -326,7 +326,7 @@ def _names_class(text: str, parts: Parts) -> bool:
 
 
 def _content(value: Any, path: str) -> Any:
-    is_file = isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value)
+    is_file = isinstance(value, str) and is_settings_file(value) and os.path.isfile(value)
     return read_settings(str(value), path) if is_file else value
 
 

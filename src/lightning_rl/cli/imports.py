@@ -9,7 +9,6 @@ from pathlib import Path
 from jsonargparse import set_parsing_settings
 
 from lightning_rl.checkpoints.registry import PACKAGES
-from lightning_rl.checkpoints.trust import IMPORT_PATH
 from lightning_rl.system.jsonargparse_private import parsing_settings_kept
 
 FOR_THE_TYPIST = tuple(
@@ -48,10 +47,14 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
         yield
 
 
+IMPORTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")
+"""`package.name`, or `module:Name-v0`."""
+
+
 def _import_paths(typed: Sequence[str]) -> Iterator[str]:
     """Yield the import paths in typed options: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
     for option in typed:
         value = option.partition("=")[2] if option.startswith("--") else option
         for word in re.split(r"[\s,\[\]{}'\"]+", value):
-            if IMPORT_PATH.fullmatch(word) and not word.endswith((".ckpt", ".yaml")):
+            if IMPORTED.fullmatch(word) and not word.endswith((".ckpt", ".yaml")):
                 yield word.split(":")[0]

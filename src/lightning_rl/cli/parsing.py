@@ -15,9 +15,7 @@ from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import read_text
 from lightning_rl.system.jsonargparse_private import import_object
 from lightning_rl.system.plain_yaml import read_yaml
-
-SUFFIXES = (".yaml", ".yml")
-"""Suffixes of files that a config may name: `model: ppo_model.yaml`."""
+from lightning_rl.system.texts import is_settings_file
 
 FREE = ("env_kwargs", "model_config", "config", "lora")
 """Mappings that are passed on unchanged: classes in them are not looked up."""
@@ -83,7 +81,7 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
     within = f" in {name}" if name else ""
     if isinstance(content, list):
         return [settings_in(one, f"{path}.{i}", name, folder) for i, one in enumerate(content)]
-    if isinstance(content, str) and folder and content.endswith(SUFFIXES):
+    if isinstance(content, str) and folder and is_settings_file(content):
         return str(folder / content) if os.path.isfile(folder / content) else content
     if not isinstance(content, dict):
         return content
@@ -163,7 +161,7 @@ def normalize_options(options: Sequence[str]) -> list[str]:
 def no_option(text: str) -> UsageError:
     """Return the error about a text that belongs to no option."""
     cure = "an option is --name value"
-    if text.endswith(SUFFIXES):
+    if is_settings_file(text):
         cure = f"write --config {text}"
     elif text.endswith(".ckpt") or os.path.isdir(text):
         cure = f"write --ckpt_path {text}"
@@ -203,7 +201,7 @@ def override(before: Any, value: Any) -> Any:
         return value
     if str(value).lower() == "true" and "class_path" not in before:
         return TurnedOn(before)
-    if isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value):
+    if isinstance(value, str) and is_settings_file(value) and os.path.isfile(value):
         value = read_settings(str(value))
     if _can_name_a_class(value) and "class_path" in before:
         value = {"class_path": str(value)}

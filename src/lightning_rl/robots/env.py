@@ -7,11 +7,10 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from lightning_rl.checkpoints.registry import imported
-from lightning_rl.checkpoints.trust import IMPORT_PATH
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED
 from lightning_rl.robots.process import RobotProcess
 from lightning_rl.system.errors import EnvFaultError, check_range, require
+from lightning_rl.system.texts import imported, is_import_path
 
 MOST_HOME_STEPS = 10_000
 """Maximum steps on the way home."""
@@ -275,7 +274,7 @@ def check_import_path(setting: str, given: str) -> None:
         ConfigurationError: names the setting.
     """
     require(
-        isinstance(given, str) and ":" not in given and IMPORT_PATH.fullmatch(given) is not None,
+        isinstance(given, str) and is_import_path(given),
         f"{setting} must be the import path of a function, as my_robot.make, got {given!r}.",
     )
 

@@ -43,10 +43,6 @@ DEEPEST = 100
 """Most levels of such a file."""
 
 
-MODEL_FILES = (".xml", ".urdf", ".mjcf")
-"""Suffixes of files of robots; another text in their place is the import path of a function."""
-
-
 def expanded(path: str | Path) -> Path:
     """Expand `~` in a user's path; every path passes here once."""
     return Path(path).expanduser()

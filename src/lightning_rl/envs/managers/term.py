@@ -1,11 +1,11 @@
 """Build a term from its import path and parameters."""
 
 import inspect
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from lightning_rl.envs.managers import functions
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.system.construction import IMPORT_PATH
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.system.texts import imported, is_import_path
 
 Function = str | Callable[..., Any]
 """A function `(env, **params)`, a class, or an import path."""
@@ -293,26 +294,27 @@ def function_of(term: Function | None, label: str) -> Any:
     if not isinstance(term, str):
         require(callable(term), f"{label} is {term!r}, which cannot be called.")
         return term
-    module, _, name = term.rpartition(".")
-    if not module:
-        found = vars(functions).get(name) if name in functions.SHIPPED else None
+    if not is_import_path(term):
+        found = vars(functions).get(term) if term in functions.SHIPPED else None
         require(
             found is not None,
             f"{label} is '{term}', which is neither an import path (my_terms.{term}) nor a term of "
             f"this package: {', '.join(functions.SHIPPED)}{closest(term, functions.SHIPPED)}.",
         )
         return found
+    module, _, name = term.rpartition(".")
     try:
-        home = import_module(module)
+        found = imported(term)
     except ImportError as error:
         raise ConfigurationError(
             f"{label} is '{term}', but {module} cannot be imported: {error}."
         ) from error
-    found = getattr(home, name, None)
+    except AttributeError:
+        found = None
     require(
         callable(found),
         f"{label} is '{term}', but {module} has no function or class "
-        f"'{name}'{closest(name, vars(home))}.",
+        f"'{name}'{closest(name, vars(sys.modules[module]))}.",
     )
     return found
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lightning_rl.envs.managers.term import function_of
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
-from lightning_rl.system.files import MODEL_FILES
 from lightning_rl.system.machine import offscreen_renderer
+from lightning_rl.system.texts import is_import_path, is_model_file
 
 STATE = ("time", "qpos", "qvel", "act")
 """State entries that a simulation step reads and writes, each [N, size] float32."""
@@ -64,8 +64,7 @@ def read_spec(model: Any) -> Any:
         ConfigurationError: there is no such file or function, or MuJoCo cannot read the file.
     """
     mujoco = import_mujoco()
-    is_file = str(model).lower().endswith(MODEL_FILES) or os.sep in str(model)
-    if isinstance(model, str) and "." in model and not is_file:
+    if isinstance(model, str) and is_import_path(model) and not is_model_file(model):
         model = function_of(model, "model")
     if callable(model):
         model = model()

@@ -20,6 +20,7 @@ from lightning_rl.policies.lerobot.directory import (
 from lightning_rl.policies.weights import extra, load_weights
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, read_json
+from lightning_rl.system.texts import is_plain_name
 
 MODES = {
     "MEAN_STD": ("mean", "std"),
@@ -290,7 +291,13 @@ def _steps(
         )
         state: dict[str, Tensor] = {}
         if "state_file" in step:
-            tensors = path / Path(step["state_file"]).name
+            # `write_processors` writes a file of this name into another directory.
+            require(
+                is_plain_name(step["state_file"]),
+                f"{place} has state_file: {step['state_file']!r}, which must be the plain name of "
+                f"a file in {path}.",
+            )
+            tensors = path / step["state_file"]
             require(tensors.is_file(), f"{place} names {tensors.name}, which is missing.")
             state = load_weights(tensors)
         yield name, config, state

@@ -17,6 +17,22 @@ from lightning_rl.system.files import expanded, read_json
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """Files in which peft saves the weights of an adapter."""
 
+LORA_SETTINGS = (
+    *("r", "lora_alpha", "lora_dropout", "lora_bias", "bias", "use_rslora", "use_dora"),
+    *("target_modules", "exclude_modules", "target_parameters", "modules_to_save"),
+    *("layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "fan_in_fan_out"),
+    *("init_lora_weights", "trainable_token_indices", "ensure_weight_tying"),
+)
+"""Arguments of peft's `LoraConfig` that are passed on: none imports, fetches or opens a text."""
+
+FIRST_WEIGHTS = (True, False, None, "gaussian", "olora", "orthogonal", "pissa")
+"""Values of `init_lora_weights`; the others need data or further packages."""
+
+NOTES = ("base_model_name_or_path", "revision", "task_type", "inference_mode", "auto_mapping")
+"""Notes of peft in an `adapter_config.json`, which are not read."""
+
+LARGEST_RANK = 4096
+
 LONGEST_MATCH = 20.0
 """Timeout in seconds for matching a regular expression with all names of a model."""
 
@@ -38,23 +54,14 @@ def name_without_adapter(name: str) -> str:
 def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
     """Add a new LoRA adapter, which does not change the outputs yet, to a frozen model.
 
-    `lora` are arguments of peft's `LoraConfig`. Default of `target_modules`: all linear layers.
+    `lora` are those arguments of peft's `LoraConfig` that `LORA_SETTINGS` lists. Default of
+    `target_modules`: all linear layers.
 
     Raises:
         ConfigurationError: for an unknown argument, or one that does not fit the model.
     """
     peft = extra("peft")
-    known = list(peft.LoraConfig.__dataclass_fields__)
-    for name in lora:
-        likely = ", did you mean 'r'?" if name == "rank" else closest(name, known)
-        require(
-            name in known, (f"lora has '{name}', which is not an argument of LoraConfig{likely}.")
-        )
-    rank = lora.get("r", 8)
-    require(
-        isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1,
-        f"lora has r={rank!r}; the rank must be a whole number of at least 1.",
-    )
+    _check_settings(lora, "lora")
     settings = {"target_modules": "all-linear", "init_lora_weights": True, **lora}
     _check_names(model, settings, "lora")
     with one_message(f"lora={dict(lora)} cannot be added to {type(model).__name__}"):
@@ -71,7 +78,7 @@ def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> 
     """
     peft = extra("peft")
     place = expanded(directory)
-    settings = _saved_settings(place)
+    settings = _saved_settings(place, peft.LoraConfig().to_dict())
     files = [place / name for name in ADAPTER_FILES if (place / name).is_file()]
     require(
         bool(files),
@@ -80,9 +87,7 @@ def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> 
     )
     _check_names(model, settings, f"{directory}/adapter_config.json")
     with one_message(f"The adapter in {directory} cannot be added to {type(model).__name__}"):
-        config = peft.PeftConfig.from_peft_type(**settings)
-        config.inference_mode = False
-        adapted = peft.get_peft_model(model, config)
+        adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
     weights = load_weights(files[0])
     own = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     weights = fitting(own, weights, directory, strict)
@@ -120,7 +125,29 @@ def _plain(key: str) -> str:
     return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
 
 
-def _saved_settings(place: Path) -> dict[str, Any]:
+def _check_settings(settings: Mapping[str, Any], source: str) -> None:
+    for name in settings:
+        likely = ", did you mean 'r'?" if name == "rank" else closest(name, LORA_SETTINGS)
+        require(
+            name in LORA_SETTINGS,
+            f"{source} has '{name}', but allowed are {', '.join(LORA_SETTINGS)}{likely}.",
+        )
+    by_name = settings.get("rank_pattern") or {}
+    require(isinstance(by_name, Mapping), f"{source} has rank_pattern={by_name!r}, no mapping.")
+    for rank in (settings.get("r", 8), *by_name.values()):
+        require(
+            type(rank) is int and 1 <= rank <= LARGEST_RANK,
+            f"{source} has r={rank!r}; the rank must be a whole number of at least 1 and at most "
+            f"{LARGEST_RANK}.",
+        )
+    first = settings.get("init_lora_weights", True)
+    require(
+        first in FIRST_WEIGHTS,
+        f"{source} has init_lora_weights={first!r}; allowed: {', '.join(map(str, FIRST_WEIGHTS))}.",
+    )
+
+
+def _saved_settings(place: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
     file = place / "adapter_config.json"
     require(
         file.is_file(),
@@ -128,11 +155,24 @@ def _saved_settings(place: Path) -> dict[str, Any]:
         "save_pretrained of peft wrote, or lora for a fresh one.",
     )
     settings = read_json(file)
+    # Other types load models and tokenizers from a hub, and import what the file names.
+    kind = settings.pop("peft_type", None)
     require(
-        "peft_type" in settings,
-        f"{file} has no peft_type: it was not written by save_pretrained of peft.",
+        kind == "LORA",
+        f"{file} has peft_type: {kind!r}, but only adapters of type LORA are read. Write one with "
+        "save_pretrained of peft.",
     )
+    settings = {
+        name: value
+        for name, value in settings.items()
+        if name in LORA_SETTINGS or not (name in NOTES or _is_unset(value, defaults.get(name)))
+    }
+    _check_settings(settings, str(file))
     return settings
+
+
+def _is_unset(value: Any, default: Any) -> bool:
+    return not value or value == default
 
 
 def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:

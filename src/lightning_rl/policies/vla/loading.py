@@ -3,7 +3,6 @@
 All kinds but `class` need the extra `vla`. Nothing is downloaded by default.
 """
 
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,6 +29,7 @@ from lightning_rl.policies.weights import (
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, read_json
+from lightning_rl.system.texts import OF_A_HUB, asks_a_hub, imported
 
 Kind = Literal["class", "hf", "hf_config"]
 """Source of a model: a class, a directory of transformers, or a configuration alone."""
@@ -153,9 +153,8 @@ def import_model_class(model_class: str) -> type[nn.Module]:
     Raises:
         ConfigurationError: if the import fails, or the class is not an `nn.Module`.
     """
-    module, _, name = model_class.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = imported(model_class)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"model_class '{model_class}' cannot be imported: {error}. Give the path of a class, "
@@ -248,6 +247,9 @@ def _from_directory(
         f"{path} holds an adapter, but transformers would load its base model: give the directory "
         "of the model as path, and of the adapter as adapter.",
     )
+    if local and not trust_code:
+        file = Path(path) / "config.json"
+        _refuse_a_hub(read_json(file), str(file))
     transformers = extra("transformers")
     try:
         with quiet(transformers):
@@ -272,6 +274,18 @@ def _from_directory(
     return cast(nn.Module, model)
 
 
+def _refuse_a_hub(settings: Any, source: str) -> None:
+    """Refuse settings, at any depth, with which transformers imports or downloads code."""
+    for key, value in settings.items() if isinstance(settings, Mapping) else enumerate(settings):
+        require(
+            not asks_a_hub(key, value),
+            f"{source} sets {key}: {value!r}, with which transformers may import or download code. "
+            f"Remove {key}; allowed: {', '.join(OF_A_HUB.get(key, ())) or 'none'}.",
+        )
+        if isinstance(value, Mapping | list):
+            _refuse_a_hub(value, source)
+
+
 def _from_config(
     path: str | None, config: Mapping[str, Any] | None, dtype: torch.dtype
 ) -> nn.Module:
@@ -282,11 +296,12 @@ def _from_config(
         config = read_json(file)
     settings = dict(cast(Mapping[str, Any], config))
     require("model_type" in settings, "The configuration has no model_type, such as 'smolvlm'.")
+    _refuse_a_hub(settings, "The configuration of the model")
     transformers = extra("transformers")
     with (
         quiet(transformers),
         one_message("transformers cannot make a model from the configuration"),
     ):
         made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-        model = transformers.AutoModelForImageTextToText.from_config(made)
+        model = transformers.AutoModelForImageTextToText.from_config(made, trust_remote_code=False)
     return cast(nn.Module, model.to(dtype))
