@@ -1164,8 +1164,8 @@ MUTATIONS = (
     Mutation(
         "checkpoints/trust.py",
         "a checkpoint may name any term by its path",
-        'if key == "term" and text.isidentifier():',
-        'if key == "term":',
+        "elif not allowed.fits(text):",
+        'elif key != "term" and not allowed.fits(text):',
         "equivalence/test_terms.py",
     ),
     # --- envs/tasks ---

@@ -288,7 +288,9 @@ def test_a_run_of_a_model_of_ones_own_is_evaluated_and_only_a_function_needs_tru
     if model == "arm.xml":
         assert "reads these files as data: arm.xml" in asked.stderr
     else:
-        assert "'mine.arm' as data.env.init_args.model, which is not a file of a robot" in asked.stderr
+        assert (
+            "'mine.arm' as data.env.init_args.model, which is not a file of a robot" in asked.stderr
+        )
         asked = rl_cli("validate", "--ckpt_path", "run", "--trust_code", "true")
     assert asked.returncode == 0, asked.stderr
 

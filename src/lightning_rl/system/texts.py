@@ -3,7 +3,6 @@
 A reader and the check of checkpoints ask the same function, so they cannot differ about a text.
 """
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def is_import_path(text: str) -> bool:
 
 def is_model_file(text: str) -> bool:
     """Return whether a text names a file of a robot; its reader imports no such text."""
-    return text.lower().endswith(MODEL_FILES) or os.sep in text
+    return text.lower().endswith(MODEL_FILES)
 
 
 def is_settings_file(text: str) -> bool:
