@@ -280,7 +280,7 @@ def _refuse_a_hub(settings: Any, source: str) -> None:
         require(
             not asks_a_hub(key, value),
             f"{source} sets {key}: {value!r}, with which transformers may import or download code. "
-            f"Remove {key}; allowed: {', '.join(OF_A_HUB.get(key, ())) or 'none'}.",
+            f"Remove {key}; allowed: {', '.join(OF_A_HUB.get(str(key), ())) or 'none'}.",
         )
         if isinstance(value, Mapping | list):
             _refuse_a_hub(value, source)
