@@ -32,6 +32,7 @@ NOTES = ("base_model_name_or_path", "revision", "task_type", "inference_mode", "
 """Notes of peft in an `adapter_config.json`, which are not read."""
 
 LARGEST_RANK = 4096
+"""Largest rank of an adapter: more need more memory than the layers of any model."""
 
 LONGEST_MATCH = 20.0
 """Timeout in seconds for matching a regular expression with all names of a model."""
