@@ -542,6 +542,9 @@ class Algorithm(LightningModule, ABC, Constructed):
             "random streams and episodes start fresh."
         )
 
+    def after_warm_start(self) -> None:
+        """Copy the policy that `trainer.init_from` has loaded into targets and references."""
+
     def warm_start(self, checkpoint: dict[str, Any]) -> None:
         """Load weights, normalizers and counters; random streams and episodes start fresh.
 

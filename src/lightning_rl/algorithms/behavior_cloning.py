@@ -131,6 +131,7 @@ class BehaviorCloning(Algorithm):
         self.teacher_env_steps = teacher_env_steps
         self.uses_replay = teacher is not None
         self.trust_code = trust_code
+        self._teacher: Teacher | None = None  # while it trains
 
     def configure_objectives(self) -> list[Objective]:
         return [self.objective(self.loss, prepare=add_part_weights)]
@@ -150,13 +151,13 @@ class BehaviorCloning(Algorithm):
                 Algorithm.load_from_checkpoint(path, trust_code=self.trust_code).policy
                 for path in paths
             ]
-            teacher = Teacher(policies, self.policy, self.teacher_env_steps, self.teacher_key)
-            self.episode_settings = replace(self.episode_settings, teacher=teacher)
+            self._teacher = Teacher(policies, self.policy, self.teacher_env_steps, self.teacher_key)
+            self.episode_settings = replace(self.episode_settings, teacher=self._teacher)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        if self.episode_settings.teacher is not None:
-            for policy in self.episode_settings.teacher.policies:
+        if self._teacher is not None:
+            for policy in self._teacher.policies:
                 policy.to(self.device)
 
     def on_train_start(self) -> None:
@@ -185,7 +186,7 @@ class BehaviorCloning(Algorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         check_time(rollout)
-        teacher = self.episode_settings.teacher
+        teacher = self._teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
@@ -268,14 +269,14 @@ class BehaviorCloning(Algorithm):
         return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
 
     def rank_state(self) -> RankState:
-        teacher = self.episode_settings.teacher
+        teacher = self._teacher
         return super().rank_state() | ({} if teacher is None else teacher.memory)
 
     def load_rank_state(self, state: RankState | None) -> None:
         super().load_rank_state(state)
-        if state is not None and self.episode_settings.teacher is not None:
+        if state is not None and self._teacher is not None:
             saved = ((name, value) for name, value in state.items() if name.startswith("teacher"))
-            self.episode_settings.teacher.memory = {n: v for n, v in saved if v is not None}
+            self._teacher.memory = {n: v for n, v in saved if v is not None}
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """The fields of a rollout that the loss reads, besides the policy's extra fields."""

@@ -20,7 +20,6 @@ from lightning_rl.functional import (
 )
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.policies import ActorCritic, Policy
-from lightning_rl.policies.steering import NoisePolicy
 from lightning_rl.rollout.contract import add_transition_field, discount_of, env_steps
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
@@ -81,7 +80,7 @@ class GRPO(OnPolicyAlgorithm):
     ) -> None:
         super().__init__(policy, **kwargs)
         require(
-            not isinstance(policy, ActorCritic) or isinstance(policy, NoisePolicy),
+            not isinstance(policy, ActorCritic) or policy.critic_is_optional,
             f"GRPO does not train a critic: the critic of {type(policy).__name__} would stay "
             "untrained. Use ActorOnly, without the critic's settings, or PPO.",
         )
@@ -146,6 +145,10 @@ class GRPO(OnPolicyAlgorithm):
         for minibatch in self.minibatches(rollout, self.fields, mask):
             self.update(minibatch)
         self.finish_iteration(rollout)
+
+    def after_warm_start(self) -> None:
+        if self.reference is not None:
+            self.reference.remember()
 
     @property
     def fields(self) -> tuple[str, ...]:

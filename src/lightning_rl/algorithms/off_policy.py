@@ -246,8 +246,7 @@ class OffPolicyAlgorithm(Algorithm):
         for target, source in self.target_networks():
             self.polyak_update(target, source)
 
-    def warm_start_from_policy(self) -> None:
-        """Copy the loaded policy into the target networks, and print which parts start fresh."""
+    def after_warm_start(self) -> None:
         rank_zero_info(
             f"{type(self).__name__} starts with the policy of the checkpoint, and with copies of "
             "its critics as target networks; optimizers and all other parameters start fresh."

@@ -140,8 +140,7 @@ class SHAC(APG):
         for slow, fast in pairs:
             slow.lerp_(fast, self.tau)
 
-    def warm_start_from_policy(self) -> None:
-        """Copy the loaded critic into the target critic."""
+    def after_warm_start(self) -> None:
         rank_zero_info("SHAC starts with a copy of the checkpoint's critic as its target critic.")
         self.target_critic.load_state_dict(self.policy.critic.state_dict())
 

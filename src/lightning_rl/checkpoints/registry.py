@@ -33,13 +33,15 @@ _ENCODERS = (
     "BackboneEncoder DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder "
     "ResNet10 ResNet18 SpatialEmbedding SpatialSoftmaxCNN",
 )
-_PROBES = "ActionProbe FiveDoors TimeLimitProbe TwoDoors ValueProbe"
+PROBES = ["ActionProbe", "FiveDoors", "TimeLimitProbe", "TwoDoors", "ValueProbe"]
+"""Envs that test algorithms; they are not offered for training."""
+
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
     "LabelledFrames MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFrames "
     "TensorSimulator WithTerms "
-    f"{_in(f'{OURS}.envs', _PROBES)}",
+    f"{_in(f'{OURS}.envs', ' '.join(PROBES))}",
 )
 _REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"

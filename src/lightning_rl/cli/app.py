@@ -41,7 +41,6 @@ from lightning_rl.cli.parsing import (
     asks_for_help,
 )
 from lightning_rl.cli.subcommands import CommandLine, run_subcommand
-from lightning_rl.policies import residual  # noqa: F401  # a short name in YAML needs its class
 from lightning_rl.system import ranks
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range

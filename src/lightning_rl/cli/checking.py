@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
+from lightning_rl.checkpoints.registry import PROBES
 from lightning_rl.checkpoints.trust import CURE
-from lightning_rl.cli.help_pages import BUILDING_BLOCKS, PROBES
+from lightning_rl.cli.help_pages import BUILDING_BLOCKS
 from lightning_rl.cli.parsing import (
     BEFORE,
     TurnedOn,

@@ -9,8 +9,8 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
+from lightning_rl.checkpoints.registry import PROBES
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.envs import probes
 from lightning_rl.training.trainer import REFUSED, RLTrainer
 
 RUN = (
@@ -84,11 +84,6 @@ BUILDING_BLOCKS = (
     *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy", "DatasetSpaces", "KeptInfo"),
 )
 """Base classes, classes that other classes create, and classes that the update ignores."""
-
-PROBES = [
-    name for name, one in vars(probes).items() if getattr(one, "__module__", "") == probes.__name__
-]
-"""Envs that test algorithms; they are not offered for training."""
 
 
 class HelpFormatter(DefaultHelpFormatter):

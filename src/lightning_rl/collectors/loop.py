@@ -19,7 +19,6 @@ from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
-from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     clear_final_observations,
@@ -142,6 +141,16 @@ CARRIED = ("observation", "state")
 """Fields of the bootstrap slot with which the next rollout begins; `state` only for a memory."""
 
 
+class SupportsTeaching(Protocol):
+    """A teacher that acts in a share of the steps, such as `Teacher`."""
+
+    def share(self, env_steps: int) -> float:
+        """Return the share in [0, 1] of the steps in which the teacher acts."""
+
+    def mixed(self, student: RolloutActor, share: float, rollout: TensorDict) -> RolloutActor:
+        """Return an actor that acts in a rollout [N, T+1] for both of them."""
+
+
 @dataclass(frozen=True)
 class EpisodeSettings:
     """How the episodes of a rollout begin and end, as the algorithm requires.
@@ -161,7 +170,7 @@ class EpisodeSettings:
     reset_every_rollout: bool = False
     first_episode_only: bool = False
     random_env_steps: int = 0
-    teacher: Teacher | None = None
+    teacher: SupportsTeaching | None = None
     keep_start: bool = False
 
 
@@ -356,13 +365,12 @@ class RolloutLoop:
 
     def _writer_of(self, segment: Segment) -> SegmentWriter:
         writer = self._writers[segment.index]
-        before, teacher = self.env_steps, self._plan.teacher
+        teacher = self._plan.teacher
         plain = self._plain[segment.index]  # a compiled actor acts and steps in one call
-        if before < self._plan.random_env_steps:
+        if self.env_steps < self._plan.random_env_steps:
             return plain._replace(actor=UniformActor(self._policy, segment.rollout))
-        if teacher is not None and (share := teacher.share(before)) > 0:
-            mixed = MixedActor(plain.actor, teacher, share, segment.rollout)
-            return plain._replace(actor=mixed)
+        if teacher is not None and (share := teacher.share(self.env_steps)) > 0:
+            return plain._replace(actor=teacher.mixed(plain.actor, share, segment.rollout))
         return writer
 
     def _begin(self, segment: Segment) -> bool:

@@ -10,11 +10,11 @@ from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON
 from lightning_rl.deploy.acting import TrainedPolicy
-from lightning_rl.deploy.export.weights import is_exported, read_exported
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
+from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.runs import find_checkpoint
 
 
@@ -61,7 +61,8 @@ def load_trained(
 ) -> Trained:
     """Load a policy and its run; see `load_policy`. `cure` is the last sentence of a refusal."""
     path = find_checkpoint(str(checkpoint), output_dir)
-    content = read_exported(path) if is_exported(path) else read_checkpoint(path)
+    exported = path.suffix == ".safetensors"  # of `rl-cli export`
+    content = function_at(HOOKS["read_exported"])(path) if exported else read_checkpoint(path)
     run = SavedRun(path, content, trust_code, cure)
     if policy is None:
         policy = run.policy(Policy)

@@ -7,24 +7,16 @@ from typing import Any
 
 import gymnasium
 
-from lightning_rl.envs import tasks
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.infos import READ
 from lightning_rl.envs.step_results import check_space
-from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.extensions import TASKS, function_at
 
 EnvFactory = Callable[[int], VectorEnv]
 """Makes an env from `num_envs`; in YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
 """
-
-TASKS = {
-    name: cls
-    for name, cls in vars(tasks).items()
-    if isinstance(cls, type) and issubclass(cls, Task)
-}
-"""Tasks of this package, by name."""
 
 READ_ANYWAY = ("final_obs", "final_metrics", *READ)
 """Info entries that `VectorEnv.step` defines."""
@@ -177,7 +169,7 @@ def check_no_pauses(env: VectorEnv) -> None:
 
 def _by_name(name: str, setting: str) -> EnvFactory:
     if name in TASKS:
-        return TASKS[name]
+        return function_at(TASKS[name])
     ids = [spec.id for spec in gymnasium.registry.values()]
     known = [*ids, *(id.rpartition("-v")[0] for id in ids), *TASKS]
     # The env of an id `module:name` is registered when its module is imported.

@@ -50,6 +50,7 @@ class Policy(nn.Module, ABC, Constructed):
             `StructuredActions`.
         version: int64 buffer, number of updates of these weights; only the learner writes it.
         has_critic: whether `value` is meaningful. Algorithms with a critic require it.
+        critic_is_optional: whether an algorithm that trains no critic accepts a policy with one.
         has_entropy: whether `entropy` is meaningful. Algorithms refuse an entropy bonus without it.
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
@@ -73,6 +74,7 @@ class Policy(nn.Module, ABC, Constructed):
     action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
+    critic_is_optional: bool = False
     has_entropy: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
@@ -204,6 +206,20 @@ class Policy(nn.Module, ABC, Constructed):
         """Return the parameters and buffers that acting needs, by name: all but the critics'."""
         named = dict(self.named_parameters()) | dict(self.named_buffers())
         return {name: value for name, value in named.items() if not self.belongs_to_critic(name)}
+
+    def adapt_state_dict(
+        self, state: dict[str, Tensor], saved: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], str | None]:
+        """Adapt saved weights to this policy, before `trainer.init_from` compares and loads them.
+
+        Args:
+            state: state dict [...] of this policy; its names may have a prefix.
+            saved: state dict [...] of the checkpoint, with the same prefix.
+
+        Returns:
+            The adapted weights [...], and a message for the user, if any.
+        """
+        return saved, None
 
     def belongs_to_critic(self, name: str) -> bool:
         """Return whether only `value` uses the parameter or buffer `name`."""

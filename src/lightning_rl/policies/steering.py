@@ -98,6 +98,8 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
         ConfigurationError: for a base policy without initial noise, or of other spaces.
     """
 
+    critic_is_optional = True
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],

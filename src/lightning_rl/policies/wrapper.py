@@ -36,6 +36,7 @@ class PolicyWrapper(Policy):
     # A test compares these members with `Policy`, because a missing member falls back to a default.
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
+    critic_is_optional = _of_inner("critic_is_optional")
     has_entropy = _of_inner("has_entropy")
     evaluates_sequences = _of_inner("evaluates_sequences")
     is_recurrent = _of_inner("is_recurrent")
@@ -102,6 +103,11 @@ class PolicyWrapper(Policy):
         own = super().acting_state().items()
         inner = {f"inner.{name}": value for name, value in self.inner.acting_state().items()}
         return {name: value for name, value in own if not name.startswith("inner.")} | inner
+
+    def adapt_state_dict(
+        self, state: dict[str, Tensor], saved: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], str | None]:
+        return self.inner.adapt_state_dict(state, saved)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return self.inner.fields_of(action)

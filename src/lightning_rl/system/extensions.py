@@ -57,8 +57,16 @@ SUBCOMMANDS = {
 }
 """Subcommands of extensions, in the order of `rl-cli --help`."""
 
+TASKS = {
+    name: f"lightning_rl.envs.tasks.{name}"
+    for name in ("CartPole", "CartPoleSwingUp", "PointMass", "PushBlocks", "PushCube")
+}
+"""Tasks that `data.env` may name in short."""
+
 HOOKS = {
     "check": "lightning_rl.audit.checking.check",  # RLTrainer.check
+    "offline_env": "lightning_rl.datasets.offline.spaces_of_collector",  # data.offline
+    "read_exported": "lightning_rl.deploy.export.weights.read_exported",  # load_policy
     "report_findings": "lightning_rl.audit.findings.report_findings",  # rl-cli check
 }
 """Functions of extensions that the core calls, by name."""

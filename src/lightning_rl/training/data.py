@@ -24,7 +24,6 @@ from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.datasets.offline import spaces_of_collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import (
     EnvFactory,
@@ -40,6 +39,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import validate
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.phases import phases_of
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ class RLDataModule(LightningDataModule):
         self.eval_seed = self.seed + 10_000 if eval_seed is None else eval_seed
         self.eval_deterministic = eval_deterministic
         self._max_eval_episode_steps = max_eval_episode_steps
-        self.offline, self._spaces = offline, spaces_of_collector(collector) if offline else None
+        self.offline = offline
+        self._spaces = function_at(HOOKS["offline_env"])(collector) if offline else None
         require(env is not None or offline, "Missing setting: data.env, or data.offline: true.")
         self._make_env = env_factory(self._spaces if env is None else env, "data.env")
         other = None if eval_env is None else env_factory(eval_env, "data.eval_env")

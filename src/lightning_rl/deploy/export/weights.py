@@ -26,11 +26,6 @@ CONSTRUCTION = "construction"
 """JSON key of the description from which the policy is rebuilt."""
 
 
-def is_exported(path: Path) -> bool:
-    """Return whether a file holds exported weights, by its suffix."""
-    return path.suffix == SUFFIX
-
-
 def description_of(path: Path) -> Path:
     """Return the path of the JSON file that belongs to an exported file."""
     return path.with_name(f"{path.name}.json")

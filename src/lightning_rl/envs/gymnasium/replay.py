@@ -5,7 +5,7 @@ import multiprocessing
 import random
 import signal
 import time
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -13,8 +13,21 @@ import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.infos import READ
-from lightning_rl.envs.people.intervention import Intervention
 from lightning_rl.envs.step_results import check_observation, copy_of, read_reset, read_step
+
+
+@runtime_checkable
+class SupportsInterventions(Protocol):
+    """A wrapper that replaces actions, such as `Intervention`: a replay needs its state."""
+
+    def stop_interventions(self) -> None:
+        """Let the policy act again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state at the start of the episode."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
 
 
 class CheckedReturns(gymnasium.Wrapper):
@@ -123,13 +136,14 @@ class ReplayableEpisode(gymnasium.Wrapper):
     def intervention_states(self) -> list[dict[str, Any]]:
         return [wrapper.state_dict() for wrapper in self._interventions()]
 
-    def _interventions(self) -> list[Intervention]:
-        found, env = [], self.env
+    def _interventions(self) -> list[SupportsInterventions]:
+        wrappers: list[SupportsInterventions] = []
+        env = self.env
         while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, Intervention):
-                found.append(env)
+            if isinstance(env, SupportsInterventions):
+                wrappers.append(env)
             env = env.env
-        return found
+        return wrappers
 
     def picture(self) -> Any:
         return self.env.render() if self.picture_wanted else None

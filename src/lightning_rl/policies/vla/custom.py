@@ -14,6 +14,7 @@ from lightning_rl.policies.base import Policy, noise_for
 from lightning_rl.policies.distributions.base import summed
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.sharding import members_of_lists
+from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.policies.vla.loading import (
     away_from_first,
     freeze_matching,
@@ -123,6 +124,11 @@ class CustomVLA(Policy):
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         return dict(getattr(self.model, "extra_fields", {}))
+
+    def adapt_state_dict(
+        self, state: dict[str, Tensor], saved: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], str | None]:
+        return with_fresh_adapter(state, saved)
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_rl.policies.base import ABSENT, GUIDANCE, Policy, noise_for
 from lightning_rl.policies.precision import in_float32
+from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.flow import FlowHead, FlowSettings, SlotExpert
 from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
@@ -80,6 +81,11 @@ class ChunkPolicy(Policy):
     def extra_fields(self) -> dict[str, FieldSpec]:
         parts = ((self.head.num_parts,), torch.float32)
         return {"sample_log_prob": parts, **self.head.fields}
+
+    def adapt_state_dict(
+        self, state: dict[str, Tensor], saved: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], str | None]:
+        return with_fresh_adapter(state, saved)
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None

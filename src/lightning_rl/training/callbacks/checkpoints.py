@@ -10,12 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_rl.algorithms import SHAC, OffPolicyAlgorithm
 from lightning_rl.algorithms.checks import warm_start_weights
-from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
-from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
 from lightning_rl.system.fsdp import load_whole
@@ -210,19 +207,16 @@ class WarmStart(Callback):
         module = algorithm_of(pl_module)
         if module.env_steps > 0:
             return
-        checkpoint, own = read_checkpoint(self.find()), module.policy.state_dict()
-        own = {f"policy.{name}": value for name, value in own.items()}
-        checkpoint["state_dict"], fresh = with_fresh_adapter(own, checkpoint["state_dict"])
-        weights, note = warm_start_weights(module.policy, checkpoint)
-        for line in (fresh, note):
-            if line is not None:
-                rank_zero_info(line)
+        checkpoint = read_checkpoint(self.find())
+        state = {f"policy.{key}": value for key, value in module.policy.state_dict().items()}
+        adapted = module.policy.adapt_state_dict(state, checkpoint["state_dict"])
+        checkpoint["state_dict"], adapter_note = adapted
+        weights, critic_note = warm_start_weights(module.policy, checkpoint)
+        for note in (adapter_note, critic_note):
+            if note is not None:
+                rank_zero_info(note)
         load_whole(module.policy, weights)
-        if isinstance(module, OffPolicyAlgorithm | SHAC):
-            module.warm_start_from_policy()
-        reference = getattr(pl_module, "reference", None)
-        if isinstance(reference, ReferencePolicy):
-            reference.remember()
+        module.after_warm_start()
 
 
 def _age(path: Path) -> tuple[int, str]:
