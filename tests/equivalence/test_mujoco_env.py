@@ -128,7 +128,7 @@ class Plain:
 
 
 @pytest.mark.parametrize(
-    "fields", [(), ("body_mass", "geom_friction")], ids=["one model", "fields"]
+    "fields", [(), ("body_mass", "body_inertia", "geom_friction")], ids=["one model", "fields"]
 )
 def test_each_world_is_stepped_as_by_mj_step(fields):
     env = world(events=RANDOM if fields else {"angle": RANDOM["angle"]}, max_episode_steps=99)

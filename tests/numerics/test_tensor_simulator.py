@@ -355,7 +355,7 @@ def test_events_change_the_simulator_at_the_start_after_resets_and_at_intervals(
     stay = torch.zeros(3, 1)
     for _ in range(4):
         env.step(stay)
-    assert env.simulator.seen == [[0, 1, 2]] * 2
+    assert env.simulator.seen == [[0, 1, 2]]  # two steps after the reset
     seen, *_, info = env.step(stay)  # the time is over, and the next episode begins
     assert seen["policy"].flatten().tolist() == [-1.0, 0.0, 1.0]  # before the event
     assert env.simulator.place.tolist() == [-1.25, -0.25, 0.75]

@@ -46,7 +46,8 @@ class Events:
             known[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
         for every_s, term in self._interval:
             term.start(env)
-            known[f"{term.prefix}left"] = steps_until(env, every_s, term)
+            # One more, because `before_step` counts down before the first step, too.
+            known[f"{term.prefix}left"] = steps_until(env, every_s, term) + 1
         env.state = TensorDict(known, [env.num_envs])
 
     def _parameters(self, env: EnvView, known: Iterable[str], allowed: list[str]) -> set[str]:

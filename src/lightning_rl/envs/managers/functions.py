@@ -44,7 +44,7 @@ def entry(env: EnvView, name: str) -> Tensor:
         value: Tensor = env.state[name]
     except KeyError:
         names = [key for key in names_of(env.state) if "/" not in key]
-        names += list(env.env.parameters())
+        names += [*env.env.parameters(), *env.quantities]
         raise ConfigurationError(
             f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
             f"{closest(name, names)}."
@@ -91,15 +91,18 @@ def randomize(
 ) -> dict[str, Tensor]:
     """Set, shift or scale an entry of the state or a physical parameter by uniform numbers.
 
+    What depends on a parameter changes with it, such as a body's inertia with its mass.
+
     Args:
         env: the view.
-        name: name of the entry or of the parameter.
+        name: name of the entry or of the parameter; of a MuJoCo model also `mass` [bodies],
+            `stiffness` and `damping` [actuators] of servos.
         low: least number, one for the whole entry or one for each of its numbers.
         high: greatest number.
         operation: `set`, `add` or `scale`.
         shared: use one random number for all numbers of an entry.
     """
-    nominal = env.env.parameters().get(name)
+    nominal = env.nominal(name)
     # Start from the nominal value of a parameter, so that repeated events do not add up.
     value = entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
     flat = value.reshape(env.num_envs, -1)
@@ -109,7 +112,7 @@ def randomize(
         drawn = flat + drawn
     elif operation == "scale":
         drawn = flat * drawn
-    return {name: drawn.expand_as(flat).reshape(value.shape).to(value.dtype)}
+    return env.replaced(name, drawn.expand_as(flat).reshape(value.shape).to(value.dtype))
 
 
 def by_success(

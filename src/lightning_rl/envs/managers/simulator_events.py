@@ -84,7 +84,9 @@ class SimulatorEvents(SeesNoState):
         for event, term in self._events:
             if event.mode == "interval":
                 self._left[term.name] = left = self._left[term.name] - 1
-                self._call(event, term, left <= 0)
+                if bool((left <= 0).any()):
+                    self._call(term, left <= 0)
+                    self._wait(event, term, left <= 0)
 
     def after_step(self, done: Tensor) -> None:
         """Fire for the envs in `done` [N] bool, which were reset in the step."""
@@ -93,27 +95,24 @@ class SimulatorEvents(SeesNoState):
         self._fire(done, "reset")
 
     def _fire(self, rows: Tensor, mode: str) -> None:
-        for event, term in self._events:
-            if (event.mode or "reset") == mode or (mode == "reset" and event.at_reset):
-                self._call(event, term, rows)
-            elif mode == "reset" and event.mode == "interval":
-                self._wait(event, term, rows)
-
-    def _call(self, event: Event, term: BoundTerm, rows: Tensor) -> None:
         if not bool(rows.any()):
             return
-        env = self._view(rows)
-        if (changed := term(env)) is not None:
+        for event, term in self._events:
+            if (event.mode or "reset") == mode or (mode == "reset" and event.at_reset):
+                self._call(term, rows)
+            if mode == "reset" and event.mode == "interval":
+                self._wait(event, term, rows, more=1)  # `before_step` also counts the first step
+
+    def _call(self, term: BoundTerm, rows: Tensor) -> None:
+        if (changed := term(self._view(rows))) is not None:
             raise EnvFaultError(
                 f"{term.label} returned {type(changed).__name__}: the event of a simulator changes "
                 "`env.simulator` itself, for the envs in `env.rows`, and returns nothing."
             )
-        if event.mode == "interval":
-            self._wait(event, term, rows)
 
-    def _wait(self, event: Event, term: BoundTerm, rows: Tensor) -> None:
+    def _wait(self, event: Event, term: BoundTerm, rows: Tensor, more: int = 0) -> None:
         assert event.every_s is not None
-        drawn = steps_until(self._view(rows), event.every_s, term)
+        drawn = steps_until(self._view(rows), event.every_s, term) + more
         self._left[term.name] = torch.where(rows, drawn, self._left.get(term.name, drawn))
 
     def _view(self, rows: Tensor) -> SimulatorView:

@@ -70,6 +70,8 @@ class EnvView:
     """
 
     stream = 0  # of the current term
+    quantities: tuple[str, ...] = ()
+    """Names of physical quantities, in addition to the parameters of the env."""
 
     def __init__(
         self,
@@ -175,6 +177,15 @@ class EnvView:
         # 1 - u lies in (0, 1], so that the logarithm is finite.
         drawn: Tensor = (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
         return drawn
+
+    def nominal(self, name: str) -> Tensor | None:
+        """Return the nominal value [...] of a parameter or quantity; None if there is none."""
+        value: Tensor | None = self.env.parameters().get(name)
+        return value
+
+    def replaced(self, name: str, value: Tensor) -> dict[str, Tensor]:
+        """Return the entries for a value [M, ...]: also those that depend on it."""
+        return {name: value}
 
     def remembers(self, prefix: str) -> dict[str, Tensor]:
         """Return the memory of a term before the step, by its keys."""

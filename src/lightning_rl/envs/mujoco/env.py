@@ -25,7 +25,15 @@ from lightning_rl.envs.managers import (
     Termination,
     TermSettings,
 )
-from lightning_rl.envs.mujoco.model import FIELDS, STATE, Layout, Physics, read_spec
+from lightning_rl.envs.mujoco.model import (
+    FIELDS,
+    STATE,
+    Layout,
+    Physics,
+    import_mujoco,
+    read_spec,
+)
+from lightning_rl.envs.mujoco.quantities import QUANTITIES, fields_of, nominal_of
 from lightning_rl.envs.mujoco.rendering import Camera, Marker
 from lightning_rl.envs.mujoco.threads import ThreadedPhysics
 from lightning_rl.envs.mujoco.warp import WarpPhysics
@@ -33,6 +41,12 @@ from lightning_rl.system.errors import check_range, closest, require
 
 Backend = Literal["auto", "c", "warp"]
 """The simulator: MuJoCo's C library, MuJoCo Warp, or the choice by the device."""
+
+OTHER_CONTROL = (
+    "none of position, velocity and force: its gain, bias, gear or dynamics are not those of "
+    "MuJoCo's <position>, <velocity> or <motor>. Use one of these, or leave out `actions`: the "
+    "action is then its control."
+)
 
 LARGEST = 1e10
 """Largest number of a state that counts as simulated: MuJoCo's mjMAXVAL."""
@@ -43,6 +57,8 @@ class MujocoView(EnvView):
 
     `env.state["qpos"]` also has joints without names.
     """
+
+    quantities = QUANTITIES
 
     def qpos(self, *joints: str) -> Tensor:
         """Return the positions of joints, [M, k]: 7 numbers of a free joint, 1 of a hinge."""
@@ -71,6 +87,16 @@ class MujocoView(EnvView):
     def site_xpos(self, *sites: str) -> Tensor:
         """Return the positions of sites in the world, in m: [M, 3] of one site."""
         return self._named("site_xpos", sites)
+
+    def nominal(self, name: str) -> Tensor | None:
+        return nominal_of(name, self.env.parameters(), self.env.layout.kinds)
+
+    def replaced(self, name: str, value: Tensor) -> dict[str, Tensor]:
+        fields = {
+            field: self.state.get(field, nominal.expand(self.num_envs, *nominal.shape))
+            for field, nominal in self.env.parameters().items()
+        }
+        return fields_of(name, value, fields, self.env.layout.kinds)
 
     def _named(self, view: str, names: Sequence[str]) -> Tensor:
         columns: Tensor = self.env.layout.columns(view, names, self.device)
@@ -183,9 +209,9 @@ class MujocoEnv(ManagedEnv):
             f"backend: c simulates on the CPU, but the device is {device}: set backend: warp.",
         )
         self.physics: Physics = (
-            ThreadedPhysics(compiled, num_envs, substeps, num_threads)
+            ThreadedPhysics(self.layout, num_envs, substeps, num_threads)
             if backend == "c"
-            else WarpPhysics(compiled, num_envs, substeps, device, max_contacts, max_constraints)
+            else WarpPhysics(self.layout, num_envs, substeps, device, max_contacts, max_constraints)
         )
         self._camera = Camera(compiled, camera)
         self._first = self._start_of(keyframe, entries or {}, device)
@@ -311,7 +337,8 @@ class MujocoEnv(ManagedEnv):
                 require(
                     term.kind == kinds[column],
                     f"The action '{name}' is {type(term).__name__}, with a {term.kind} target, "
-                    f"but the actuator '{self.layout.drives[column]}' takes a {kinds[column]}.",
+                    f"but the actuator '{self.layout.drives[column]}' takes "
+                    + (f"a {kinds[column]}." if kinds[column] != "other" else OTHER_CONTROL),
                 )
                 joint = model.actuator_trnid[column, 0]
                 moves = model.actuator_trntype[column] == 0 and model.jnt_type[joint] >= 2
@@ -339,12 +366,14 @@ class MujocoEnv(ManagedEnv):
 
     def _described(self) -> dict[str, Any]:
         model = self.layout.model
+        affine = int(import_mujoco().mjtBias.mjBIAS_AFFINE)  # others do not read it as gains
+        bias = np.where(model.actuator_biastype[:, None] == affine, model.actuator_biasprm, 0.0)
         description: dict[str, Any] = {
             "render_fps": self.render_fps,
             "control_period": self.step_dt,
             "joint_names": list(self.layout.joints),
-            "joint_stiffness": (0.0 - model.actuator_biasprm[:, 1]).tolist(),
-            "joint_damping": (0.0 - model.actuator_biasprm[:, 2]).tolist(),
+            "joint_stiffness": (0.0 - bias[:, 1]).tolist(),
+            "joint_damping": (0.0 - bias[:, 2]).tolist(),
             "default_joint_pos": self._first["ctrl"].tolist(),
         }
         if self.actions is not None:

@@ -2,10 +2,11 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +32,18 @@ FIELDS = (
 )
 """Fields of the model, as MuJoCo names them, that may differ between worlds."""
 
+MOVING = ("body_ipos", "site_pos", "site_quat")
+"""Fields that move frames, which the compiler may have found equal; see `Layout.model_for`."""
+
 FRAMES = {
     "xpos": ("mjOBJ_BODY", "mjSENS_FRAMEPOS"),
     "xquat": ("mjOBJ_BODY", "mjSENS_FRAMEQUAT"),
     "site_xpos": ("mjOBJ_SITE", "mjSENS_FRAMEPOS"),
 }
 """Views of bodies and sites: kind of the object, and the sensor that measures it."""
+
+APART = 1e-3
+"""m: shift that separates equal frames during a compilation."""
 
 SIZES = {0: (7, 6), 1: (4, 3), 2: (1, 1), 3: (1, 1)}
 """Numbers of `qpos` and `qvel` by joint type: free, ball, slide, hinge."""
@@ -96,7 +103,7 @@ class Layout:
         drives: names of the actuators; an actuator without a name gets its joint's name.
         joints: names of the joints that the actuators move; for actuators of other kinds, their own
             names.
-        kinds: kind of each actuator's control: `position`, `velocity` or `force`.
+        kinds: kind of each actuator's control: `position`, `velocity`, `force` or `other`.
         num_sensordata: numbers of the model's own sensors.
 
     Raises:
@@ -126,7 +133,8 @@ class Layout:
             f"and act ({1 + model.nq + model.nv + model.na}): remove delays, plugins and plastic "
             "flexes.",
         )
-        self.kinds = [_kind(*parameters) for parameters in model.actuator_biasprm[:, 1:3]]
+        self._spec, self._general = spec, None
+        self.kinds = [_kind(mujoco, model, i) for i in range(model.nu)]
         starts = [*model.sensor_adr.tolist(), model.nsensordata]
         self.num_sensordata = starts[own]
         self._slices: dict[str, dict[str, slice]] = {view: {} for view in FRAMES}
@@ -150,6 +158,19 @@ class Layout:
         self.drives = [model.actuator(i).name or self.joints[i] for i in range(model.nu)]
         self._slices["ctrl"] = {name: slice(i, i + 1) for i, name in enumerate(self.drives)}
         self._columns: dict[tuple[Any, ...], Tensor] = {}
+
+    def model_for(self, fields: Iterable[str]) -> Any:
+        """Return the `mujoco.MjModel` of worlds that differ in `fields`.
+
+        MuJoCo copies frames that its compiler found equal, such as a site's and its body's, and
+        then ignores the position of the site. If `fields` may move frames, the model has none of
+        these shortcuts.
+        """
+        if not set(MOVING) & set(fields):
+            return self.model
+        if self._general is None:
+            self._general = _without_shortcuts(self._spec.copy(), self.model)
+        return self._general
 
     def columns(
         self, view: str, names: Sequence[str], device: torch.device | str = "cpu"
@@ -179,10 +200,44 @@ class Layout:
         return self._columns[key]
 
 
-def _kind(stiffness: float, damping: float) -> str:
-    if stiffness != 0.0:
+def _kind(mujoco: Any, model: Any, i: int) -> str:
+    """Return what the control of an actuator sets.
+
+    `position` and `velocity` are for MuJoCo's servos of these names, which reach their control
+    itself: other gains, gears and dynamics scale, integrate or delay it.
+    """
+    gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i, :3]
+    affine = model.actuator_biastype[i] == int(mujoco.mjtBias.mjBIAS_AFFINE)
+    plain = model.actuator_biastype[i] == int(mujoco.mjtBias.mjBIAS_NONE)
+    dynamics = mujoco.mjtDyn(model.actuator_dyntype[i]).name.removeprefix("mjDYN_")
+    if model.actuator_gaintype[i] != int(mujoco.mjtGain.mjGAIN_FIXED):
+        return "other"
+    if plain or (affine and not bias.any()):
+        return "force" if dynamics in ("NONE", "FILTER", "FILTEREXACT") else "other"
+    of_joint = model.actuator_trntype[i] == int(mujoco.mjtTrn.mjTRN_JOINT)
+    servo = affine and bias[0] == 0.0 and not (of_joint and model.actuator_gear[i, 0] != 1.0)
+    if servo and dynamics in ("NONE", "FILTEREXACT") and gain == -bias[1] > 0.0:
         return "position"
-    return "velocity" if damping != 0.0 else "force"
+    if servo and dynamics == "NONE" and bias[1] == 0.0 and gain == -bias[2] > 0.0:
+        return "velocity"
+    return "other"
+
+
+def _without_shortcuts(spec: Any, nominal: Any) -> Any:
+    """Return the model of a spec for frames that may move; its numbers are those of `nominal`."""
+    mujoco = import_mujoco()
+    spec.compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
+    for body in spec.bodies[1:]:
+        body.explicitinertial, body.fullinertia = True, [np.nan] * 6
+        body.mass, body.inertia = nominal.body_mass[body.id], nominal.body_inertia[body.id]
+        body.ipos, body.iquat = nominal.body_ipos[body.id] + APART, nominal.body_iquat[body.id]
+    model = spec.compile()
+    model.site_sameframe[:] = 0
+    for name in dir(nominal):
+        array = getattr(nominal, name)
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            getattr(model, name)[...] = array
+    return model
 
 
 def fields_in(state: Mapping[str, Tensor]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.mujoco.model import RECOMPUTED, STATE, Physics, fields_in
+from lightning_rl.envs.mujoco.model import RECOMPUTED, STATE, Layout, Physics, fields_in
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, import_extra
 
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0")
@@ -24,7 +24,7 @@ class WarpPhysics(Physics):
 
     def __init__(
         self,
-        model: Any,
+        layout: Layout,
         num_envs: int,
         substeps: int,
         device: torch.device | str = "cpu",
@@ -33,32 +33,22 @@ class WarpPhysics(Physics):
     ) -> None:
         missing = "backend: warp needs MuJoCo Warp: pip install 'lightning-rl[warp]'."
         self._warp = import_extra("warp", missing)
-        self._engine = engine = import_extra("mujoco_warp", missing)
+        self._engine = import_extra("mujoco_warp", missing)
         self._device = torch.device(device)
         self._substeps = substeps
-        self._host = model
+        self._layout, self._num_envs, self._host = layout, num_envs, None
+        self._graph: Any = None
+        self._buffers = {"nconmax": max_contacts, "njmax": max_constraints}
         self._warp.config.quiet = True  # it prints a line per kernel module
         self._warp.init()
         with self._on_device():
             try:
-                self._model = engine.put_model(model)
-                self._data = engine.make_data(
-                    model, nworld=num_envs, nconmax=max_contacts, njmax=max_constraints
-                )
+                self._adopt(())
             except (NotImplementedError, ValueError) as error:
                 raise ConfigurationError(
                     f"MuJoCo Warp cannot simulate this model: {error} Use backend: c."
                 ) from error
-        self._fields: dict[str, Tensor] = {}
-        self._views = {name: self._view(self._data, name) for name in STATE[1:]}
-        self._time, self._ctrl, self._sensors, self._overflow, self._warmstart = (
-            self._view(self._data, name)
-            for name in ("time", "ctrl", "sensordata", "overflow", "qacc_warmstart")
-        )
-        self._graph: Any = None
         self._steps = 0
-        with self._on_device():
-            self._adopt(())
 
     def step(self, state: Mapping[str, Tensor], ctrl: Tensor) -> dict[str, Tensor]:
         with self._on_device():
@@ -115,13 +105,23 @@ class WarpPhysics(Physics):
             self._engine.set_const(self._model, self._data)
 
     def _adopt(self, fields: tuple[str, ...]) -> None:
+        """Make the model and data of worlds that differ in `fields`."""
         recomputed = any(name in RECOMPUTED for name in fields)
         names = (*fields, *(DERIVED if recomputed else ()))
-        sizes = dict.fromkeys(names, self._data.nworld)
-        self._model = self._engine.put_model(self._host, batch_sizes=sizes)
+        sizes = dict.fromkeys(names, self._num_envs)
+        host = self._layout.model_for(fields)
+        self._model = self._engine.put_model(host, batch_sizes=sizes)
+        if host is not self._host:
+            self._data = self._engine.make_data(host, nworld=self._num_envs, **self._buffers)
+            self._host = host
         # An overflow raises an error later, so hide the line of output per world and step.
         self._model.opt.warn_overflow = 0
         self._fields = {name: self._view(self._model, name) for name in fields}
+        self._views = {name: self._view(self._data, name) for name in STATE[1:]}
+        self._time, self._ctrl, self._sensors, self._overflow, self._warmstart = (
+            self._view(self._data, name)
+            for name in ("time", "ctrl", "sensordata", "overflow", "qacc_warmstart")
+        )
         self._graph = None
 
     def _refuse_overflow(self) -> None:
