@@ -42,7 +42,7 @@ from lightning_rl.system.errors import check_range, closest, require
 Backend = Literal["auto", "c", "warp"]
 """The simulator: MuJoCo's C library, MuJoCo Warp, or the choice by the device."""
 
-OTHER_CONTROL = (
+_OTHER_CONTROL = (
     "none of position, velocity and force: its gain, bias, gear or dynamics are not those of "
     "MuJoCo's <position>, <velocity> or <motor>. Use one of these, or leave out `actions`: the "
     "action is then its control."
@@ -338,7 +338,7 @@ class MujocoEnv(ManagedEnv):
                     term.kind == kinds[column],
                     f"The action '{name}' is {type(term).__name__}, with a {term.kind} target, "
                     f"but the actuator '{self.layout.drives[column]}' takes "
-                    + (f"a {kinds[column]}." if kinds[column] != "other" else OTHER_CONTROL),
+                    + (f"a {kinds[column]}." if kinds[column] != "other" else _OTHER_CONTROL),
                 )
                 joint = model.actuator_trnid[column, 0]
                 moves = model.actuator_trntype[column] == 0 and model.jnt_type[joint] >= 2

@@ -59,7 +59,7 @@ def fields_of(
 
     Args:
         name: the quantity or field.
-        value: its value.
+        value: its value, [M, ...].
         fields: present values [M, ...] of the model's fields, by name.
         kinds: kind of each actuator's control.
     """
