@@ -47,8 +47,8 @@ PUBLIC = [path for path in FILES if not any(fnmatch(of_file(path), one) for one 
 
 TENSOR = re.compile(r"(Tensor|TensorDict|np\.ndarray)( \| None)?$")
 SHAPE = re.compile(r"\[[^\]`']*\]")
-HELPERS = {"require": "ConfigurationError", "check_range": "ConfigurationError"}
-"""Functions that raise for their caller."""
+HELPERS = {"require": "ConfigurationError"}
+"""Functions that raise for their caller; of `check_range` any number out of range is refused."""
 
 NOT_SAID = {"NotImplementedError", "StopIteration", "AssertionError"}
 

@@ -37,7 +37,7 @@ class APG(Algorithm):
         gamma: discount per env step.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy of another kind; in `fit`, for
+        ConfigurationError: for a policy of another kind; in `fit`, for
             an env without gradients, and a collector other than `SyncCollector`.
     """
 

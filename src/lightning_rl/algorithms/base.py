@@ -143,9 +143,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         metrics: metrics of the last iteration, by name.
         evaluation: summary of the last evaluation (see `summarize`), with `env_steps` and
             `deterministic`.
-
-    Raises:
-        ConfigurationError: for a number out of range.
     """
 
     episode_settings = EpisodeSettings()

@@ -33,7 +33,7 @@ class DiscreteSAC(SoftActorCritic):
         kwargs: see `SoftActorCritic`.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy of another kind.
+        ConfigurationError: for a policy of another kind.
     """
 
     policy: DiscreteActorCritic

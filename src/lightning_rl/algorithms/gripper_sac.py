@@ -32,7 +32,7 @@ class GripperSAC(SAC):
         kwargs: see `SAC`; `target_entropy` is for the arm's actions.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy without a gripper.
+        ConfigurationError: for a policy without a gripper.
     """
 
     policy: GripperActorCritic

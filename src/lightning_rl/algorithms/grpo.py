@@ -57,7 +57,7 @@ class GRPO(OnPolicyAlgorithm):
         kwargs: see `OnPolicyAlgorithm`.
 
     Raises:
-        ConfigurationError: for a number out of range, or settings that exclude each other.
+        ConfigurationError: for settings that exclude each other.
     """
 
     def __init__(

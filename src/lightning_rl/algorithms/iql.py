@@ -53,7 +53,7 @@ class DatasetActorCritic(Algorithm):
         kwargs: see `Algorithm`.
 
     Raises:
-        ConfigurationError: for a number out of range, a policy without Q critics or with a memory,
+        ConfigurationError: for a policy without Q critics or with a memory,
             and in `fit` for another collector, or data without rewards.
     """
 

@@ -28,7 +28,7 @@ class NoiseSAC(SAC):
         kwargs: see `SAC`; `target_entropy` is for the noise.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy of another kind.
+        ConfigurationError: for a policy of another kind.
     """
 
     policy: SteeredActorCritic

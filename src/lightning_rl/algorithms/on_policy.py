@@ -68,9 +68,6 @@ class OnPolicyAlgorithm(Algorithm):
 
     Attributes:
         may_be_stale: whether rollouts may come from older weights; `correction` then applies.
-
-    Raises:
-        ConfigurationError: for a number out of range.
     """
 
     uses_replay = False

@@ -23,9 +23,6 @@ class FrameAlgorithm(Algorithm):
         policy: its action is the predicted label of a frame.
         n_epochs: passes over the frames of a rollout.
         kwargs: see `Algorithm`.
-
-    Raises:
-        ConfigurationError: for a number out of range.
     """
 
     uses_replay = False

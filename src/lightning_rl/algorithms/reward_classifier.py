@@ -47,9 +47,6 @@ class RewardClassifier(FrameAlgorithm):
     Attributes:
         error_rates: [2] float32, the false positive rate and the false negative rate of the last
             evaluation; NaN before the first. Saved in checkpoints.
-
-    Raises:
-        ConfigurationError: for a number out of range.
     """
 
     env_class = LabelledFrames

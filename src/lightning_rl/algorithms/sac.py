@@ -33,7 +33,7 @@ class SoftActorCritic(QAlgorithm):
         kwargs: see `QAlgorithm`.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy of another kind.
+        ConfigurationError: for a policy of another kind.
     """
 
     fitted_always: tuple[str, ...] = ("critic",)
@@ -118,7 +118,7 @@ class SAC(SoftActorCritic):
         kwargs: see `SoftActorCritic`.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy without Q critics.
+        ConfigurationError: for a policy without Q critics.
     """
 
     policy: SquashedActorCritic

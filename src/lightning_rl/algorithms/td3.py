@@ -27,7 +27,7 @@ class TD3(QAlgorithm):
         kwargs: see `QAlgorithm`.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy without Q critics.
+        ConfigurationError: for a policy without Q critics.
     """
 
     policy: DeterministicActorCritic

@@ -53,7 +53,7 @@ class ValueFit(FrameAlgorithm):
         frame_settings: settings of the env with the returns. Saved in checkpoints.
 
     Raises:
-        ConfigurationError: for a number out of range, and a policy that is no `PerceptronPolicy`,
+        ConfigurationError: for a policy that is no `PerceptronPolicy`,
             or has a memory.
     """
 

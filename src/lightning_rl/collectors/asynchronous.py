@@ -53,9 +53,6 @@ class AsyncCollector(Collector):
         overflow: if the buffer is full, `block` the thread or `overwrite` the oldest rollout.
         timeout_s: seconds that the learner waits for a rollout before the run ends.
         device: device of the acting policy. Default: the learner's device.
-
-    Raises:
-        ConfigurationError: if a number is out of range.
     """
 
     in_background = True

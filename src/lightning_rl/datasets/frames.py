@@ -93,7 +93,7 @@ class LabelledFrames(RecordedFrames):
             classes the same total weight, with mean 1.
 
     Raises:
-        ConfigurationError: for a number out of range, a missing dataset, and too few successful or
+        ConfigurationError: for a missing dataset, and too few successful or
             failed episodes.
     """
 
@@ -200,7 +200,7 @@ class ReturnFrames(RecordedFrames):
         extra_fields: `label`, the bin, and `fold`, the part of the episode, [N] int64.
 
     Raises:
-        ConfigurationError: for a number out of range, a missing dataset, fewer episodes than folds,
+        ConfigurationError: for a missing dataset, fewer episodes than folds,
             and episodes without a success label.
     """
 

@@ -242,9 +242,6 @@ class LabelSettings:
         doubtful: warn, or refuse to write, if advantages of a fitted value are mostly noise (signal
             outside [0.5, 2] or error / spread above 1; without `n_steps` above 0.7), or if
             `positive` exceeds the success rate.
-
-    Raises:
-        ConfigurationError: for a setting out of range.
     """
 
     reward: Rewards = "success"

@@ -57,7 +57,7 @@ class MixedReplay(Replay):
         actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
 
     Raises:
-        ConfigurationError: for a number out of range, demonstrations that cannot be read or do not
+        ConfigurationError: for demonstrations that cannot be read or do not
             fit the env, and errors of the two replays.
     """
 

@@ -125,7 +125,7 @@ class Recorder:
             max_steps: maximum steps per episode. Default: the env's own limit.
 
         Raises:
-            ConfigurationError: for a number out of range, and for frames that the writer refuses.
+            ConfigurationError: for frames that the writer refuses.
         """
         check_range("episodes", episodes, least=1)
         check_range("max_steps", max_steps, least=1)

@@ -105,11 +105,7 @@ class QPolicy(PerceptronPolicy):
             self.actor = DuelingNetwork(value, self.actor)  # type: ignore[assignment]  # a module like it
 
     def set_exploration(self, amount: float) -> None:
-        """Set epsilon in [0, 1], or the temperature, above 0.
-
-        Raises:
-            ConfigurationError: for a number out of range.
-        """
+        """Set epsilon in [0, 1], or the temperature, above 0."""
         if self.distribution.rule == "epsilon":
             check_range("epsilon", amount, least=0, most=1)
         else:

@@ -55,7 +55,7 @@ class ResidualActorCritic(SquashedActorCritic):
         kwargs: see `SquashedActorCritic`.
 
     Raises:
-        ConfigurationError: for a number out of range, a base policy of other spaces or with a
+        ConfigurationError: for a base policy of other spaces or with a
             memory, and a memory of the correction.
     """
 

@@ -210,9 +210,6 @@ class ScriptedHelp(InterventionSource):
         rate: initial probability per step.
         noise: noise of the expert, see `PickCubeExpert`. The env's seed determines all random
             numbers.
-
-    Raises:
-        ConfigurationError: a number is out of range.
     """
 
     def __init__(self, last_step: int = 5_000, rate: float = 0.03, noise: float = 0.1) -> None:

@@ -42,9 +42,6 @@ class ValueAtoms:
     Attributes:
         num_atoms: K, at least 2.
         limit: the largest value; larger returns are clamped.
-
-    Raises:
-        ConfigurationError: for a number out of range.
     """
 
     num_atoms: int = 101

@@ -35,7 +35,7 @@ class ChunkPolicy(Policy):
         ignore_keys: keys of the observation that the policy does not read.
 
     Raises:
-        ConfigurationError: for a number out of range, or unsupported spaces or keys.
+        ConfigurationError: for unsupported spaces or keys.
     """
 
     training_settings = ("value_lr_scale", "detach_value")
@@ -192,7 +192,7 @@ class VLAPolicy(ChunkPolicy):
         kwargs: see `ChunkPolicy`.
 
     Raises:
-        ConfigurationError: for a number out of range, or unsupported spaces or keys.
+        ConfigurationError: for unsupported spaces or keys.
     """
 
     takes_guidance = True

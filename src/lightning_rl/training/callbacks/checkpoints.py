@@ -93,9 +93,6 @@ class PeriodicCheckpoint(Callback):
         every_n_iterations: iterations between two checkpoints.
         keep: number of files to keep; null for all.
         weights_only: save weights-only checkpoints.
-
-    Raises:
-        ConfigurationError: if a number is out of range.
     """
 
     def __init__(

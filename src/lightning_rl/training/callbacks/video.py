@@ -47,9 +47,6 @@ class VideoSettings:
         max_frames: maximum frames of a film; longer episodes show every second, fourth, ... step.
         max_share: maximum fraction of the training time for films, which then have fewer, evenly
             spaced frames; null for no limit. Does not apply to `validate` and `test`.
-
-    Raises:
-        ConfigurationError: if a number is out of range.
     """
 
     every_n_evaluations: int = 1
