@@ -29,3 +29,14 @@ def with_first_ratios(algorithm):
             module.firsts.append((new - minibatch["sample_log_prob"]).exp() - 1)
 
     return before(algorithm, on_train_start=begin, loss=look)
+
+
+def peek(module, result, minibatch):
+    """Decide by the value of a loss, which no graph can: `after(PPO, loss=peek)`."""
+    loss, scalars = result
+    return (loss if loss > 0 else loss * 2), scalars
+
+
+def limit_is_failure(learner, rollout):
+    """Make the mistake of treating a time limit as the end of all rewards, before advantages or a replay."""
+    rollout["terminated"] |= rollout["truncated"]

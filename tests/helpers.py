@@ -130,10 +130,16 @@ def train(
     seed_everything(seed)
     datamodule = make_data(env, **(data or {}))
     module = make_ppo(datamodule, policy, **(model or {}))
-    quiet = {"enable_progress_bar": False, "accelerator": "cpu"}
-    runner = RLTrainer(run_dir=str(run_dir), **(quiet | (trainer or {})))
-    runner.fit(module, datamodule, ckpt_path=ckpt_path)
+    runner = fit_in(run_dir, module, datamodule, ckpt_path=ckpt_path, **(trainer or {}))
     return module, datamodule, runner
+
+
+def fit_in(run_dir, module, data, *, ckpt_path=None, **trainer):
+    """Train a module that was made by hand on a CPU, and return the trainer."""
+    settings = {"accelerator": "cpu", "enable_progress_bar": False} | trainer
+    runner = RLTrainer(run_dir=str(run_dir), **settings)
+    runner.fit(module, data, ckpt_path=ckpt_path)
+    return runner
 
 
 def collect_into(statistics, *steps, **more):

@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, VectorEnv, async_vector_env
 from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
@@ -28,6 +28,7 @@ from lightning_rl.system.lightning_private import (
     omit_anonymous,
     skip_signal_exchange,
 )
+from tests.callbacks import callback
 from tests.helpers import train
 from tests.slow_cases import SLOW_CASES, is_slow
 
@@ -214,14 +215,13 @@ def trace_iteration(run_dir, **settings):
         if event == "call" and file.is_relative_to(SOURCE) and file.name != "__init__.py":
             entered.append((str(file.relative_to(SOURCE)), frame.f_code.co_name))
 
-    class Tracer(Callback):
-        def on_train_batch_end(self, trainer, *args):
-            if trainer.global_step in (2, 3):
-                sys.setprofile(note if trainer.global_step == 2 else None)
+    def trace(trainer, *args):
+        if trainer.global_step in (2, 3):
+            sys.setprofile(note if trainer.global_step == 2 else None)
 
     quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
     settings["model"] = {"compile": False, **settings["model"]}
-    train(run_dir, trainer={"callbacks": [Tracer()], **quiet}, **settings)
+    train(run_dir, trainer={"callbacks": [callback(on_train_batch_end=trace)], **quiet}, **settings)
     return [call for call in entered if not call[0].startswith("training/callbacks/")]
 
 

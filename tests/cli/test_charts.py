@@ -17,7 +17,6 @@ from lightning_rl import (
     MixedReplay,
     RayCollector,
     ReplayBuffer,
-    RLTrainer,
     SquashedActorCritic,
 )
 from lightning_rl.collectors import ray
@@ -26,7 +25,7 @@ from lightning_rl.policies import TinyVLA, VLAPolicy
 from lightning_rl.rollout.contract import flat_transitions
 from tests.equivalence.test_async import background
 from tests.equivalence.test_off_policy import helped_arm
-from tests.helpers import make_data, scalars, train
+from tests.helpers import fit_in, make_data, scalars, train
 from tests.numerics.test_taking_over import Schedule, helped
 from tests.remote import Threads
 
@@ -72,16 +71,14 @@ def clone(run_dir, head="token"):
     data = make_data(env, collector=demonstrations, **budget)
     tiny = TinyVLA(channels=(4, 4, 4), hidden_size=16, slot_size=8)
     policy = VLAPolicy(data.observation_space, data.action_space, backbone=tiny, head=head)
-    trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
-    trainer.fit(BehaviorCloning(policy, n_epochs=1, batch_size=16), data)
+    fit_in(run_dir, BehaviorCloning(policy, n_epochs=1, batch_size=16), data)
 
 
 def off_policy(run_dir):
     seed_everything(1)
     data = make_data(SHORT, **FEW, replay=partial(ReplayBuffer, capacity=1000))
     policy = SquashedActorCritic(data.observation_space, data.action_space, (16,))
-    trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
-    trainer.fit(SAC(policy, batch_size=16, random_env_steps=80), data)
+    fit_in(run_dir, SAC(policy, batch_size=16, random_env_steps=80), data)
 
 
 def in_processes(run_dir):

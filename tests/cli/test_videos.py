@@ -23,7 +23,7 @@ from lightning_rl.training.callbacks import VideoSettings
 from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.training.callbacks.video import _TimeShare
 from tests.envs import ScriptedEnv, ScriptedTask
-from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
+from tests.helpers import assert_same, assert_same_run, fit_in, last, make_data, make_ppo, train
 
 pytestmark = pytest.mark.filterwarnings("error:No more videos")
 
@@ -318,8 +318,7 @@ def test_settings_out_of_range_are_refused():
 def test_no_film_where_nobody_asked_for_one(tmp_path):
     seed_everything(3)
     data = make_data()
-    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
-    trainer.fit(make_ppo(data), data)
+    fit_in(tmp_path, make_ppo(data), data)
     assert not (tmp_path / "videos").exists()
 
 

@@ -47,7 +47,6 @@ from lightning_rl import (
     ReplayBuffer,
     ReturnFrames,
     RLDataModule,
-    RLTrainer,
     ValueAtoms,
     ValueFit,
     VLAPolicy,
@@ -68,7 +67,15 @@ from tests.equivalence.test_allowed import RUNS as ALLOWED
 from tests.equivalence.test_mujoco_env import RUN as MUJOCO
 from tests.equivalence.test_terms import RUN as TERMS
 from tests.golden.make_lerobot import fill
-from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
+from tests.helpers import (
+    fit_in,
+    last,
+    make_collector,
+    make_data,
+    make_ppo,
+    train,
+    uncompiled_traces,
+)
 from tests.variants import after, before, passing, variant
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -482,15 +489,14 @@ def same_chunks(directory, name, processes):
     policy = vla(chunked(1), head, directory)
     settings = {"group_size": 2} if algorithm is GRPO else {}
     module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
-    trainer = RLTrainer(
-        run_dir=str(directory / f"chunks {name} {processes}"),
-        enable_progress_bar=False,
-        accelerator="cpu",
+    fit_in(
+        directory / f"chunks {name} {processes}",
+        module,
+        data,
         limit_val_batches=0,
         max_epochs=1,
         **(TWO if processes == 2 else {}),
     )
-    trainer.fit(module, data)
     return module
 
 

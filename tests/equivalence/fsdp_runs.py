@@ -27,7 +27,6 @@ from lightning_rl import (
     FSDP2Strategy,
     PushBlocks,
     RLDataModule,
-    RLTrainer,
     SlowPolicy,
     TransformersBackbone,
     VLAPolicy,
@@ -37,7 +36,7 @@ from lightning_rl.policies.vla import Features
 from lightning_rl.system import ranks
 from lightning_rl.system.fsdp import local, whole_state
 from tests.callbacks import at_iteration, callback, signal_at
-from tests.helpers import last
+from tests.helpers import fit_in, last
 from tests.numerics.test_vla_loading import CONFIGS
 from tests.variants import after, before, passing
 
@@ -190,15 +189,15 @@ def run(
     own = {"group_size": 2, "kl_coef": 0.5} if algorithm is GRPO else {}
     module = algorithm(made, n_epochs=1, batch_size=8, learning_rate=1e-3, **own | model)
     settings = {"max_epochs": 3, "limit_val_batches": 0, "logger": False}
-    runner = RLTrainer(
-        run_dir=str(run_dir),
-        enable_progress_bar=False,
-        accelerator="cpu",
+    runner = fit_in(
+        run_dir,
+        module,
+        data,
+        ckpt_path=ckpt_path,
         strategy=strategy,
         devices=devices,
-        **settings | (trainer or {}),
+        **(settings | (trainer or {})),
     )
-    runner.fit(module, data, ckpt_path=ckpt_path)
     return module, runner
 
 

@@ -16,6 +16,7 @@ from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
 from lightning_rl.compiled.choice import PAYS_FROM, Choice, StepsChoice
+from tests.algorithms import peek
 from tests.callbacks import callback
 from tests.helpers import assert_same_run, last, load, train
 from tests.variants import after, variant
@@ -101,11 +102,6 @@ def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compi
 
 def no_compiler(*args, **kwargs):
     raise RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
-
-
-def peek(module, result, minibatch):
-    loss, scalars = result
-    return (loss if loss > 0 else loss * 2), scalars
 
 
 @pytest.mark.parametrize(

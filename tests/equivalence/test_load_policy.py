@@ -29,7 +29,7 @@ from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, draw
-from tests.helpers import assert_same, last, make_data, train
+from tests.helpers import assert_same, fit_in, last, make_data, train
 from tests.variants import variant
 
 BUDGET = {"total_env_steps": 64, "num_eval_episodes": 3}
@@ -343,8 +343,7 @@ class MyPPO(PPO):
 def trained_by(tmp_path, policy=ActorCritic, algorithm=PPO):
     data = make_data(**BUDGET)
     module = algorithm(policy(data.observation_space, data.action_space), batch_size=32)
-    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
-    trainer.fit(module, data)
+    fit_in(tmp_path, module, data)
     return last(tmp_path)
 
 

@@ -33,7 +33,7 @@ from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
-from tests.helpers import assert_same, last, load, make_data, make_ppo, train, without
+from tests.helpers import assert_same, fit_in, last, load, make_data, make_ppo, train, without
 from tests.variants import variant
 
 BUDGET = {"total_env_steps": 128}
@@ -77,10 +77,8 @@ def trained_by(policy_class=ActorCritic, algorithm=PPO, env="CartPole-v1", **set
 
 
 def train_with(module, data, run_dir):
-    from lightning_rl import RLTrainer
 
-    trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
-    trainer.fit(module, data)
+    trainer = fit_in(run_dir, module, data)
     return trainer
 
 

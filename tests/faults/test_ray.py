@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from lightning.pytorch import Callback
 
 import lightning_rl
 from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector
 from lightning_rl.cli import app
 from lightning_rl.collectors import ray as by_ray
 from lightning_rl.collectors import ray_cluster
+from tests.callbacks import callback
 from tests.commands import Command, free_port, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train
@@ -182,21 +182,22 @@ def test_by_real_processes_one_collector_without_lag_is_the_foreground_bit_for_b
     assert_same_training(tmp_path / "sync", tmp_path / "ray")
 
 
-class Killer(Callback):
-    """Kills one of the collectors' processes after every few iterations, and notes what is trained on."""
+def killer(kills):
+    """Kill one of the collectors' processes after every few iterations, and note what is trained on."""
 
-    def __init__(self, kills):
-        self.kills, self.killed, self.seen = kills, set(), []
-
-    def on_train_batch_start(self, trainer, module, rollout, *args):
+    def look(trainer, module, rollout, *args):
         lag = int(module.policy.version) - rollout["policy_version"][:, :-1]
-        self.seen.append((int(lag.min()), int(lag.max()), rollout["observation"].sum().item()))
+        kept.seen.append((int(lag.min()), int(lag.max()), rollout["observation"].sum().item()))
 
-    def on_train_batch_end(self, trainer, *args):
-        alive = [pid for pid in collectors_of(os.getpid()) if pid not in self.killed]
-        if trainer.global_step % 4 == 0 and len(self.killed) < self.kills and alive:
+    def kill(trainer, *args):
+        alive = [pid for pid in collectors_of(os.getpid()) if pid not in kept.killed]
+        if trainer.global_step % 4 == 0 and len(kept.killed) < kills and alive:
             os.kill(alive[0], signal.SIGKILL)
-            self.killed.add(alive[0])
+            kept.killed.add(alive[0])
+
+    kept = callback(on_train_batch_start=look, on_train_batch_end=kill)
+    kept.seen, kept.killed = [], set()
+    return kept
 
 
 @needs_ray
@@ -204,18 +205,18 @@ class Killer(Callback):
 @pytest.mark.timeout(900)
 def test_twenty_killed_collectors_cost_rollouts_and_nothing_else(tmp_path):
     """Each iteration trains on a rollout of its own, none too old, and the run ends at its budget."""
-    killer, iterations = Killer(20), 200
+    kills, iterations = killer(20), 200
     data = {
         "collector": remote(2, 2, min_healthy=0, back_off_s=0.1),
         "total_env_steps": 64 * iterations,
         "iterations_per_epoch": 20,
     }
     with pytest.warns(UserWarning, match=r"Collector \d failed, and is replaced in"):
-        train(tmp_path, data=data, trainer={"callbacks": [killer], "limit_val_batches": 0})
-    assert len(killer.killed) == 20
-    assert len(killer.seen) == iterations
-    assert all(0 <= least <= most <= 2 for least, most, _ in killer.seen)
-    assert len({content for *_, content in killer.seen}) == iterations, "trained on twice"
+        train(tmp_path, data=data, trainer={"callbacks": [kills], "limit_val_batches": 0})
+    assert len(kills.killed) == 20
+    assert len(kills.seen) == iterations
+    assert all(0 <= least <= most <= 2 for least, most, _ in kills.seen)
+    assert len({content for *_, content in kills.seen}) == iterations, "trained on twice"
     assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 64 * iterations
     counts = {tag: points[-1][1] for tag, points in scalars(tmp_path).items()}
     assert counts["ray/restarts"] == 20

@@ -196,7 +196,8 @@ def make(to, name, kind, inputs, action_size, fields, rename):
         for part in (policy, before, after):
             part.save_pretrained(whole)
         shapes = {k: list(v.shape) for k, v in load_file(whole / "model.safetensors").items()}
-        (whole / "shapes.json").write_text(json.dumps(shapes, indent=0))
+        rows = (f"{json.dumps(name)}: {shape}" for name, shape in shapes.items())
+        (whole / "shapes.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
         save_file(weights_of(shapes), whole / "model.safetensors")
         policy = get_policy_class(kind).from_pretrained(whole, strict=True)
         save_file(run(policy, before, after, inputs, action_size, rename), whole / "io.safetensors")

@@ -24,6 +24,7 @@ from lightning_rl import (
     ValueAtoms,
 )
 from lightning_rl.envs import ActionProbe
+from tests.algorithms import limit_is_failure
 from tests.envs import ScriptedTask
 from tests.probes import MaskProbe
 from tests.variants import before
@@ -48,11 +49,6 @@ def corridor(num_envs):
         observation_space=space,
         action_space=BOX,
     )
-
-
-def limit_is_failure(replay, rollout):
-    """The mistake: a time limit treated as the end of all rewards."""
-    rollout["terminated"] |= rollout["truncated"]
 
 
 def reset_is_successor(replay, rollout):

@@ -10,49 +10,47 @@ from gymnasium.spaces import Box, Dict
 from lightning.pytorch import seed_everything
 from tensordict import TensorDict
 
-from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, TorchEnv
+from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer
+from tests.envs import ScriptedTask
 
 STEPS, COST, ENV_STEPS, SEEDS = 20, 3.0, 16_000, 5
 T_OF_4 = 2.776
 """The 97.5 % point of Student's t with four degrees of freedom."""
 
 
-class Cargo(TorchEnv):
+def cargo(num_envs):
     """Carry something to a place that is shown; what the cargo costs in each step nobody tells the carrier.
 
     Cost per step: up to 3, drawn for each episode, in units of the distance that is left. Nothing that is done changes
     it: all of the difference that it makes to a return is luck.
     """
 
-    start_size = 3
+    def start(uniform):
+        place, goal, load = (2 * uniform - 1).split(1, 1)
+        return {"place": place, "goal": goal, "cargo": load, "left": torch.ones_like(load)}
 
-    def __init__(self, num_envs):
-        part = Box(-np.inf, np.inf, (2,))
-        super().__init__(num_envs, Dict({"seen": part, "told": part}), Box(-1.0, 1.0, (1,)), STEPS)
+    def move(env, state, action):
+        place = state["place"] + 0.2 * action.clamp(-1, 1)
+        missed = (place - state["goal"]).abs()[:, 0]
+        reward = -missed - COST * state["cargo"][:, 0]
+        moved = {"place": place, "left": state["left"] - 1 / STEPS}
+        return moved, reward, None, {"metrics": {"missed": missed}}
 
-    def initial_state(self, uniform):
-        place, goal, cargo = (2 * uniform - 1).split(1, 1)
-        state = {"place": place, "goal": goal, "cargo": cargo, "left": torch.ones_like(cargo)}
-        return TensorDict(state, [len(uniform)])
-
-    def observe(self, state):
+    def observe(state):
         seen = torch.cat((state["place"], state["goal"]), 1)
         told = torch.cat((state["cargo"], state["left"]), 1)
         return TensorDict({"seen": seen, "told": told}, state.batch_size)
 
-    def transition(self, state, action):
-        place = state["place"] + 0.2 * action.clamp(-1, 1)
-        moved = {**dict(state.items()), "place": place, "left": state["left"] - 1 / STEPS}
-        missed = (place - state["goal"]).abs()[:, 0]
-        reward = -missed - COST * state["cargo"][:, 0]
-        ended = torch.zeros_like(missed, dtype=torch.bool)
-        return TensorDict(moved, state.batch_size), reward, ended, {"metrics": {"missed": missed}}
+    part = Box(-np.inf, np.inf, (2,))
+    space = Dict({"seen": part, "told": part})
+    settings = {"observation_space": space, "steps": STEPS, "start_size": 3}
+    return ScriptedTask(num_envs, start, move, observe=observe, **settings)
 
 
 def trained(run_dir, seed, critic_keys, env_steps=ENV_STEPS):
     seed_everything(seed)
     data = RLDataModule(
-        Cargo,
+        cargo,
         num_envs=16,
         buffer_size=STEPS,
         total_env_steps=env_steps,

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
 from lightning_rl.envs import ActionProbe, TimeLimitProbe, ValueProbe
+from tests.algorithms import limit_is_failure
 from tests.callbacks import callback
 from tests.helpers import train
 from tests.probes import MaskProbe, StructureProbe
@@ -105,11 +106,6 @@ def test_sac_learns_from_pictures_which_action_is_asked_for(share, tmp_path):
     right, left = module.policy.get_action(stripes(), deterministic=True)["action"].flatten()
     assert right > 0.2
     assert left < -0.2
-
-
-def limit_is_failure(module, rollout):
-    """The mistake: a time limit treated as the end of all rewards."""
-    rollout["terminated"] |= rollout["truncated"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector, TorchEnv
+from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
@@ -18,7 +18,7 @@ from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout.contract import discount_of, env_steps
 from lightning_rl.system.errors import ConfigurationError
 from tests.algorithms import Reinforce
-from tests.envs import ScriptedTask
+from tests.envs import NUMBER, ScriptedTask
 from tests.helpers import collect_into, make_collector
 
 K, GAMMA = 4, 0.9
@@ -36,37 +36,32 @@ class Batched(VectorEnv):
     reset = step = None
 
 
-class Walk(TorchEnv):
+def walk(num_envs, fails=True, limit=1000):
     """Add the action to a position; fail, or run out of time, after a number of steps of its own.
 
     Row i fails after i + 1 steps where `fails`, so that episodes end at every offset of a chunk.
     """
 
-    start_size = 1
+    def move(env, state, action):
+        left, x = state["left"] - 1, state["x"] + action
+        ended = (left.squeeze(-1) <= 0) & fails
+        reward = x.squeeze(-1) * 0.3 + action.squeeze(-1) ** 2
+        return {"x": x, "left": left}, reward, ended, {"success": ended, "metrics": {"x": x[:, 0]}}
 
-    def __init__(self, num_envs, fails=True, limit=1000):
-        box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        super().__init__(num_envs, box, box, limit)
-        self.fails = fails
-
-    def initial_state(self, uniform):
-        return TensorDict({"x": uniform, "left": 3 + (uniform * 1000).floor() % 7}, [len(uniform)])
-
-    def observe(self, state):
-        return state["x"]
-
-    def transition(self, state, action):
-        left = state["left"] - 1
-        moved = TensorDict({"x": state["x"] + action, "left": left}, state.batch_size)
-        ended = (left.squeeze(-1) <= 0) & self.fails
-        reward = moved["x"].squeeze(-1) * 0.3 + action.squeeze(-1) ** 2
-        return moved, reward, ended, {"success": ended, "metrics": {"x": moved["x"][:, 0]}}
+    return ScriptedTask(
+        num_envs,
+        lambda uniform: {"x": uniform, "left": 3 + (uniform * 1000).floor() % 7},
+        move,
+        observe=lambda state: state["x"],
+        action_space=NUMBER,
+        steps=limit,
+    )
 
 
 def play_chunked(fails, limit, decisions=9, rows=16, execute=None):
     """Return the chunked fields [N, T, ...], and the actions that each row executed, in order."""
     torch.manual_seed(0)
-    env = ActionChunk(rows, lambda n: Walk(n, fails, limit), K, execute)
+    env = ActionChunk(rows, lambda n: walk(n, fails, limit), K, execute)
     observation, _ = env.reset(seed=5)
     keys = ("observation", "reward", "step_reward", "executed", "terminated", "truncated", "final")
     kept = {key: [] for key in keys}
@@ -87,7 +82,7 @@ def play_chunked(fails, limit, decisions=9, rows=16, execute=None):
 
 def play_plain(row, actions, fails, limit):
     """Play the same actions one by one, alone: observation, reward, terminated, truncated, final."""
-    env = Walk(1, fails, limit)
+    env = walk(1, fails, limit)
     observation, _ = env.reset(seed=[5 + row])
     rows = []
     for action in actions:
@@ -196,7 +191,7 @@ def test_fewer_actions_than_a_chunk_has_may_be_executed():
 
 
 def test_evaluation_and_collection_count_env_steps():
-    env = ActionChunk(3, lambda n: Walk(n, fails=False, limit=6), K)
+    env = ActionChunk(3, lambda n: walk(n, fails=False, limit=6), K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == [6, 6, 6]
     collector = make_collector(SyncCollector, env, policy, 5, seed=1)
@@ -205,7 +200,7 @@ def test_evaluation_and_collection_count_env_steps():
     assert env_steps(rollout).tolist() == [[4, 2, 4, 2, 4]] * 3
     assert collector.env_steps == 3 * 16
     assert set(collector.statistics.lengths) == {6}
-    resumed = ActionChunk(3, lambda n: Walk(n, fails=False, limit=6), K)
+    resumed = ActionChunk(3, lambda n: walk(n, fails=False, limit=6), K)
     resumed.load_state_dict(env.state_dict())
     action = torch.randn(3, K, 1)
     assert torch.equal(resumed.step(action)[0], env.step(action)[0])
@@ -302,7 +297,7 @@ def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_
 
 def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
 
-    env = ActionChunk(2, lambda n: Walk(n), K)
+    env = ActionChunk(2, lambda n: walk(n), K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     algorithm = Reinforce(policy, gamma=0.5)
     rollout = make_collector(SyncCollector, env, policy, 3, seed=1).collect()
@@ -321,9 +316,9 @@ def test_what_cannot_be_chunked_is_refused():
             2, lambda n: GymnasiumEnv(n, "lightning_rl/CartPole-v0", None, "vector_entry_point")
         )
     with pytest.raises(ConfigurationError, match=r"execute must lie in \[1, chunk_size=4\], got 5"):
-        ActionChunk(2, Walk, 4, execute=5)
+        ActionChunk(2, walk, 4, execute=5)
     with pytest.raises(ConfigurationError, match="chunk_size must be at least 1, got 0"):
-        ActionChunk(2, Walk, 0)
+        ActionChunk(2, walk, 0)
     with pytest.raises(ConfigurationError, match="cannot be chunked"):
         repeated(gymnasium.spaces.Text(3), 2)
     assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])

@@ -14,6 +14,7 @@ from lightning_rl.compiled import graphs
 from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
+from tests.algorithms import peek
 from tests.callbacks import callback
 from tests.helpers import (
     compile_function,
@@ -255,9 +256,6 @@ def test_a_changed_coefficient_is_compiled_anew(traced_only):
 
 
 def test_a_loss_that_looks_at_its_values_runs_uncompiled_and_says_so(tmp_path, traced_only):
-    def peek(module, result, minibatch):
-        loss, scalars = result
-        return (loss if loss > 0 else loss * 2), scalars
 
     with pytest.warns(UserWarning, match="compile: true has no effect"):
         module, _, _ = train(tmp_path, model={"algorithm": after(PPO, loss=peek), "compile": True})

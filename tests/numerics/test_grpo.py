@@ -10,14 +10,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
+from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
 from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.system.errors import ConfigurationError
-from tests.envs import ScriptedEnv
+from tests.envs import NUMBER, ScriptedEnv, ScriptedTask
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
 from tests.references import group_advantage
 from tests.variants import after, before
@@ -25,30 +25,22 @@ from tests.variants import after, before
 GROUPS = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 4}
 
 
-class Countdown(TorchEnv):
+def countdown(num_envs, shared=True):
     """Pay the action; end after a number of steps drawn at the start; succeed where it was even."""
 
-    start_size = 1
-
-    def __init__(self, num_envs, longest=12, shared=True):
-        box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        super().__init__(num_envs, box, box, 1000)
-        self.longest, self.shared = longest, shared
-
-    def initial_state(self, uniform):
-        left = (uniform[:, :1] * self.longest).floor() + 2
-        if not self.shared:
+    def start(uniform):
+        left = (uniform * 12).floor() + 2
+        if not shared:
             left = left + torch.arange(len(left))[:, None]
-        return TensorDict({"left": left, "begun": left.clone()}, [len(left)])
+        return {"left": left, "begun": left.clone()}
 
-    def observe(self, state):
-        return state["left"]
+    def move(env, state, action):
+        left = state["left"] - 1
+        ended, even = left.squeeze(-1) <= 0, state["begun"].squeeze(-1) % 2 == 0
+        return {"left": left}, action.squeeze(-1), ended, {"success": ended & even}
 
-    def transition(self, state, action):
-        moved = TensorDict({"left": state["left"] - 1, "begun": state["begun"]}, state.batch_size)
-        ended = moved["left"].squeeze(-1) <= 0
-        even = moved["begun"].squeeze(-1) % 2 == 0
-        return moved, action.squeeze(-1), ended, {"success": ended & even}
+    settings = {"observe": lambda state: state["left"], "action_space": NUMBER, "steps": 1000}
+    return ScriptedTask(num_envs, start, move, **settings)
 
 
 def recorder():
@@ -82,8 +74,10 @@ def test_members_of_a_group_begin_alike_and_groups_do_not(vectorization, tmp_pat
 
 
 def test_an_env_whose_start_does_not_follow_its_seed_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"4 members of a group began .* Countdown must"):
-        learn(tmp_path, env=lambda n: Countdown(n, shared=False))
+    with pytest.raises(
+        ConfigurationError, match=r"4 members of a group began .* ScriptedTask must"
+    ):
+        learn(tmp_path, env=lambda n: countdown(n, shared=False))
 
 
 def test_a_rollout_ends_with_the_last_first_episode_and_none_is_longer_than_its_horizon(tmp_path):
@@ -101,7 +95,7 @@ def test_a_rollout_ends_with_the_last_first_episode_and_none_is_longer_than_its_
 
 
 def test_statistics_count_first_episodes_and_nothing_leaks_into_the_next_rollout(tmp_path):
-    module, _, _ = learn(tmp_path, env=lambda n: Countdown(n))
+    module, _, _ = learn(tmp_path, env=countdown)
     logged = scalars(tmp_path)
     assert [s for s, _ in logged["charts/episodes"]] == [s for s, _ in logged["train/policy_loss"]]
     episodes = [value for _, value in logged["charts/episodes"]]
@@ -127,7 +121,7 @@ def test_a_cut_rollout_leaks_nothing_either(tmp_path):
 
 
 def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_path):
-    module, _, _ = learn(tmp_path, env=lambda n: Countdown(n))
+    module, _, _ = learn(tmp_path, env=countdown)
     sizes = iter(module.sizes)
     for rollout in module.rollouts:
         counted = sum(int(row.long().argmax()) + 1 for row in rollout["done"][:, :-1])
@@ -150,9 +144,7 @@ def test_minibatches_draw_from_the_mask_alone():
 @pytest.mark.parametrize("aggregation", ["token", "trajectory"])
 def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
     """At ratio 1 the gradient of the loss is -sum of weight * A * grad log pi: weigh by hand."""
-    module, _, _ = learn(
-        tmp_path, env=lambda n: Countdown(n), mode=mode, aggregation=aggregation, ent_coef=0.1
-    )
+    module, _, _ = learn(tmp_path, env=countdown, mode=mode, aggregation=aggregation, ent_coef=0.1)
     rollout = module.rollouts[0]
     advantage, counts = group_advantage(
         rollout["reward"][:, :-1].double().numpy(),
@@ -190,13 +182,16 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
 
 
 def test_groups_that_agree_on_success_are_left_out(tmp_path):
-    def toss(env, result, state, action):
+    def tossed(num_envs):
         """Members differ in what they do: success is a positive first action."""
-        moved, reward, _, _ = result
-        ended = torch.ones(env.num_envs, dtype=torch.bool)
-        return moved, reward, ended, {"success": action.squeeze(-1) > 0.8}
 
-    module, _, _ = learn(tmp_path, env=after(Countdown, transition=toss), filter_groups=True)
+        def move(env, state, action):
+            ended = torch.ones(num_envs, dtype=torch.bool)
+            return {}, action.squeeze(-1), ended, {"success": action.squeeze(-1) > 0.8}
+
+        return ScriptedTask(num_envs, lambda uniform: {"x": uniform}, move, action_space=NUMBER)
+
+    module, _, _ = learn(tmp_path, env=tossed, filter_groups=True)
     sizes, kept = iter(module.sizes), 0
     for rollout in module.rollouts:
         success = rollout["success"][:, 0].view(2, 4)

@@ -25,7 +25,6 @@ from lightning_rl import (
     NoisePolicy,
     PushBlocks,
     ResNet18,
-    RLTrainer,
     load_policy,
 )
 from lightning_rl.cli.app import run as run_cli
@@ -46,7 +45,15 @@ from tests.golden.make_lerobot import (
     recipes,
     weights_of,
 )
-from tests.helpers import assert_same, assert_same_run, last, load, make_collector, make_data
+from tests.helpers import (
+    assert_same,
+    assert_same_run,
+    fit_in,
+    last,
+    load,
+    make_collector,
+    make_data,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECIPES = recipes()
@@ -333,10 +340,7 @@ def fit(run_dir, factory, policy, *, iterations=4, data=None, **kwargs):
     data = make_data(factory, iterations_per_epoch=iterations // 2, **counts, **(data or {}))
     module = PPO(policy(data.observation_space, data.action_space), n_epochs=1, batch_size=4)
     trainer = {"max_epochs": kwargs.pop("max_epochs", -1)}
-    runner = RLTrainer(
-        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **trainer
-    )
-    runner.fit(module, data, **kwargs)
+    fit_in(run_dir, module, data, **kwargs, **trainer)
     return module
 
 

@@ -31,7 +31,7 @@ from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same_run, last, train
+from tests.helpers import assert_same_run, fit_in, last, train
 from tests.variants import before
 
 BF16 = {"precision": "bf16-mixed"}
@@ -101,10 +101,7 @@ def test_a_vla_computes_its_backbone_in_bfloat16_and_its_heads_in_float32(head, 
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(look(name))
     module = keeps_rollouts(PPO)(policy, n_epochs=1, batch_size=8)
-    trainer = RLTrainer(
-        run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu", **PLAIN | BF16
-    )
-    trainer.fit(module, data)
+    fit_in(tmp_path, module, data, **(PLAIN | BF16))
     heads = {name: dtypes for name, dtypes in seen.items() if not name.startswith("backbone")}
     backbone = {name: dtypes for name, dtypes in seen.items() if name.startswith("backbone")}
     assert len(heads) >= 3

@@ -31,7 +31,6 @@ from lightning_rl import (
     PerceptronBackbone,
     ReturnFrames,
     RLDataModule,
-    RLTrainer,
     TinyVLA,
     ValueFit,
     VLAPolicy,
@@ -47,7 +46,7 @@ from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
 from lightning_rl.envs import ActionChunk, FiveDoors, TwoDoors
 from lightning_rl.functional import advantage_weight, guide
 from tests.commands import Command
-from tests.helpers import assert_same, last, load, train
+from tests.helpers import assert_same, fit_in, last, load, train
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
@@ -289,10 +288,7 @@ def fit(
     spaces = (data.observation_space, data.action_space)
     settings = {"hidden_sizes": (32,), "normalize_observation": True} | (policy or {})
     model = ValueFit(ActorOnly(*spaces, **settings), learning_rate=0.01, batch_size=64, **more)
-    runner = RLTrainer(
-        run_dir=str(run_dir), accelerator="cpu", enable_progress_bar=False, **(trainer or {})
-    )
-    runner.fit(model, data, ckpt_path=ckpt_path)
+    fit_in(run_dir, model, data, ckpt_path=ckpt_path, **(trainer or {}))
     return model
 
 

@@ -21,11 +21,11 @@ from lightning_rl import (
     ReplayBuffer,
     SquashedActorCritic,
     SyncCollector,
-    TorchEnv,
 )
 from lightning_rl.rollout.contract import final_observations
 from lightning_rl.rollout.sequences import sequences_of
 from tests.arms import ACTION as GRIP
+from tests.envs import ScriptedTask
 from tests.helpers import load, make_collector, train
 from tests.numerics.test_recurrence import Double, numerical_gradient
 from tests.q_references import SACReference, forward
@@ -34,24 +34,15 @@ from tests.references import gru_step
 SPACE, ACTION = Box(-9.0, 9.0, (2,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
 
 
-class Walk(TorchEnv):
+def walk(num_envs):
     """A random walk that is lost beyond 1 or cut after 6 steps; no observation comes twice."""
 
-    def __init__(self, num_envs):
-        super().__init__(num_envs, SPACE, ACTION, 6)
+    def move(env, state, action):
+        place = 1.3 * state["at"] + 0.3 * action
+        return {"at": place}, place.sum(-1), (place.abs() > 1).any(-1)
 
-    start_size = 2
-
-    def initial_state(self, uniform):
-        return TensorDict({"at": uniform - 0.5}, [len(uniform)])
-
-    def observe(self, state):
-        return state["at"]
-
-    def transition(self, state, action):
-        at = 1.3 * state["at"] + 0.3 * action
-        lost = (at.abs() > 1).any(-1)
-        return TensorDict({"at": at}, state.batch_size), at.sum(-1), lost, {}
+    settings = {"observation_space": SPACE, "action_space": ACTION, "steps": 6, "start_size": 2}
+    return ScriptedTask(num_envs, lambda uniform: {"at": uniform - 0.5}, move, **settings)
 
 
 def policy_for(memory=GRU, cls=SquashedActorCritic, size=5, **kwargs):
@@ -63,7 +54,7 @@ def policy_for(memory=GRU, cls=SquashedActorCritic, size=5, **kwargs):
 
 def collected(policy, sizes, envs=3, broken=(), seed=2):
     """A replay that took rollouts in, of which some were dropped, and what each env did, step by step."""
-    env = Walk(envs)
+    env = walk(envs)
     replay = ReplayBuffer(SPACE, ACTION, envs, seed=seed, capacity=20 * envs + 1)
     streams = [[] for _ in range(envs)]
     collector = make_collector(SyncCollector, env, policy, sizes, seed=seed)
@@ -355,7 +346,7 @@ def settings(**more):
     data |= {"replay": partial(ReplayBuffer, capacity=100), **more.pop("data", {})}
     model = {"algorithm": SAC, "sequence_length": 8, "burn_in": 2, **more.pop("model", {})}
     return {
-        "env": Walk,
+        "env": walk,
         "data": data,
         "policy": {"memory": partial(GRU, size=4)},
         "model": model,
@@ -416,38 +407,35 @@ def test_shifted_pictures_and_a_gripper_are_refused():
 def test_of_a_policy_that_never_stored_a_state_there_are_none():
     replay = ReplayBuffer(SPACE, ACTION, 2, capacity=100)
     policy = SquashedActorCritic(SPACE, ACTION, (6,))
-    replay.extend(make_collector(SyncCollector, Walk(2), policy, 8, seed=0).collect())
+    replay.extend(make_collector(SyncCollector, walk(2), policy, 8, seed=0).collect())
     with pytest.raises(ConfigurationError, match="the rollouts in the replay have no state"):
         next(replay.sequences(1, 2, 4))
 
 
-class Recall(TorchEnv):
+def recall(num_envs):
     """Show a number in the first step, and pay for repeating it in the fourth: 1, less by how far the action is off."""
 
-    start_size = 1
-
-    def __init__(self, num_envs):
-        super().__init__(num_envs, SPACE, ACTION, 4)
-
-    def initial_state(self, uniform):
+    def start(uniform):
         cue = (uniform > 0.5).float() * 2 - 1
-        return TensorDict({"cue": cue, "step": torch.zeros_like(cue)}, [len(uniform)])
+        return {"cue": cue, "step": torch.zeros_like(cue)}
 
-    def observe(self, state):
+    def move(env, state, action):
+        asked = state["step"][:, 0] == 3
+        reward = torch.where(asked, 1 - (action - state["cue"]).abs()[:, 0], 0.0)
+        return {"step": state["step"] + 1}, reward, asked
+
+    def observe(state):
         shown = torch.where(state["step"] == 0, state["cue"], 0.0)
         return torch.cat([shown, (state["step"] == 3).float()], 1)
 
-    def transition(self, state, action):
-        asked = state["step"][:, 0] == 3
-        reward = torch.where(asked, 1 - (action - state["cue"]).abs()[:, 0], 0.0)
-        moved = TensorDict({"cue": state["cue"], "step": state["step"] + 1}, state.batch_size)
-        return moved, reward, asked, {}
+    spaces = {"observation_space": SPACE, "action_space": ACTION}
+    return ScriptedTask(num_envs, start, move, observe=observe, steps=4, **spaces)
 
 
 def test_what_was_shown_is_recalled(tmp_path):
     """Who does not remember earns 0 at the most: the cue is as often -1 as it is 1."""
     run = settings(
-        env=Recall,
+        env=recall,
         policy={"memory": partial(GRU, size=16)},
         model={
             "sequence_length": 4, "batch_size": 128, "learning_rate": 1e-2, "tau": 0.05, "gamma": 0.9,

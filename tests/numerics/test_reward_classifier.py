@@ -31,7 +31,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.datasets import Recorder
 from lightning_rl.datasets.record import script_action_function
 from tests.envs import UNIT, ScriptedEnv
-from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
+from tests.helpers import assert_same_run, fit_in, last, load, train, uncompiled_traces
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
@@ -133,10 +133,7 @@ def classify(run_dir, path, ckpt_path=None, *, policy=None, frames=None, trainer
     settings = {"learning_rate": 0.02, "batch_size": 64, "n_epochs": 6} | kwargs
     model = RewardClassifier(policy, **settings)
     run_dir = str(run_dir)
-    runner = RLTrainer(
-        run_dir=run_dir, accelerator="cpu", enable_progress_bar=False, **(trainer or {})
-    )
-    runner.fit(model, data, ckpt_path=ckpt_path)
+    fit_in(run_dir, model, data, ckpt_path=ckpt_path, **(trainer or {}))
     return model
 
 

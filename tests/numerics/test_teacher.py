@@ -20,7 +20,6 @@ from lightning_rl import (
     ConfigurationError,
     Demonstrations,
     ReplayBuffer,
-    RLTrainer,
     TorchEnv,
 )
 from lightning_rl.policies.base import StepwiseActor
@@ -28,6 +27,7 @@ from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout.contract import allocate_rollout
 from tests.helpers import (
     assert_same,
+    fit_in,
     last,
     load,
     make_data,
@@ -77,8 +77,7 @@ def saved(directory, weight=None, **settings):
         with torch.no_grad():
             policy.actor[0].weight.copy_(torch.tensor([weight]))
     model = PPO(policy, learning_rate=1e-30, batch_size=64)
-    runner = RLTrainer(run_dir=str(directory), accelerator="cpu", enable_progress_bar=False)
-    runner.fit(model, data)
+    fit_in(directory, model, data)
     return str(directory)
 
 
@@ -114,10 +113,7 @@ def teach(run_dir, teacher, *, iterations=6, ckpt_path=None, data=None, trainer=
     )
     settings = {"learning_rate": 3e-3, "batch_size": 40, "n_epochs": 4} | kwargs
     model = BehaviorCloning(policy, teacher=teacher, **settings)
-    runner = RLTrainer(
-        run_dir=str(run_dir), accelerator="cpu", enable_progress_bar=False, **(trainer or {})
-    )
-    runner.fit(model, module, ckpt_path=ckpt_path)
+    fit_in(run_dir, model, module, ckpt_path=ckpt_path, **(trainer or {}))
     return model
 
 

@@ -20,7 +20,6 @@ from lightning_rl import (
     PushCube,
     RayCollector,
     RLDataModule,
-    RLTrainer,
     SyncCollector,
     VLAPolicy,
 )
@@ -30,7 +29,7 @@ from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import successors
 from lightning_rl.system.errors import ConfigurationError
 from tests.algorithms import with_first_ratios
-from tests.helpers import assert_same_run, last, load, make_collector, scalars
+from tests.helpers import assert_same_run, fit_in, last, load, make_collector, scalars
 from tests.remote import Threads
 from tests.variants import after
 
@@ -131,10 +130,7 @@ def data_module(num_envs=8, buffer_size=4, iterations=2, collector=SyncCollector
 
 
 def fit(run_dir, module, data, ckpt_path=None, **kwargs):
-    trainer = RLTrainer(
-        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **kwargs
-    )
-    trainer.fit(module, data, ckpt_path=ckpt_path)
+    fit_in(run_dir, module, data, ckpt_path=ckpt_path, **kwargs)
     return module
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, check_env, load_policy
+from lightning_rl import PPO, ActorCritic, RLDataModule, check_env, load_policy
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.infos import InfoReader
 from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.envs import ScriptedTask
+from tests.helpers import fit_in
 from tests.reports.odd import BOX, making, odd
 
 SPACES = {
@@ -190,8 +191,7 @@ def test_an_observed_space_is_checked_evaluated_resumed_and_loaded(name, tmp_pat
             ActorCritic(data.observation_space, data.action_space)
         return
     policy = ActorCritic(data.observation_space, data.action_space, hidden_sizes=[4])
-    trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
-    trainer.fit(PPO(policy, batch_size=16, n_epochs=1), data)
+    fit_in(tmp_path, PPO(policy, batch_size=16, n_epochs=1), data)
     with closing(make(1)) as env:
         assert run_episodes(policy, env, [3])[0]["length"] == 7
         loaded = load_policy(tmp_path / "checkpoints" / "last.ckpt")

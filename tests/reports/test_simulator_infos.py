@@ -12,9 +12,9 @@ from lightning_rl import (
     ActorCritic,
     ConfigurationError,
     RLDataModule,
-    RLTrainer,
     TensorSimulator,
 )
+from tests.helpers import fit_in
 from tests.variants import variant
 
 N = 3
@@ -134,8 +134,7 @@ def test_they_are_charted_and_evaluated(tmp_path):
         n_epochs=1,
         compile=False,
     )
-    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
-    trainer.fit(module, data)
+    fit_in(tmp_path, module, data)
     assert module.evaluation["success_rate"] == pytest.approx(1 / N)
     assert module.evaluation["metrics"]["height"] == pytest.approx((20 + 30 + 40) / N)
     header, row = (tmp_path / "logs" / "metrics.csv").read_text().splitlines()[:2]

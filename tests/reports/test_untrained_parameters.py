@@ -17,10 +17,9 @@ from lightning_rl import (
     ConfigurationError,
     OnPolicyAlgorithm,
     ReplayBuffer,
-    RLTrainer,
     SquashedActorCritic,
 )
-from tests.helpers import make_data, make_ppo
+from tests.helpers import fit_in, make_data, make_ppo
 
 SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
 
@@ -61,10 +60,7 @@ def begin(tmp_path, algorithm, env="CartPole-v1", change=None, **model):
     module = make_ppo(data, algorithm=algorithm, **{"compile": False, **model})
     if change is not None:
         change(module)
-    trainer = RLTrainer(
-        run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu", limit_val_batches=0
-    )
-    trainer.fit(module, data)
+    fit_in(tmp_path, module, data, limit_val_batches=0)
     return module
 
 
