@@ -80,6 +80,12 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     return algorithm(policy, **settings | kwargs)
 
 
+def policy_for(env, seed=1):
+    """Make a small policy for an env."""
+    torch.manual_seed(seed)
+    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+
+
 def make_update(module, *, compile, optimizer=None):
     """Make an update of a module's loss, outside of a run; without an optimizer the weights stay."""
     objective = module.objectives[""]
@@ -175,6 +181,11 @@ def without(content, *keys):
     state = {key: value for key, value in content["lightning_rl"].items() if key not in dropped}
     kept = {key: value for key, value in content.items() if key not in dropped}
     return kept | {"lightning_rl": state}
+
+
+def newest():
+    """Return the directory in outputs/ that was changed last."""
+    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def last(run_dir):

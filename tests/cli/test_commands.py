@@ -30,7 +30,7 @@ from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill
-from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
+from tests.helpers import assert_same, assert_same_run, last, load, newest, scalars, train
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -53,10 +53,6 @@ def fit(*arguments, steps=STEPS):
 def short_run(finished_run):
     """Return the directory of a run of one iteration, below ./outputs."""
     return finished_run("--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64")
-
-
-def newest():
-    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def new_process(*arguments):

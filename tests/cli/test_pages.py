@@ -29,7 +29,7 @@ from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, free_port
-from tests.helpers import assert_same_run, last, uncompiled_traces
+from tests.helpers import assert_same_run, last, newest, uncompiled_traces
 from tests.markdown import blocks
 from tests.remote import Threads
 from tests.test_architecture import none
@@ -434,10 +434,6 @@ def test_the_measure_of_the_overhead_measures(capsys):
         as_script("scripts/bench_overhead.py", *small)
     assert stop.value.code in (0, None)
     assert "Final parameters of the two loops: bit-identical." in capsys.readouterr().out
-
-
-def newest():
-    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def evaluated(run_dir):

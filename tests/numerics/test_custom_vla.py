@@ -15,7 +15,7 @@ from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.collectors import ray
 from lightning_rl.policies.vla.loading import fill_with_weights
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same_run, last, load, scalars
+from tests.helpers import assert_same_run, last, load, newest, scalars
 from tests.remote import Threads
 
 MODULE = '''
@@ -126,10 +126,6 @@ def write_config(name="vla_ppo.yaml", collector=None, **settings):
         config["data"]["collector"] = collector
     Path("mine.yaml").write_text(yaml.safe_dump(config))
     return config
-
-
-def newest():
-    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def fit(name, *options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import PPO, ActionChunk, ActorCritic, GymnasiumEnv, RLTrainer
+from lightning_rl import PPO, ActionChunk, GymnasiumEnv, RLTrainer
 from lightning_rl.collectors.evaluation import (
     EpisodeSeeds,
     bootstrap_interval,
@@ -20,7 +20,7 @@ from lightning_rl.envs import PointMass, PushCube
 from lightning_rl.system.errors import ConfigurationError
 from tests.callbacks import callback, fail
 from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
-from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+from tests.helpers import assert_same, last, load, make_data, make_ppo, policy_for, scalars, train
 from tests.policies import ScriptedPolicy
 from tests.variants import after, variant
 
@@ -44,11 +44,6 @@ def early_success(num_envs):
     return ScriptedTask(
         num_envs, start, move, observe=lambda state: state["lucky"], steps=100, **spaces
     )
-
-
-def policy_for(env):
-    torch.manual_seed(0)
-    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
 
 
 def first_finishers(env, count):

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from lightning_rl import (
     ActionChunk,
-    ActorCritic,
     AsyncCollector,
     GymnasiumEnv,
     SyncCollector,
@@ -22,7 +21,7 @@ from lightning_rl.rollout.contract import rollout_state, successors
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
-from tests.helpers import assert_same, assert_same_run, make_collector, train
+from tests.helpers import assert_same, assert_same_run, make_collector, policy_for, train
 from tests.variants import after
 
 LENGTH = 5
@@ -143,11 +142,6 @@ KINDS = {
     "torch": TorchHelped,
     "own": OwnHelped,
 }
-
-
-def policy_for(env):
-    torch.manual_seed(1)
-    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
 
 
 def check(rollout):

@@ -16,7 +16,6 @@ from lightning_rl import (
     PPO,
     SAC,
     ActionChunk,
-    ActorCritic,
     AsyncCollector,
     ConfigurationError,
     GymnasiumEnv,
@@ -32,7 +31,15 @@ from lightning_rl.envs.people.intervention import Pace
 from lightning_rl.rollout.contract import successors
 from tests.envs import ScriptedEnv, ScriptedSource, ScriptedVector
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
-from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
+from tests.helpers import (
+    assert_same_run,
+    make_collector,
+    make_data,
+    make_ppo,
+    policy_for,
+    scalars,
+    train,
+)
 from tests.variants import before, variant
 
 LENGTH = 7
@@ -134,11 +141,6 @@ class Schedule(InterventionSource):
 def helped(num_envs, source=None, id="Shows-v0", vectorization="sync", **kwargs):
     wrapper = partial(Intervention, source=Person() if source is None else source, **kwargs)
     return GymnasiumEnv(num_envs, id, vectorization=vectorization, wrappers=[wrapper])
-
-
-def policy_for(env):
-    torch.manual_seed(1)
-    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
 
 
 def collected(env, steps=24, times=1):

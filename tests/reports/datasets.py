@@ -1,5 +1,6 @@
 """Write datasets as strangers do: LeRobotDatasets v3.0 by hand, by options that deviate."""
 
+import io
 import json
 from pathlib import Path
 
@@ -15,6 +16,14 @@ pytest.importorskip("av", reason="needs the extra data")
 
 STATE, ACTION = Box(-10, 10, (2,)), Box(-1, 1, (2,))
 INDEX = {"frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
+
+
+def png(pixels):
+    """Return the bytes of a picture."""
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def numbers(count, **more):

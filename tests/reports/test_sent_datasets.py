@@ -1,6 +1,5 @@
 """Datasets that were sent: recording removes and changes nothing outside, reading only reads files."""
 
-import io
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from lightning_rl.datasets.minari import write_minari
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
-from tests.reports.datasets import film, greys, make, pa, pq, refused
+from tests.reports.datasets import film, greys, make, pa, png, pq, refused
 
 SPACES = Box(-1, 1, (2,)), Box(-1, 1, (1,))
 MARK = ".lightning_rl_recording"
@@ -189,14 +188,6 @@ def port():
         yield server.getsockname()[1]
         with pytest.raises(TimeoutError):
             server.accept()
-
-
-def png(pixels):
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 @cache

@@ -3,8 +3,6 @@
 After robomimic 38, lerobot 1144 and 1449.
 """
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from lightning_rl import MixedReplay, read_episodes, read_replay
 from lightning_rl.rollout.structured_actions import StructuredActions
 from tests.numerics.test_replay import Stream
-from tests.reports.datasets import ACTION, STATE, make, numbers, pa, refused
+from tests.reports.datasets import ACTION, STATE, make, numbers, pa, png, refused
 
 BOUNDED = Box(np.float32([-1, 0]), np.float32([1, 2]))
 ACTIONS = np.float32([[0, 1], [3, 1], [-9, 1], [0, 7], [0, 0], [1, 2], [1, 2.5]])
@@ -109,14 +107,6 @@ def test_critics_are_not_given_what_is_not_finite(tmp_path):
 # --- pictures ---
 
 KEY = "observation.images.front"
-
-
-def png(pixels):
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def with_pictures(path, pixels, shape):
