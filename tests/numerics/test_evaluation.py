@@ -59,7 +59,7 @@ def first_finishers(env, count):
 def test_no_outcome_is_favoured_because_it_comes_early():
     env, episodes = early_success(50), []
     for seeds in EpisodeSeeds(0, 400, 50):
-        episodes += run_episodes(policy_for(env), env, seeds)
+        episodes += run_episodes(policy_for(env, seed=0), env, seeds)
     summary = summarize(episodes)
     for low, high in (summary["ci95"], summary["success_ci95"]):
         assert low <= P <= high
@@ -79,7 +79,7 @@ def test_an_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_once(m
     def play(num_envs):
         env, found = make(num_envs), []
         for seeds in EpisodeSeeds(7, 5, num_envs):
-            found += run_episodes(policy_for(env), env, seeds)
+            found += run_episodes(policy_for(env, seed=0), env, seeds)
         env.close()
         return found
 
@@ -92,7 +92,7 @@ def test_an_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_once(m
 
 def test_terminations_and_time_limits_are_counted_apart():
     env = PushCube(4, max_episode_steps=3)
-    summary = summarize(run_episodes(policy_for(env), env, [0, 1, 2]))
+    summary = summarize(run_episodes(policy_for(env, seed=0), env, [0, 1, 2]))
     assert (summary["terminations"], summary["truncations"]) == (0, 3)
     assert summary["lengths"] == [3, 3, 3]
 
@@ -101,8 +101,8 @@ def test_metrics_of_a_gymnasium_env_are_those_of_its_last_step():
     settings = {"env_kwargs": {"max_episode_steps": 4}}
     env = GymnasiumEnv(3, "lightning_rl.envs:lightning_rl/PushCube-v0", **settings)
     plain = PushCube(3, max_episode_steps=4)
-    ours = run_episodes(policy_for(env), env, [5, 6, 7])
-    theirs = run_episodes(policy_for(env), plain, [5, 6, 7])
+    ours = run_episodes(policy_for(env, seed=0), env, [5, 6, 7])
+    theirs = run_episodes(policy_for(env, seed=0), plain, [5, 6, 7])
     for one, other in zip(ours, theirs, strict=True):
         assert one["metrics"]["distance_to_goal"] > 0
         assert one["metrics"] == {k: pytest.approx(v) for k, v in other["metrics"].items()}
@@ -122,7 +122,7 @@ def partly():
 def test_a_metric_that_only_some_episodes_have_is_averaged_over_those():
     gymnasium.register("Partly-v0", partly)
     env = GymnasiumEnv(2, "Partly-v0")
-    summary = summarize(run_episodes(policy_for(env), env, [0, 1]))
+    summary = summarize(run_episodes(policy_for(env, seed=0), env, [0, 1]))
     assert summary["metrics"] == {"speed": 2.0}
 
 
@@ -153,7 +153,7 @@ def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs, vec
         return
     env, episodes = GymnasiumEnv(num_envs, "Rare-v0", vectorization=vectorization), []
     for seeds in EpisodeSeeds(1, 12, num_envs):  # the first three fail
-        episodes += run_episodes(policy_for(env), env, seeds)
+        episodes += run_episodes(policy_for(env, seed=0), env, seeds)
     env.close()
     summary = summarize(episodes)
     assert summary["success_rate"] == 3 / 12
@@ -229,7 +229,7 @@ def test_a_drawn_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_o
 
 def test_a_stochastic_evaluation_repeats_itself_and_leaves_the_global_generator_alone():
     env = GymnasiumEnv(3, "CartPole-v1")
-    policy, before = policy_for(env), torch.get_rng_state()
+    policy, before = policy_for(env, seed=0), torch.get_rng_state()
     drawn = run_episodes(policy, env, [1, 2, 3], deterministic=False)
     assert run_episodes(policy, env, [1, 2, 3], deterministic=False) == drawn
     assert torch.equal(torch.get_rng_state(), before)
