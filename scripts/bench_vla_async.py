@@ -34,7 +34,7 @@ from lightning_rl import (
 from lightning_rl.checkpoints.format import read_checkpoint
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 
 def main() -> None:

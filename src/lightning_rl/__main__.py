@@ -6,8 +6,6 @@ from importlib.metadata import version
 
 from lightning_rl.system.extensions import SUBCOMMANDS
 
-CORE = ("fit", "validate", "test", "check", "play")
-
 USAGE = """usage: rl-cli SUBCOMMAND [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
@@ -43,15 +41,21 @@ def main() -> None:
     if arguments[0] == "--version":
         print(f"lightning-rl {version('lightning-rl')}")
         return
-    subcommands = (*CORE, *SUBCOMMANDS)
-    if arguments[0] not in subcommands:
-        sys.stderr.write(
-            f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(subcommands)}.\n"
-        )
-        sys.exit(2)
+    from lightning_rl.cli.first_check import end_with, first_check
+    from lightning_rl.cli.names_table import current_table, write_table
+    from lightning_rl.system.errors import ConfigurationError
+
+    try:
+        first_check(arguments)
+    except ConfigurationError as error:
+        end_with(error)
     gc.disable()  # garbage collection during imports takes 0.5 s and frees little
     from lightning_rl.cli.app import run
 
+    if current_table() is None:
+        from lightning_rl.cli.listing import list_names
+
+        write_table(list_names())
     gc.enable()
     run(arguments)
 

@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import Namespace
 
 from lightning_rl.cli.app import run
-from lightning_rl.cli.parsing import check_class
+from lightning_rl.cli.checking import check_class
 from lightning_rl.system.errors import ConfigurationError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.__main__ import CORE
 from lightning_rl.cli import app, imports
+from lightning_rl.cli.first_check import CORE
 from lightning_rl.system.extensions import SUBCOMMANDS as EXTENSIONS
 
 MODULE = '''

@@ -78,7 +78,7 @@ from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.output import tell
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 RankState = dict[str, Tensor | None]
 """State of one rank: random streams, and the unfinished returns of its envs."""

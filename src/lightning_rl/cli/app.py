@@ -24,8 +24,9 @@ from lightning_rl.checkpoints.format import (
     restoring,
 )
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.cli.arguments import complete, is_trusted, value_of
+from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.checking import check_run
+from lightning_rl.cli.first_check import end_with
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -35,22 +36,19 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.imports import find_code_here, only_allowed_imports
 from lightning_rl.cli.options import OptionParser, explained_refusals
-from lightning_rl.cli.parsing import (
-    UsageError,
-    accept_plain_numpy_numbers,
-    asks_for_help,
-)
+from lightning_rl.cli.parsing import asks_for_help, value_of
 from lightning_rl.cli.subcommands import CommandLine, run_subcommand
 from lightning_rl.system import ranks
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
 from lightning_rl.system.extensions import HOOKS, SUBCOMMANDS, function_at
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
-from lightning_rl.system.jsonargparse_private import PARSER_MODE
+from lightning_rl.system.jsonargparse_private import PARSER_MODE, accept_plain_numpy_numbers
 from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
-from lightning_rl.system.runs import CHECKPOINTS, find_checkpoint, refuse_live_run, run_dir_of
+from lightning_rl.system.runs import refuse_live_run
+from lightning_rl.system.saved_runs import CHECKPOINTS, find_checkpoint, run_dir_of
 from lightning_rl.training.callbacks import SettingsWriter
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer, quieten_framework
@@ -348,8 +346,7 @@ def run(arguments: Sequence[str]) -> None:
         if cause is None:
             raise
         advice = f"\n{CHECK}" if isinstance(cause, EnvFaultError) and arguments[0] == "fit" else ""
-        tell(f"rl-cli: error: {cause}{advice}", sys.stderr)
-        sys.exit(2 if isinstance(cause, UsageError) else 1)
+        end_with(cause, advice)
 
 
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and reports more."

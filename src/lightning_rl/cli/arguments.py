@@ -11,13 +11,12 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import kinds_of
-from lightning_rl.cli.config_files import find_config, shipped_configs
-from lightning_rl.cli.options import check_names
-from lightning_rl.cli.parsing import UsageError, asks_for_help, normalize_options
+from lightning_rl.cli.first_check import TRAINS, resolved_options
+from lightning_rl.cli.parsing import asks_for_help, normalize_options, value_of, without
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import dump_yaml
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 OUTER = {
     "--model": "lightning_rl.Algorithm",
@@ -28,9 +27,6 @@ OUTER = {
     "--data.replay": "lightning_rl.Replay",
 }
 """Options that take a class, and the class whose help is shown by default."""
-
-TRAINS = ("fit", "check")
-"""Subcommands that take the settings of a training run."""
 
 
 class Completed(NamedTuple):
@@ -52,32 +48,14 @@ def complete(arguments: list[str]) -> Completed:
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
         return Completed([subcommand, *_help_options(normalize_options(options))], True, options)
-    options = [_resolved(option) for option in normalize_options(options)]
+    options = resolved_options(subcommand, options, kinds_of(subcommand))
     checkpoint, config = value_of("--ckpt_path", options), value_of("--config", options)
-    lacks = ""
-    if checkpoint is None and subcommand not in TRAINS:
-        lacks = "a trained policy: give --ckpt_path FILE, a run directory, last or best"
-    elif checkpoint is config is value_of("--model", options) is None:
-        lacks = "a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
-        lacks += ", ".join(shipped_configs())
-    if lacks:
-        check_names(subcommand, options, kinds_of(subcommand))
-        raise UsageError(f"{subcommand} needs {lacks}.")
     if checkpoint is not None and config is None:
         return _with_config_of(checkpoint, subcommand, options)
     if config is not None and value_of("--exp_name", options) is None:
         first = next(option for option in options if option.startswith("--config="))
         options.insert(0, f"--exp_name={Path(first.partition('=')[2]).stem}")
     return Completed([subcommand, *options], True, options)
-
-
-def _resolved(option: str) -> str:
-    flag, _, value = option.partition("=")
-    if flag in ("-c", "--config"):
-        return f"--config={find_config(value)}"
-    if flag == "--video" or flag.startswith("--video."):
-        return f"--trainer.{flag[2:]}={value or 'true'}"
-    return option
 
 
 def is_trusted(options: Sequence[str]) -> bool:
@@ -150,19 +128,3 @@ def _is_given(name: str, options: Sequence[str]) -> bool:
     flags = {option.partition("=")[0].replace(".init_args", "") for option in options}
     parts = name.split(".")
     return any(f"--{'.'.join(parts[:end])}" in flags for end in range(1, len(parts) + 1))
-
-
-def value_of(flag: str, options: Sequence[str]) -> str | None:
-    """Return the last value of `--flag value` or `--flag=value`."""
-    value = None
-    for option, following in zip(options, [*options, None][1:], strict=True):
-        if option == flag:
-            value = following
-        elif option.startswith(f"{flag}="):
-            value = option.split("=", 1)[1]
-    return value
-
-
-def without(flag: str, options: Sequence[str]) -> list[str]:
-    """Return options (in the form of `normalize_options`) without a flag."""
-    return [option for option in options if option.partition("=")[0] != flag]

@@ -1,11 +1,11 @@
 """Check the user's settings before jsonargparse parses them: names, classes and values."""
 
+import builtins
 import inspect
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from textwrap import shorten
 from typing import Any, NamedTuple, Union, get_args
 
@@ -20,13 +20,21 @@ from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.registry import PROBES
 from lightning_rl.checkpoints.trust import CURE
 from lightning_rl.cli.help_pages import BUILDING_BLOCKS
+from lightning_rl.cli.names import (
+    ELSEWHERE,
+    known_classes,
+    of_another_kind,
+    unknown_class,
+    unknown_setting,
+)
 from lightning_rl.cli.parsing import (
     BEFORE,
+    FILLED_IN,
+    OF_THE_CLASS,
     TurnedOn,
     Typed,
     UsageError,
     asks_for_help,
-    check_class,
     merge_options,
     override,
     read_settings,
@@ -35,7 +43,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
 from lightning_rl.system.declared import Parts, describe_type, parts_of
-from lightning_rl.system.errors import closest
+from lightning_rl.system.errors import ConfigurationError, closest
 from lightning_rl.system.jsonargparse_private import (
     ImportDenied,
     ParamData,
@@ -67,43 +75,6 @@ TOPICS = (
 )
 """Help topics, for messages."""
 
-OF_OTHERS = {
-    **dict.fromkeys(("n_steps", "num_steps"), "data.buffer_size"),
-    **dict.fromkeys(("n_envs", "nenvs"), "data.num_envs"),
-    **dict.fromkeys(("total_timesteps", "timesteps"), "data.total_env_steps"),
-    **dict.fromkeys(("lr", "actor_lr"), "model.learning_rate"),
-    **dict.fromkeys(("clip_range", "clip_eps"), "model.clip_coef"),
-    **dict.fromkeys(("net_arch", "hidden_dims"), "model.policy.hidden_sizes"),
-    **dict.fromkeys(("gradient_steps", "train_freq", "utd_ratio"), "model.updates_per_env_step"),
-    **dict.fromkeys(("n_eval_episodes", "eval_episodes"), "data.num_eval_episodes"),
-    "clip_range_vf": "model.clip_value_loss",
-    "activation_fn": "model.policy.activation",
-    "update_epochs": "model.n_epochs",
-    "optimizer_class": "model.optimizer",
-    "eval_freq": "data.iterations_per_epoch",
-    "seed": "seed_everything",
-    "device": "trainer.accelerator",
-    "tensorboard_log": "output_dir",
-    "env_name": "data.env.id",
-}
-"""Names of settings in Stable-Baselines3, CleanRL and others, and their names here."""
-
-POLICIES_OF_OTHERS = {
-    "MlpPolicy": "ActorCritic for PPO, ActorOnly for GRPO, SquashedActorCritic for SAC, "
-    "DeterministicActorCritic for TD3",
-    "MultiInputPolicy": "ActorCritic, with --model.policy.encoder DictEncoder for pictures",
-    "CnnPolicy": "ActorCritic, with --model.policy.encoder NatureCNN",
-}
-"""Names of policies in Stable-Baselines3, and the policies here."""
-
-ELSEWHERE = {
-    "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
-    "output_dir": "write output_dir: DIR at the top of the file, or add --output_dir DIR",
-    "restore_replay": "add --restore_replay false to the command",
-    "default_root_dir": "set --output_dir or trainer.run_dir",
-}
-"""Trainer settings that the command line sets itself, and what to do instead."""
-
 TEXTS = {
     "trainer.strategy": ("auto", *StrategyRegistry.available_strategies()),
     "trainer.profiler": ("simple", "advanced", "pytorch", "xla"),
@@ -117,19 +88,10 @@ ALLOWED = {
 }
 """Allowed values of settings whose type accepts more."""
 
-FILLED_IN = ("observation_space", "action_space")
-"""Parameters that the env sets."""
-
 EXAMPLES = {"monitor": "eval/avg_reward", "id": "CartPole-v1"}
 """Example values for messages."""
 
-OF_THE_CLASS = ("class_path", "dict_kwargs", BEFORE)
-"""Keys next to the settings of a class."""
-
 EMPTY = inspect.Parameter.empty
-
-MOST_NAMES = 20
-"""Most classes that a message lists; for larger families a message names close matches only."""
 
 
 class Section(NamedTuple):
@@ -149,7 +111,11 @@ def check_run(arguments: Sequence[str]) -> dict[str, Any]:
 def kinds_of(subcommand: str) -> dict[str, Any]:
     """Return the types of the options of a subcommand that makes a run, by name."""
     method = inspect.signature(getattr(RLTrainer, subcommand)).parameters
-    kinds = {name: one.annotation for name, one in method.items() if "data" not in name}
+    kinds = {
+        name: one.annotation
+        for name, one in method.items()
+        if name != "self" and "data" not in name
+    }
     kinds |= {"config": str, "exp_name": str, "output_dir": str, "print_config": bool}
     kinds |= {"trust_code": bool, "restore_replay": bool}
     return {**kinds, "seed_everything": bool | int | None, "model": Algorithm, **SECTIONS}
@@ -168,7 +134,7 @@ def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str,
         elif name == "model":
             walk.missing.append(UsageError("Missing setting: model."))
     for name in tree.keys() - {kind.partition(".")[0] for kind in kinds}:
-        raise walk.unknown(name, "", None, kinds)
+        raise walk.unknown(name, tree[name], "", None, kinds)
     if walk.missing and not walk.helps:
         raise walk.missing[0]
     return checked
@@ -210,25 +176,16 @@ class _Walk:
         raise UsageError(_wrong(kind, value, path, default))
 
     def unknown(
-        self, name: str, path: str, owner: type | None, settable: Iterable[str]
+        self, name: str, value: Any, path: str, owner: type | None, settable: Iterable[str]
     ) -> UsageError:
-        whole = f"{path}.{name}".lstrip(".")
         if self.helps:
-            topics = ", ".join(TOPICS)
+            whole, topics = f"{path}.{name}".lstrip("."), ", ".join(TOPICS)
             return UsageError(
                 f"There is no help on '{whole}'{closest(whole, TOPICS)}; there is help on {topics}."
             )
-        if path == "trainer" and name in ELSEWHERE:
-            return UsageError(f"{whole} has no effect here: {ELSEWHERE[name]}.")
-        here = f"; here it is {OF_OTHERS[name]}" if name in OF_OTHERS else ""
-        if owner is None:
-            here = here or _matches(name, _configurable(), settable)
-            listed = "; rl-cli fit --help lists the settings"
-            return UsageError(f"Unknown setting '{whole}'{here or listed}.")
-        matches = here or _matches(name, [(path, owner)]) or _matches(name, _configurable())
-        return UsageError(
-            f"Unknown setting '{name}' of {owner.__name__}{matches}. It has {', '.join(settable)}."
-        )
+        places = ((path, cls.__name__, parameters_of(cls)) for path, cls in configurable())
+        owner_name = "" if owner is None else owner.__name__
+        return UsageError(unknown_setting(name, value, path, owner_name, settable, places))
 
     def _class(self, kind: Any, parts: Parts, value: Any, path: str) -> Any:
         named = _content(value, path)
@@ -289,7 +246,7 @@ class _Walk:
         checked = {}
         for name, value in given.items():
             if name not in settable:
-                raise self.unknown(name, path, cls, settable)
+                raise self.unknown(name, value, path, cls, settable)
             one = settable[name]
             checked[name] = self.at(one.annotation, value, f"{path}.{name}", one.default)
         for name, one in settable.items():
@@ -302,9 +259,9 @@ class _Walk:
         if "." in name:
             found = _imported(name, family.cls, path)
         elif _names_class(name, parts):
-            found = next(one for each in kinds for one in _subclasses(each) if one.__name__ == name)
+            found = next(one for each in kinds for one in subclasses(each) if one.__name__ == name)
         else:
-            raise UsageError(_unknown_class(name, family.cls, path))
+            raise _unknown_class(name, family.cls, path)
         if callable(found) and not isinstance(found, type):
             if not (is_factory and family.is_factory):
                 check_class(name, path)
@@ -322,7 +279,7 @@ class _Walk:
 
 
 def _names_class(text: str, parts: Parts) -> bool:
-    names = (one.__name__ for each in parts.families for one in _subclasses(each.cls))
+    names = (one.__name__ for each in parts.families for one in subclasses(each.cls))
     return "." in text or text in names
 
 
@@ -363,6 +320,22 @@ def _as_text(value: Any, path: str) -> Any:
     return _quoted(value) if isinstance(value, str) else value
 
 
+def check_class(name: str, path: str) -> None:
+    """Refuse a function in the place of a class, unless its annotation names a class."""
+    try:
+        found = import_object(name)
+    except (ImportError, AttributeError, ValueError):
+        return  # the later import reports it
+    returns = getattr(found, "__annotations__", {}).get("return")
+    returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
+    if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
+        raise ConfigurationError(
+            f"{path}.class_path is {name}, which is neither a class nor a function whose "
+            "annotation names a class. It was not called. Name a class, or annotate the function: "
+            "def make(...) -> MyEnv."
+        )
+
+
 def _quoted(text: str) -> str:
     return str(text) if _read(Typed(text)) == text else QuotedText(text)
 
@@ -398,7 +371,7 @@ def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageEr
         given = before.get("class_path") if isinstance(before, dict) else before
         return UsageError(
             f"Missing setting: {whole}. {given} was given, but {cls.__name__} does not take it; it "
-            f"takes {', '.join(_names(families[0].cls))}."
+            f"takes {', '.join(offered_names(families[0].cls))}."
         )
     example = f"{name}: {EXAMPLES.get(name, '...')}"
     if "." in path:
@@ -437,31 +410,17 @@ def _imported(name: str, family: type, path: str) -> Any:
             f"{closest(wanted, names)}{_known(family)}."
         ) from error
     except ValueError:  # not an import path: `a..b`
-        raise UsageError(_unknown_class(name, family, path)) from None
+        raise _unknown_class(name, family, path) from None
 
 
-def _unknown_class(name: str, family: type, path: str) -> str:
-    what = f"'{name}' for {path}"
-    if name in POLICIES_OF_OTHERS and issubclass(family, Policy):
-        return f"{what} is a class of Stable-Baselines3; here it is {POLICIES_OF_OTHERS[name]}."
-    if family is VectorEnv and name in gymnasium.registry:
-        return (
-            f"{what} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."
-        )
-    if any(one.__name__ == name for wide in FAMILIES for one in _subclasses(wide)):
-        return _of_another_kind(name, family, path)
-    names = _names(family)
-    allowed = f"known here: {', '.join(names)}; " if len(names) <= MOST_NAMES else "give its name, "
-    return (
-        f"Unknown class '{name}' for {path}: {allowed}or an import path such as my_module.MyClass"
-        f"{closest(name, names)}."
-    )
+def _unknown_class(name: str, family: type, path: str) -> UsageError:
+    if any(one.__name__ == name for wide in FAMILIES for one in subclasses(wide)):
+        return UsageError(_of_another_kind(name, family, path))
+    return UsageError(unknown_class(name, path, offered_names(family)))
 
 
 def _of_another_kind(name: str, family: type, path: str) -> str:
-    return (
-        f"'{name}' for {path} is not a subclass of {family.__name__}, but must be{_known(family)}."
-    )
+    return f"{of_another_kind(name, family.__name__, path)}{_known(family)}."
 
 
 def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
@@ -479,45 +438,25 @@ def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
     )
 
 
-def _matches(name: str, classes: Iterable[tuple[str, type]], options: Iterable[str] = ()) -> str:
-    owners: dict[str, dict[str, list[str]]] = {one: {one: []} for one in options}
-    for path, cls in classes:
-        for setting in parameters_of(cls):
-            if cls is not RLTrainer or setting not in ELSEWHERE:
-                places = owners.setdefault(setting, {})
-                places.setdefault(f"{path}.{setting}", []).append(cls.__name__)
-    within = [one for one in owners if name.endswith(f"_{one}") or one.endswith(f"_{name}")]
-    close = dict.fromkeys([*get_close_matches(name, owners, n=4), *within])
-    found = [name] if name in owners else close
-    shown = [_of(*place) for one in found for place in owners[one].items()]
-    return f"; close matches: {', '.join(shown)}" if shown else ""
-
-
-def _of(path: str, classes: list[str]) -> str:
-    """Return the path of a setting, and which classes have it, if not all at this path."""
-    if path.count(".") < 2 and not path.startswith("model."):
-        return path
-    return f"{path} of {' and '.join(classes if len(classes) < 3 else [classes[0], 'others'])}"
-
-
-def _configurable() -> Iterator[tuple[str, type]]:
+def configurable() -> Iterator[tuple[str, type]]:
+    """Yield the sections and all classes that a config may name, with their setting."""
     yield from ((path, section.cls) for path, section in SECTIONS.items())
     for family, path in FAMILIES.items():
-        found = (one for one in _subclasses(family) if one.__name__ not in PROBES)
+        found = (one for one in subclasses(family) if one.__name__ not in PROBES)
         yield from ((path, one) for one in found if not inspect.isabstract(one))
 
 
 def _known(family: type) -> str:
-    names = _names(family)
-    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else ""
+    return known_classes(offered_names(family))
 
 
-def _names(family: type) -> list[str]:
+def offered_names(family: type) -> list[str]:
+    """Return the names of the classes of a family that messages offer."""
     of_lightning = family.__module__.startswith("lightning.pytorch.")
     return sorted(
         {
             one.__name__
-            for one in _subclasses(family)
+            for one in subclasses(family)
             if not one.__name__.startswith("_")
             and not inspect.isabstract(one)
             and one.__name__ not in (*PROBES, *BUILDING_BLOCKS)
@@ -526,8 +465,9 @@ def _names(family: type) -> list[str]:
     )
 
 
-def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield a class and all classes below it."""
     yield cls
     children: list[type[Any]] = cls.__subclasses__()
     for child in children:
-        yield from _subclasses(child)
+        yield from subclasses(child)

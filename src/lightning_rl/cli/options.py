@@ -8,9 +8,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.parsing import Refusal, UsageError, no_option
+from lightning_rl.cli.parsing import Refusal, UsageError, check_names, no_option
 from lightning_rl.system.declared import shorten_message
-from lightning_rl.system.errors import closest
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 
 NEEDED: Any = object()
@@ -88,16 +87,3 @@ def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
         if stray:
             raise no_option(stray) from refusal
         raise UsageError(shorten_message(str(refusal))) from refusal
-
-
-def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:
-    """Refuse unknown options, with close matches."""
-    for option in options:
-        name = option.partition("=")[0][2:].rstrip("+")
-        if not option.startswith("--") or name == "help":
-            continue
-        if not any(f"{name}.".startswith(f"{one}.") for one in known):
-            raise UsageError(
-                f"{subcommand} has no option --{name}{closest(name, known)}. rl-cli {subcommand} "
-                "--help lists them."
-            )

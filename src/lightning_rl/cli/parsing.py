@@ -1,19 +1,14 @@
 """Merge the user's settings, from files and the command line, into one tree of plain values."""
 
-import builtins
 import os
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jsonargparse.typing import register_type
-
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.cli.names import counterpart, foreign_config
+from lightning_rl.system.errors import ConfigurationError, closest
 from lightning_rl.system.files import read_text
-from lightning_rl.system.jsonargparse_private import import_object
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.texts import is_settings_file
 
@@ -22,6 +17,12 @@ FREE = ("env_kwargs", "model_config", "config", "lora")
 
 BEFORE = "settings before"
 """Key of the settings of a class that another class has replaced."""
+
+FILLED_IN = ("observation_space", "action_space")
+"""Parameters that the env sets."""
+
+OF_THE_CLASS = ("class_path", "dict_kwargs", BEFORE)
+"""Keys next to the settings of a class."""
 
 ALONE = ("--help", "-h", "--print_config", "--video")
 """Options without a value. Options that end with `.help` may have no value, too."""
@@ -73,6 +74,8 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
                 _put(tree, path.split("."), settings_in(content, path))
             else:
                 _put(tree, path.split("."), Typed(value))
+    if message := foreign_config(tree):
+        raise UsageError(message)
     return tree
 
 
@@ -158,14 +161,43 @@ def normalize_options(options: Sequence[str]) -> list[str]:
     return found
 
 
+def value_of(flag: str, options: Sequence[str]) -> str | None:
+    """Return the last value of `--flag value` or `--flag=value`."""
+    value = None
+    for option, following in zip(options, [*options, None][1:], strict=True):
+        if option == flag:
+            value = following
+        elif option.startswith(f"{flag}="):
+            value = option.split("=", 1)[1]
+    return value
+
+
+def without(flag: str, options: Sequence[str]) -> list[str]:
+    """Return options (in the form of `normalize_options`) without a flag."""
+    return [option for option in options if option.partition("=")[0] != flag]
+
+
 def no_option(text: str) -> UsageError:
     """Return the error about a text that belongs to no option."""
-    cure = "an option is --name value"
+    cure = f"an option is --name value{counterpart(text.partition('=')[0])}"
     if is_settings_file(text):
         cure = f"write --config {text}"
     elif text.endswith(".ckpt") or os.path.isdir(text):
         cure = f"write --ckpt_path {text}"
     return UsageError(f"'{text}' belongs to no option: {cure}.")
+
+
+def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:
+    """Refuse unknown options, with close matches."""
+    for option in options:
+        name = option.partition("=")[0][2:].rstrip("+")
+        if not option.startswith("--") or name == "help":
+            continue
+        if not any(f"{name}.".startswith(f"{one}.") for one in known):
+            raise UsageError(
+                f"{subcommand} has no option --{name}{counterpart(name) or closest(name, known)}. "
+                f"rl-cli {subcommand} --help lists them."
+            )
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -187,7 +219,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
         holder = tree.get(name)
         if isinstance(holder, list) and holder:
             tree, name, holder = holder, -1, holder[-1]  # type: ignore[assignment]  # an index of a list
-        if _can_name_a_class(holder):
+        if can_name_a_class(holder):
             holder = {"class_path": str(holder)}
         tree[name] = holder if isinstance(holder, dict) else {}
         _put(tree[name], rest, value)
@@ -195,7 +227,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def override(before: Any, value: Any) -> Any:
     """Return the result of setting `value` after `before`."""
-    if _can_name_a_class(before) and isinstance(value, dict):
+    if can_name_a_class(before) and isinstance(value, dict):
         before = {"class_path": str(before)}
     if not isinstance(before, dict):
         return value
@@ -203,7 +235,7 @@ def override(before: Any, value: Any) -> Any:
         return TurnedOn(before)
     if isinstance(value, str) and is_settings_file(value) and os.path.isfile(value):
         value = read_settings(str(value))
-    if _can_name_a_class(value) and "class_path" in before:
+    if can_name_a_class(value) and "class_path" in before:
         value = {"class_path": str(value)}
     if not isinstance(value, dict):
         return value
@@ -215,49 +247,6 @@ def override(before: Any, value: Any) -> Any:
     return before | both
 
 
-def _can_name_a_class(value: Any) -> bool:
+def can_name_a_class(value: Any) -> bool:
     """Return whether a text can be the name of a class."""
     return isinstance(value, str) and value.lower() not in ("", "null", "true", "false")
-
-
-def check_class(name: str, path: str) -> None:
-    """Refuse a function in the place of a class, unless its annotation names a class."""
-    try:
-        found = import_object(name)
-    except (ImportError, AttributeError, ValueError):
-        return  # the later import reports it
-    returns = getattr(found, "__annotations__", {}).get("return")
-    returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
-    if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
-        raise ConfigurationError(
-            f"{path}.class_path is {name}, which is neither a class nor a function whose "
-            "annotation names a class. It was not called. Name a class, or annotate the function: "
-            "def make(...) -> MyEnv."
-        )
-
-
-def accept_plain_numpy_numbers() -> None:
-    """Let NumPy types accept plain numbers and lists, in the whole process (`RescaleAction`)."""
-    # float32 like the spaces, which warn about float64
-    for kind, dtype, plain in (
-        (np.floating, np.float32, (int, float)),
-        (np.integer, np.int64, (int,)),
-        (np.ndarray, np.float32, (list,)),
-    ):
-        read = partial(_numpy, dtype=dtype, plain=plain)
-        register_type(kind, _plain, read, type_check=lambda value, of: isinstance(value, of))
-
-
-def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
-    is_number = np.asarray(value).dtype.kind in "iuf"
-    if type(value) not in plain or not is_number:
-        raise TypeError(f"Expected a {plain[-1]}. Got value: {value!r}")
-    array = np.asarray(value, dtype)
-    return array if isinstance(value, list) else array[()]
-
-
-def _plain(value: Any) -> Any:
-    """Convert NumPy numbers to plain numbers with few digits: 0.1, not 0.10000000149."""
-    if isinstance(value, np.integer):
-        return int(value)
-    return [_plain(one) for one in value] if np.ndim(value) else float(str(value))

@@ -42,7 +42,7 @@ from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_text, shown, write_atomically
 from lightning_rl.system.output import tell
 from lightning_rl.system.plain_yaml import read_yaml
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 OPTIONS = {
     "config": Option(str, NEEDED, "of BehaviorCloning with a ConditionedPolicy, or with weights"),

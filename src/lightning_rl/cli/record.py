@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.cli.arguments import is_trusted, value_of, without
+from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.cli.checking import check_options
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.imports import only_allowed_imports
@@ -25,11 +25,16 @@ from lightning_rl.cli.options import (
     FOR_CHECKPOINTS,
     NEEDED,
     Option,
-    check_names,
     explained_refusals,
     option_parser,
 )
-from lightning_rl.cli.parsing import accept_plain_numpy_numbers, asks_for_help, normalize_options
+from lightning_rl.cli.parsing import (
+    asks_for_help,
+    check_names,
+    normalize_options,
+    value_of,
+    without,
+)
 from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import action_function
@@ -44,9 +49,10 @@ from lightning_rl.envs.people.intervention import Event
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import read_text
+from lightning_rl.system.jsonargparse_private import accept_plain_numpy_numbers
 from lightning_rl.system.output import losable, tell
 from lightning_rl.system.plain_yaml import read_yaml
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 OPTIONS = {
     "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),

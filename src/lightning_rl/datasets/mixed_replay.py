@@ -22,7 +22,7 @@ from lightning_rl.rollout.contract import INFO, final_observations, map_tree
 from lightning_rl.rollout.goals import GoalFunction
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
 """Fields of each minibatch, in a fixed order."""

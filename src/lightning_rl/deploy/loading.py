@@ -15,7 +15,7 @@ from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.system.extensions import HOOKS, function_at
-from lightning_rl.system.runs import find_checkpoint
+from lightning_rl.system.saved_runs import find_checkpoint
 
 
 class Trained(NamedTuple):

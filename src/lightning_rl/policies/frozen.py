@@ -12,7 +12,7 @@ from lightning_rl.policies.slow import PolicyFactory
 from lightning_rl.policies.spaces import fits
 from lightning_rl.policies.weights import fitting
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.runs import ALIASES, find_checkpoint
+from lightning_rl.system.saved_runs import ALIASES, find_checkpoint
 
 
 def frozen_policy(

@@ -19,8 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
-from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.cli.parsing import value_of
 from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.reports.comparison import short_names, value_text
 from lightning_rl.reports.runs import NUMBERS, read_columns
@@ -50,7 +50,8 @@ from lightning_rl.system.files import expanded, read_text, write_atomically
 from lightning_rl.system.output import losable, tell
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 from lightning_rl.system.process import handle_signals
-from lightning_rl.system.runs import CHECKPOINTS, new_run_dir
+from lightning_rl.system.runs import new_run_dir
+from lightning_rl.system.saved_runs import CHECKPOINTS
 
 SETTINGS, BASE = "sweep.yaml", "base.yaml"
 """Files of a sweep: its settings, and the base configuration of all trials."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import yaml
 from jsonargparse import set_dumper, set_loader
 from jsonargparse._common import ImportDenied as ImportDenied
@@ -46,3 +47,30 @@ def parsing_settings_kept() -> Iterator[None]:
         yield
     finally:
         parsing_settings.update(before)
+
+
+def accept_plain_numpy_numbers() -> None:
+    """Let NumPy types accept plain numbers and lists, in the whole process (`RescaleAction`)."""
+    # float32 like the spaces, which warn about float64
+    for kind, dtype, plain in (
+        (np.floating, np.float32, (int, float)),
+        (np.integer, np.int64, (int,)),
+        (np.ndarray, np.float32, (list,)),
+    ):
+        read = partial(_numpy, dtype=dtype, plain=plain)
+        register_type(kind, _plain, read, type_check=lambda value, of: isinstance(value, of))
+
+
+def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
+    is_number = np.asarray(value).dtype.kind in "iuf"
+    if type(value) not in plain or not is_number:
+        raise TypeError(f"Expected a {plain[-1]}. Got value: {value!r}")
+    array = np.asarray(value, dtype)
+    return array if isinstance(value, list) else array[()]
+
+
+def _plain(value: Any) -> Any:
+    """Convert NumPy numbers to plain numbers with few digits: 0.1, not 0.10000000149."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return [_plain(one) for one in value] if np.ndim(value) else float(str(value))

@@ -31,14 +31,13 @@ from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
-    CHECKPOINTS,
-    find_checkpoint,
     locked_run,
     new_run_dir,
     refuse_overwriting,
     remove_refused,
     removed_if_refused,
 )
+from lightning_rl.system.saved_runs import CHECKPOINTS, find_checkpoint
 from lightning_rl.training.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,

@@ -23,7 +23,7 @@ from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.policies import Policy
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import open_file, read_json
-from lightning_rl.system.runs import CHECKPOINTS
+from lightning_rl.system.saved_runs import CHECKPOINTS
 
 MOST_METRICS = 2**30
 """Most bytes of a run's metrics.csv."""

@@ -16,7 +16,7 @@ from lightning_rl.system.lightning_private import skip_signal_exchange
 from lightning_rl.system.machine import settings
 from lightning_rl.system.output import tell
 from lightning_rl.system.process import handle_signals
-from lightning_rl.system.runs import CHECKPOINTS
+from lightning_rl.system.saved_runs import CHECKPOINTS
 from lightning_rl.training.callbacks.typed import data_of
 
 SAME_SIGNAL_SECONDS = 2.0

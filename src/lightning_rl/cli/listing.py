@@ -1,0 +1,95 @@
+"""List the shipped classes and their settings, for the table of names; imports everything."""
+
+from importlib import import_module
+from typing import Any, Literal, get_origin
+
+import gymnasium
+
+from lightning_rl.checkpoints.registry import PACKAGES
+from lightning_rl.cli import checking
+from lightning_rl.cli.first_check import CORE
+from lightning_rl.cli.imports import FOR_THE_TYPIST
+from lightning_rl.system.declared import parts_of
+from lightning_rl.system.extensions import SUBCOMMANDS
+from lightning_rl.system.jsonargparse_private import parameters_of
+
+SHIPPED = (*PACKAGES, *FOR_THE_TYPIST, gymnasium.Env.__module__)
+"""Packages of the classes in the table."""
+
+NUMBERS_AND_TEXTS = (bool, int, float, str, type(None))
+"""Types in whose place no mapping is possible; so are choices of texts."""
+
+
+def list_names() -> dict[str, Any]:
+    """Return the content of a `Table`, without its key."""
+    listing = _Listing()
+    options: dict[str, Any] = {}
+    for subcommand in CORE:
+        kinds = checking.kinds_of(subcommand).items()
+        options[subcommand] = {name: listing.slot(kind) for name, kind in kinds}
+    for subcommand, (path, _, extra) in SUBCOMMANDS.items():
+        if not extra:
+            module = import_module(path.rpartition(".")[0])
+            options[subcommand] = dict.fromkeys(module.OPTIONS)
+    named = [(path, _key(cls)) for path, cls in checking.configurable()]
+    return {
+        "packages": sorted({package.partition(".")[0] for package in SHIPPED}),
+        "options": options,
+        "classes": listing.classes,
+        "families": listing.families,
+        "paths": [(path, key) for path, key in named if key in listing.classes],
+    }
+
+
+class _Listing:
+    def __init__(self) -> None:
+        self.classes: dict[str, dict[str, Any]] = {}
+        self.families: dict[str, dict[str, Any]] = {}
+
+    def slot(self, kind: Any) -> dict[str, Any] | None:
+        """Describe the classes that a type takes; None if it takes none, or others than shipped."""
+        if isinstance(kind, checking.Section):
+            return {"group": self._describe(kind.cls), "mapping": False}
+        parts = parts_of(kind)
+        choices = [one for one in parts.plain if get_origin(one) is Literal]
+        if set(parts.plain) - {*NUMBERS_AND_TEXTS, *choices}:
+            return None
+        if parts.group and not parts.families:
+            return {"group": self._describe(parts.group), "mapping": False}
+        if not parts.families and (inner := parts.entries or parts.values):
+            slot = self.slot(inner)
+            return slot and {**slot, "mapping": parts.values is not None}
+        if len(parts.families) != 1 or parts.group or parts.values:
+            return None
+        family = parts.families[0]
+        if not self._describe_family(family.cls):
+            return None
+        return {
+            "family": family.cls.__name__,
+            "filled_in": [family.leading, family.named],
+            "text": bool(choices) or str in parts.plain,
+            "mapping": False,
+        }
+
+    def _describe_family(self, family: type) -> bool:
+        if family.__module__.startswith(SHIPPED) and family.__name__ not in self.families:
+            kinds = {cls.__name__: cls for cls in checking.subclasses(family)}
+            keys: dict[str, str | None] = dict.fromkeys(kinds)
+            offered = checking.offered_names(family)
+            self.families[family.__name__] = {"classes": keys, "offered": offered}
+            for name, cls in kinds.items():
+                if cls.__module__.startswith(SHIPPED):
+                    keys[name] = self._describe(cls)
+        return family.__name__ in self.families
+
+    def _describe(self, cls: type) -> str:
+        if (key := _key(cls)) not in self.classes:
+            settings: dict[str, Any] = {}
+            self.classes[key] = settings  # now, because a class may take others of its kind
+            for name, parameter in parameters_of(cls).items():
+                settings[name] = self.slot(parameter.annotation)
+        return key
+
+
+def _key(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,77 @@
+"""The table of shipped classes and their settings, in a file of the user's cache directory."""
+
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_rl.system.files import write_atomically
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class Table(NamedTuple):
+    """The names that the command line accepts.
+
+    A slot describes the classes that a setting takes, also in a list or as the values of a
+    `mapping`: those of a `family` without the arguments that are `filled_in`, where another `text`
+    may be possible, or the dataclass `group`. It is None for a setting without such classes.
+
+    Attributes:
+        key: state of the package that the table describes.
+        packages: top packages of the classes.
+        options: slots of the options, by subcommand and name.
+        classes: slots of the settings, by class and name.
+        families: of each base class, `classes` by bare name, and the names `offered` in messages.
+        paths: settings that name a class, each with its class.
+    """
+
+    key: str
+    packages: list[str]
+    options: dict[str, dict[str, Any]]
+    classes: dict[str, dict[str, Any]]
+    families: dict[str, dict[str, Any]]
+    paths: list[tuple[str, str]]
+
+    def places(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Yield path, class and settings of each class that a config may name."""
+        for path, cls in self.paths:
+            yield path, cls.rpartition(".")[2], list(self.classes[cls])
+
+
+def current_table() -> Table | None:
+    """Return the table, or None if there is none of the package in its present state."""
+    with suppress(OSError, ValueError, TypeError):
+        table = Table(**json.loads(_file().read_text(encoding="utf-8")))
+        if table.key == _state():
+            return table
+    return None
+
+
+def write_table(content: dict[str, Any]) -> None:
+    """Write the table, unless the cache directory cannot be written."""
+    text = json.dumps({"key": _state(), **content})
+    with suppress(OSError):
+        write_atomically(_file(), lambda file: file.write(text.encode()))
+
+
+def _file() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    # Virtual environments and checkouts have tables of their own.
+    place = sha256(f"{PACKAGE} {sys.prefix}".encode()).hexdigest()[:12]
+    return cache / "lightning_rl" / f"names-{place}.json"
+
+
+def _state() -> str:
+    """Return a digest of the versions and times of all files that decide the names."""
+    dependencies = Path(sysconfig.get_path("purelib"))
+    files = [dependencies, *sorted(PACKAGE.rglob("*.py"))]
+    times = [(str(path), path.stat().st_mtime_ns) for path in files]
+    described = (version("lightning-rl"), sys.version, times)
+    return sha256(repr(described).encode()).hexdigest()

@@ -1,0 +1,248 @@
+"""What is found before torch is imported: the names on a command line, by a table of the shipped classes."""
+
+import copy
+import json
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from lightning_rl.cli import first_check as module
+from lightning_rl.cli.checking import check_run
+from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.cli.first_check import first_check
+from lightning_rl.cli.listing import list_names
+from lightning_rl.cli.names_table import Table, current_table, write_table
+from lightning_rl.cli.parsing import UsageError
+from lightning_rl.system.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def names():
+    return json.loads(json.dumps(list_names()))
+
+
+@pytest.fixture(autouse=True)
+def known(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(module, "current_table", lambda: Table("", **names))
+
+
+def refused(*typed):
+    with pytest.raises(ConfigurationError) as error:
+        first_check(typed)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "holds"),
+    {
+        "ftt": ["ftt", "close matches: fit"],
+        "train": ["train", "fit"],
+        "ppo.yaml": ["fit --config ppo.yaml"],
+        "--config": ["fit --config"],
+        "fit": ["--config FILE", "ppo.yaml"],
+        "validate": ["--ckpt_path"],
+        "fit ppo.yaml": ["--config ppo.yaml"],
+        "fit --config pppo.yaml": ["pppo.yaml", "close matches: ppo.yaml"],
+        "fit --config broken.yaml": ["broken.yaml", "not valid YAML", "line 1"],
+        "fit --ckpt_path nope.ckpt": ["nope.ckpt", "last or best"],
+        "validate --ckpt_path last": ["last.ckpt", "outputs"],
+        "fit --confg ppo.yaml": ["--confg", "config"],
+        "fit --config ppo.yaml --modl.gamma 1": ["modl", "model"],
+        "fit --config ppo.yaml --model PPPO": ["PPPO", "close matches: PPO"],
+        "fit --config ppo.yaml --model ActorCritic": [
+            "ActorCritic",
+            "not a subclass of Algorithm",
+            "PPO",
+        ],
+        "fit --config ppo.yaml --model.policy.memory LSTMM": ["LSTMM", "GRU, LSTM"],
+        "fit --config ppo.yaml --data.env.wrappers [FrameStak]": [
+            "FrameStak",
+            "FrameStackObservation",
+        ],
+        "fit --config ppo.yaml --model.clip_coeff 1": ["clip_coeff", "PPO", "model.clip_coef"],
+        "fit --config ppo.yaml --trainer.video.num_env 1": [
+            "num_env",
+            "VideoSettings",
+            "trainer.video.num_envs",
+        ],
+        "fit --config ppo.yaml --model.optimizer Adam --model.optimizer.epz 1": [
+            "epz",
+            "Adam",
+            "eps",
+        ],
+        "fit --config ppo.yaml --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr x": [
+            "monitr",
+            "monitor",
+        ],
+        "check --config ppo.yaml --second 1": ["second", "close matches: seconds"],
+        "label demos --sucess 3": ["--sucess", "success"],
+        "record --pth demos": ["--pth", "path"],
+        "collect --adress x": ["--adress", "address"],
+    }.items(),
+)
+def test_a_wrong_name_is_reported_with_the_right_one(typed, holds, tmp_path):
+    (tmp_path / "broken.yaml").write_text("model: {class_path: PPO\ndata: [")
+    message = refused(*typed.split())
+    for words in holds:
+        assert words in message
+
+
+QUICK = """
+import sys, time
+sys.argv = ["rl-cli", "fit", "--config", "ppo.yaml", "--modl", "x"]
+from lightning_rl.__main__ import main
+try:
+    main()
+except SystemExit as stop:
+    heavy = {"torch", "lightning", "jsonargparse", "rich"} & set(sys.modules)
+    print(stop.code, sorted(heavy), time.process_time())
+"""
+
+
+def test_it_imports_no_torch(tmp_path, monkeypatch, names):
+    """It takes .35 s of CPU time, of which .25 import Gymnasium."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    write_table(names)
+    outcome = subprocess.run(
+        [sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert outcome.stderr.startswith(
+        "rl-cli: error: Unknown setting 'modl'; close matches: model, "
+    )
+    status, heavy, seconds = re.fullmatch(r"(\d) (\[.*\]) ([\d.]+)\n", outcome.stdout).groups()
+    assert (status, heavy) == ("2", "[]")
+    assert float(seconds) < 4
+
+
+def test_the_table_is_made_anew_when_the_package_changes(tmp_path, monkeypatch, names):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert current_table() is None
+    write_table(names)
+    assert current_table().classes == names["classes"]
+    monkeypatch.setattr("lightning_rl.cli.names_table.version", lambda name: "9.9")
+    assert current_table() is None
+    (file,) = (tmp_path / "cache").rglob("names-*.json")
+    file.write_text("{")
+    assert current_table() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    write_table(names)  # a directory that cannot be written costs the table, not the run
+
+
+def test_own_classes_are_left_to_the_full_check(tmp_path):
+    first_check(
+        ["fit", "--config", "ppo.yaml", "--model", "my_mod.Mine", "--model.my_setting", "1"]
+    )
+    first_check(["fit", "--config", "ppo.yaml", "--model", "my_mod.PPO", "--model.my_setting", "1"])
+    # `my_mod` may define `MyPolicy`, whose bare name then counts.
+    first_check(
+        ["fit", "--config", "ppo.yaml", "--data.env", "my_mod.Mine", "--model.policy", "MyPolicy"]
+    )
+    first_check(["fit", "--model.help", "PPPO"])
+    first_check(["sweep", "--config", "ppo.yaml", "--sweep.seeds", "5"])
+    first_check(["fit", "--config", "ppo.yaml", "--ckpt_path", "null"])
+    assert "clip_coeff" in refused(
+        "fit", "--config", "ppo.yaml", "--data.env", "my_mod.Mine", "--model.clip_coeff", "1"
+    )
+
+
+def mutated(content, chance):
+    """A copy of a config in which one mapping has changed: a name, a value, a class, or what is left out."""
+    content = copy.deepcopy(content)
+    places = []
+
+    def visit(node):
+        if isinstance(node, dict) and node:
+            places.append(node)
+        for child in (
+            node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        ):
+            visit(child)
+
+    visit(content)
+    classes = [
+        "PPO",
+        "SAC",
+        "ActorCritic",
+        "torch.optim.Adam",
+        "lightning_rl.PPO",
+        "LSTM",
+        "my_mod.Mine",
+        "GymnasiumEnv",
+    ]
+    values = [
+        None,
+        True,
+        "true",
+        "",
+        3,
+        "x.yaml",
+        [],
+        {},
+        {"class_path": "PPO"},
+        ["Adam"],
+        "Adam",
+        {"a": 1},
+    ]
+    place = chance.choice(places)
+    key = chance.choice(list(place))
+    match chance.randrange(5):
+        case 0:
+            place[chance.choice(["clip_coef", "num_envs", "wrong", "path", "class_path"])] = (
+                place.pop(key)
+            )
+        case 1:
+            place[key] = chance.choice(values)
+        case 2:
+            del place[key]
+        case 3:
+            place["class_path"] = chance.choice(classes)
+        case 4:
+            place[key] = {
+                "class_path": chance.choice(classes),
+                "init_args": chance.choice([{}, {"size": 3}]),
+            }
+    return content
+
+
+def is_accepted(check, arguments):
+    try:
+        check(arguments)
+    except (ConfigurationError, SystemExit):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_it_never_refuses_what_the_full_check_accepts(name, tmp_path):
+    path = shipped_configs()[name]
+    first_check(["fit", "--config", str(path)])
+    content = yaml.safe_load(path.read_text())
+    chance = random.Random(name)
+    for _ in range(8):
+        changed = tmp_path / "changed.yaml"
+        changed.write_text(yaml.safe_dump(mutated(content, chance)))
+        arguments = ["fit", f"--config={changed}"]
+        if not is_accepted(first_check, arguments):
+            assert not is_accepted(check_run, arguments), changed.read_text()
+
+
+def test_what_both_refuse_both_refuse_alike():
+    """The status, and the words: a name is explained by the same function."""
+    for typed in (
+        "--model.clip_coeff=1",
+        "--model=PPPO",
+        "--modl=3",
+        "--data.num_env=3",
+        "--model.policy=MlpPolicy",
+    ):
+        arguments = ["fit", f"--config={shipped_configs()['ppo.yaml']}", typed]
+        with pytest.raises(UsageError) as full:
+            check_run(arguments)
+        assert refused(*arguments) == str(full.value)
