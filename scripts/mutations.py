@@ -1569,10 +1569,10 @@ MUTATIONS = (
         "cli/test_commands.py",
     ),
     Mutation(
-        "cli/app.py",
+        "cli/first_check.py",
         "an error ends with exit code 0",
-        "sys.exit(2 if isinstance(cause, UsageError) else 1)",
-        "sys.exit(2 if isinstance(cause, UsageError) else 0)",
+        "sys.exit(2 if isinstance(error, UsageError) else 1)",
+        "sys.exit(2 if isinstance(error, UsageError) else 0)",
         "cli/test_commands.py",
     ),
     Mutation(

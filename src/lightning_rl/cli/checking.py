@@ -4,10 +4,11 @@ import builtins
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from textwrap import shorten
-from typing import Any, NamedTuple, Union, get_args
+from types import FunctionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import gymnasium
 import yaml
@@ -173,6 +174,8 @@ class _Walk:
             return self._class(kind, parts, value, path)
         if parts.group is not None and isinstance(value, str | dict):
             return self._group(parts.group, value, path)
+        if _takes_function(parts) and isinstance(value, str) and "." in value:
+            _refuse_import(value, path)
         raise UsageError(_wrong(kind, value, path, default))
 
     def unknown(
@@ -382,9 +385,26 @@ def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageEr
     )
 
 
-def _imported(name: str, family: type, path: str) -> Any:
+def _takes_function(parts: Parts) -> bool:
+    return any(one is Callable or get_origin(one) is Callable for one in parts.plain)
+
+
+def _refuse_import(name: str, path: str) -> None:
+    """Raise the reason for which a text is no function, which the parser hides."""
+    found = _imported(name, None, path)
+    if isinstance(found, type):
+        raise UsageError(
+            f"'{name}' for {path} is a class, but must be a function. Name a function that makes "
+            f"it: def make(*arguments): return {found.__name__}(*arguments)."
+        )
+    if not callable(found):
+        raise UsageError(f"'{name}' for {path} must be a function, but is {_shown(found)}.")
+
+
+def _imported(name: str, family: type | None, path: str) -> Any:
+    """Import a class of a family, or without one a function."""
     module, _, wanted = name.rpartition(".")
-    what = f"'{name}' for {path}"
+    what, allowed = f"'{name}' for {path}", _known(family) if family else ""
     try:
         return import_object(name)
     except ImportDenied:
@@ -398,18 +418,25 @@ def _imported(name: str, family: type, path: str) -> Any:
             ) from error
         raise UsageError(
             f"{what} cannot be found: there is no module '{error.name}' in the working directory "
-            f"or among the installed packages{_known(family)}."
+            f"or among the installed packages{allowed}."
         ) from error
     except AttributeError as error:
+        kind = family or FunctionType
         members = vars(sys.modules.get(module, inspect)).values()
-        here = [one for one in members if isinstance(one, type) and one.__module__ == module]
-        names = sorted(one.__name__ for one in here if issubclass(one, family))
-        others = f"; it has {', '.join(names)}" if names else f", and it has no {family.__name__}"
+        here = [one for one in members if getattr(one, "__module__", "") == module]
+        names = sorted(
+            one.__name__
+            for one in here
+            if (isinstance(one, type) and issubclass(one, kind)) or (not family and callable(one))
+        )
+        others = f"; it has {', '.join(names)}" if names else f", and it has no {kind.__name__}"
         raise UsageError(
             f"{what} cannot be found: module '{module}' has no '{wanted}'{others}"
-            f"{closest(wanted, names)}{_known(family)}."
+            f"{closest(wanted, names)}{allowed}."
         ) from error
     except ValueError:  # not an import path: `a..b`
+        if family is None:
+            raise UsageError(f"{what} is no import path, such as my_module.my_function.") from None
         raise _unknown_class(name, family, path) from None
 
 

@@ -37,6 +37,7 @@ from lightning_rl.cli.parsing import (
 )
 from lightning_rl.system.errors import closest
 from lightning_rl.system.extensions import SUBCOMMANDS
+from lightning_rl.system.output import tell
 from lightning_rl.system.saved_runs import find_checkpoint
 from lightning_rl.system.texts import is_settings_file
 
@@ -103,7 +104,7 @@ def resolved_options(
 
 def end_with(error: BaseException, advice: str = "") -> NoReturn:
     """Print the message of a user's error, and exit with status 2 for a name, or else 1."""
-    sys.stderr.write(f"rl-cli: error: {error}{advice}\n")
+    tell(f"rl-cli: error: {error}{advice}", sys.stderr)
     sys.exit(2 if isinstance(error, UsageError) else 1)
 
 

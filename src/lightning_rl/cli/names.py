@@ -43,7 +43,7 @@ def counterpart(path: str, kind: str = "settings", library: str | None = None) -
     for name in _parts(path):
         meanings: dict[str, tuple[str, list[str]]] = {}
         for other, content in foreign_libraries().items():
-            meaning = content.get(kind, {}).get(name)
+            meaning = content[kind].get(name)
             if meaning and library in (None, other):
                 # Libraries often mean the same setting: the first word decides.
                 target = meaning.split()[0].rstrip(":,;")
@@ -115,7 +115,10 @@ def unknown_class(name: str, path: str, names: list[str]) -> str:
     """Return the message on a class that does not exist; `names` are those of its kind."""
     what = f"'{name}' for {path}"
     if here := counterpart(name, "classes"):
-        return f"{what} is a class of another library{here}."
+        homes = [
+            other for other, content in foreign_libraries().items() if name in content["classes"]
+        ]
+        return f"{what} is a class of {' and '.join(homes)}{here}."
     if path.endswith("env") and name in gymnasium.registry:
         return (
             f"{what} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."

@@ -22,6 +22,7 @@ WORDS = {
     **dict.fromkeys(("float", "floating"), "a number"),
     **dict.fromkeys(("Sequence", "Iterable", "list", "ndarray", "tuple"), "a list"),
     **dict.fromkeys(("dict", "Mapping"), "a mapping, such as {name: value}"),
+    "Callable": "a function, by its import path: my_module.my_function",
     "bool": "true or false",
     "str": "a text",
     "NoneType": "null",

@@ -106,7 +106,8 @@ def _unregistered(id: str, error: Exception) -> ConfigurationError:
     if isinstance(error, gymnasium.error.NamespaceNotFound):
         return _unknown_namespace(id)
     likely = closest(id.split(":")[-1], gymnasium.registry)
-    return ConfigurationError(f"No Gymnasium env '{id}'{likely}. ({error})")
+    cure = "" if ":" in id else f" Your own module registers it? Name the module: my_module:{id}."
+    return ConfigurationError(f"No Gymnasium env '{id}'{likely}. ({error}){cure}")
 
 
 def from_environment(settings: Any, path: str) -> Any:

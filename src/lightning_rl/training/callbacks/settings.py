@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.checkpoints.format import CONFIG_KEY
+from lightning_rl.checkpoints.registry import ENV_PACKAGES, packages_of
 from lightning_rl.system.construction import (
     GIVEN_BY_THE_ENV,
     Constructed,
@@ -56,7 +57,7 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     """Return the configuration of a run in Python."""
     data = cast(Any, trainer).datamodule
     is_ours = type(data) is RLDataModule
-    settings = described(data.settings() if is_ours else data)
+    settings = _with_modules(described(data.settings() if is_ours else data))
     trained = construction(cast(Constructed, trainer))["init_args"]
     return {
         "seed_everything": settings.get("seed", True) if is_ours else True,
@@ -65,6 +66,20 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
         "data": settings,
         "trainer": {key: value for key, value in trained.items() if key not in OF_THE_RUN},
     }
+
+
+def _with_modules(tree: Any) -> Any:
+    """Add to the ids of envs the packages that registered them: another process imports none."""
+    if isinstance(tree, list):
+        return [_with_modules(child) for child in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tree = {key: _with_modules(child) for key, child in tree.items()}
+    id = tree.get("id")
+    if isinstance(id, str) and ":" not in id:
+        homes = packages_of(id) - {*ENV_PACKAGES, "__main__"}
+        tree["id"] = f"{homes.pop()}:{id}" if len(homes) == 1 else id
+    return tree
 
 
 def _with_defaults(tree: Any) -> Any:
