@@ -1583,7 +1583,7 @@ MUTATIONS = (
         "cli/test_commands.py",
     ),
     Mutation(
-        "cli/arguments.py",
+        "cli/parsing.py",
         "of two values of an option the first one counts",
         "        if option == flag:\n            value = following\n",
         "        if option == flag:\n            return following\n",

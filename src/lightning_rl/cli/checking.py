@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from textwrap import shorten
 from types import FunctionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -45,6 +46,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
 from lightning_rl.system.declared import Parts, describe_type, parts_of
 from lightning_rl.system.errors import ConfigurationError, closest
+from lightning_rl.system.extensions import NAMED_IN_SHORT
 from lightning_rl.system.jsonargparse_private import (
     ImportDenied,
     ParamData,
@@ -56,6 +58,10 @@ from lightning_rl.system.plain_yaml import QuotedText, load_yaml
 from lightning_rl.system.texts import is_settings_file
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
+
+for _module in NAMED_IN_SHORT:
+    with suppress(ModuleNotFoundError):  # an extension that was left out
+        import_module(_module)
 
 FAMILIES = {
     Algorithm: "model",

@@ -63,6 +63,9 @@ TASKS = {
 }
 """Tasks that `data.env` may name in short."""
 
+NAMED_IN_SHORT = ("lightning_rl.policies.residual",)
+"""Modules with classes that a config names in short, which nothing else imports."""
+
 HOOKS = {
     "check": "lightning_rl.audit.checking.check",  # RLTrainer.check
     "offline_env": "lightning_rl.datasets.offline.spaces_of_collector",  # data.offline
