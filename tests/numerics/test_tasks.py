@@ -381,7 +381,7 @@ def test_bounds_of_the_action_space_are_those_of_the_term():
         (lambda: CartPole(2, rewards={"upright": float("nan")}), "'upright' must be finite"),
         (lambda: PushCube(2, action=Force()), "PushCube cannot be driven by Force .*DeltaPosition"),
         (lambda: DeltaPosition(0.0), "DeltaPosition: scale must be above 0, got 0"),
-        (lambda: Velocity(1.0, clip=-1.0), "Velocity: clip must be above 0 or null, got -1"),
+        (lambda: Velocity(1.0, clip=-1.0), "Velocity: clip must be above 0, got -1"),
         (lambda: PointMass(2, max_episode_steps=0), "max_episode_steps must be at least 1"),
     ],
 )

@@ -107,6 +107,14 @@ def test_a_servo_with_other_gains_still_goes_to_its_target(name, kind):
         assert state["actuator_biasprm"][0, 0, 1:3].tolist() == expected
 
 
+@pytest.mark.parametrize("name", ["stiffness", "actuator_gainprm"])
+@pytest.mark.parametrize("actuator", ["a gear", "another gain", "an offset"])
+def test_other_servos_rest_where_they_did(actuator, name):
+    model = SLIDE.format(NO_SERVOS[actuator])
+    rest = [after(randomized(model, name, low=x, high=x), 300)["qpos"].item() for x in (1.0, 1.5)]
+    assert rest[1] == pytest.approx(rest[0], abs=1e-3)
+
+
 def test_stiffness_and_damping_of_two_events_both_count():
     events = {
         name: Event("randomize", {"name": name, "low": x, "high": x})
@@ -114,8 +122,9 @@ def test_stiffness_and_damping_of_two_events_both_count():
     }
     env = MujocoEnv(1, partial(spec_of, SLIDE.format(SERVO)), events=events)
     env.reset(seed=0)
-    assert env.state["actuator_biasprm"][0, 0, :3].tolist() == [0.0, -80.0, -7.0]
-    assert env.state["actuator_gainprm"][0, 0, 0].item() == 80.0
+    bias = env.state["actuator_biasprm"][0, 0, :3].tolist()
+    assert bias == pytest.approx([0.0, -80.0, -7.0])
+    assert env.state["actuator_gainprm"][0, 0, 0].item() == pytest.approx(80.0)
 
 
 @pytest.mark.parametrize(

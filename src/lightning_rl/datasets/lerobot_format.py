@@ -20,7 +20,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lightning_rl.rollout.names import names_of
 from lightning_rl.system import errors, files
 from lightning_rl.system.errors import ConfigurationError, require
 
@@ -100,6 +101,7 @@ class Leaf:
         shape: shape of one element; () for a scalar.
         dtype: NumPy's name.
         picture: whether the dataset stores it as a picture of uint8, from [H, W, C] or [C, H, W].
+        names: of the numbers of its last axis, such as joints; () if they have none.
     """
 
     path: tuple[str, ...]
@@ -107,6 +109,7 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: str
     picture: bool
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def channels_first(self) -> bool:
@@ -154,7 +157,7 @@ def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[L
         )
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
     in_colour = len(shape) == 3 and dtype == np.uint8 and 3 in (shape[0], shape[-1])
-    yield Leaf(path, "", shape, dtype.name, in_colour)
+    yield Leaf(path, "", shape, dtype.name, in_colour, names_of(space))
 
 
 def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
@@ -165,7 +168,7 @@ def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
     elif not words and name == "observation":
         words = ["state"]
     key = ".".join([name, *words]).replace("/", "_")
-    return Leaf(leaf.path, key, leaf.shape, leaf.dtype, leaf.picture)
+    return replace(leaf, key=key)
 
 
 def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
@@ -176,7 +179,7 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
             f"Action space {space} cannot be written into a dataset, which stores an action as one "
             "array: use Box, Discrete, MultiDiscrete or MultiBinary."
         )
-    return Leaf((), "action", leaf.shape, leaf.dtype, False)
+    return replace(leaf, key="action", picture=False)
 
 
 def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
@@ -197,7 +200,28 @@ def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf
     shape = tuple(feature["shape"]) or (1,)
     if picture and _channels_first(shape):  # LeRobot may describe [C, H, W], but stores [H, W, C]
         shape = (*shape[1:], shape[0])
-    return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture)
+    names = () if picture else names_in(feature.get("names"), shape[-1])
+    return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture, names)
+
+
+def names_in(entry: Any, size: int) -> tuple[str, ...]:
+    """Return the names of `size` numbers in LeRobot's `names`; () if it has none.
+
+    LeRobot writes a list, {"motors": list}, or {name: index}.
+    """
+    if isinstance(entry, Mapping):
+        parts = list(entry.values())
+        if all(isinstance(part, int) for part in parts):
+            entry = sorted(entry, key=lambda name: entry[name])
+        elif all(isinstance(part, list) for part in parts):
+            entry = [name for part in parts for name in part]
+    texts = isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry)
+    return tuple(entry) if texts and len(set(entry)) == len(entry) == size else ()
+
+
+def description_of(leaf: Leaf) -> dict[str, Any]:
+    """Return a leaf's entry in `meta/lightning_rl.json`; `info.json` has its names."""
+    return {name: value for name, value in asdict(leaf).items() if name != "names"}
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
@@ -209,6 +233,7 @@ def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf
     tuples = {name: tuple(described[name]) for name in ("path", "shape")}
     leaf = Leaf(**{**described, **tuples})
     column = leaf_of(leaf.key, features[leaf.key], ())
+    leaf = replace(leaf, names=column.names)
     fits = leaf.kept_shape == column.shape and leaf.picture == column.picture
     if not fits or not all(isinstance(key, str) for key in leaf.path) or not _is_dtype(leaf.dtype):
         raise ValueError(f"{leaf} is not the column {column}")
@@ -219,7 +244,7 @@ def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
     """Return a column's entry in `info.json`; `video`: store pictures as videos."""
     shape = list(leaf.kept_shape)
     if not leaf.picture:
-        return {"dtype": leaf.dtype, "shape": shape, "names": None}
+        return {"dtype": leaf.dtype, "shape": shape, "names": list(leaf.names) or None}
     names = ["height", "width", "channels"]
     if not video:
         return {"dtype": "image", "shape": shape, "names": names}

@@ -22,6 +22,7 @@ from lightning_rl.datasets.lerobot_format import Leaf, leaves_of
 from lightning_rl.datasets.pictures import CURE, decode_picture, read_frames
 from lightning_rl.datasets.tables import TableFile, read_table, readable
 from lightning_rl.rollout.contract import tree_of_leaves
+from lightning_rl.rollout.names import named, order_of
 from lightning_rl.rollout.spaces import space_of
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, closest, require
@@ -67,6 +68,7 @@ class LeRobotEpisodes(Episodes):
         described = lerobot.read_ours(ours, self._features) if ours.is_file() else {}
         names = _names(path, keys or {}, self._features)
         self._columns = {name: key for name, key in names.items() if name in NAMES}
+        self._orders: dict[str, list[int] | None] = {}  # of the numbers of a column, by its key
         self.leaves = self._find_observation(names, described, observation_space)
         lerobot.check_paths(self.leaves, path)
         self._action = self._find_action(described, action_space)
@@ -280,6 +282,8 @@ class LeRobotEpisodes(Episodes):
             f"{list(leaf.shape)}. Record it with this env, or name the right column: keys: "
             f"{{<column>: {name}}}.",
         )
+        place = f"The dataset at {self.path}"
+        self._orders[key] = order_of(found.names, leaf.names, f"column '{key}'", place)
         return leaf
 
     def read(self, index: int) -> Episode:
@@ -319,7 +323,8 @@ class LeRobotEpisodes(Episodes):
         bounds = self._measured_bounds() if self._bounds is None else self._bounds
         low, high = bounds.astype(dtype).reshape(2, *leaf.shape)
         action = gymnasium.spaces.Box(low, high, leaf.shape, dtype.type)
-        return space_of(self[0].observation), action
+        names = {leaf.path: leaf.names for leaf in self.leaves}
+        return _named(space_of(self[0].observation), names), named(action, leaf.names)
 
     def _measured_bounds(self) -> np.ndarray:
         """Return the least and the greatest actions, [2, A], by `meta/stats.json`."""
@@ -473,6 +478,8 @@ class LeRobotEpisodes(Episodes):
 
     def _numbers(self, table: Any, leaf: Leaf, name: str) -> np.ndarray:
         values = self._column(table, leaf.key, leaf.shape, name)
+        if (order := self._orders.get(leaf.key.removeprefix("final/"))) is not None:
+            values = values[..., order]
         cast = values.astype(leaf.dtype)
         require(
             cast.dtype.kind not in "iu" or np.array_equal(cast, values),
@@ -515,6 +522,15 @@ class LeRobotEpisodes(Episodes):
         if kind not in self._open or self._open[kind].path != path:
             self._open[kind] = TableFile(path, columns)
         return self._open[kind]
+
+
+def _named(
+    space: gymnasium.Space[Any], names: Mapping[tuple[str, ...], tuple[str, ...]], *path: str
+) -> gymnasium.Space[Any]:
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return named(space, names[path])
+    parts = {key: _named(part, names, *path, key) for key, part in space.items()}
+    return gymnasium.spaces.Dict(parts)
 
 
 def _is_count(value: Any) -> bool:

@@ -3,6 +3,7 @@
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 from typing import Any, Literal
@@ -120,7 +121,16 @@ class EpisodeWriter:
         there = LeRobotEpisodes(self.path, {}, None, None, None)
         info = lerobot.read_json(self.path / lerobot.INFO)
         self._extras = tuple(there.extras)
-        mine, theirs = self._features(), info["features"]
+        theirs = info["features"]
+        known = {key: lerobot.leaf_of(key, theirs[key], ()).names for key in theirs}
+        self._leaves = [
+            replace(leaf, names=leaf.names or known.get(leaf.key, ())) for leaf in self._leaves
+        ]
+        action = self._action
+        self._action = replace(action, names=action.names or known.get(action.key, ()))
+        mine = self._features()
+        for key in mine.keys() & theirs.keys():  # a dataset without names gets them
+            theirs[key]["names"] = theirs[key].get("names") or mine[key]["names"]
         differing = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         require(
             not differing
@@ -353,12 +363,14 @@ class EpisodeWriter:
     def _write_info(self) -> None:
         ours = self.path / lerobot.OURS
         if self._end_rules or not ours.is_file():
-            leaves = [vars(leaf) for leaf in self._leaves]
-            described: dict[str, Any] = {"observation": leaves, "action": vars(self._action)}
+            leaves, action = map(lerobot.description_of, self._leaves), self._action
+            described: dict[str, Any] = {"observation": list(leaves)}
+            described["action"] = lerobot.description_of(action)
             if choices_of(self._action_space):
                 described["action_start"] = first_choice(self._action_space).tolist()
             box = self._action_space
-            if type(box) is gymnasium.spaces.Box and box.is_bounded():
+            flat = isinstance(box, StructuredActions)
+            if isinstance(box, gymnasium.spaces.Box) and not flat and box.is_bounded():
                 described["action_bounds"] = [box.low.tolist(), box.high.tolist()]
             renamed = {_extra_column(name): name for name in self._extras or () if "/" in name}
             described |= {"extras": renamed} if renamed else {}

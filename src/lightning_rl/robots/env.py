@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED
 from lightning_rl.robots.process import RobotProcess
+from lightning_rl.rollout.names import by_name, named
 from lightning_rl.system.errors import EnvFaultError, check_range, require
 from lightning_rl.system.texts import imported, is_import_path
 
@@ -102,13 +103,13 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         check_import_path("robot", robot)
         self.metadata = {**self.metadata, "render_fps": fps}
         self.render_mode = render_mode
-        self._names = list(limits)
-        self._limits = {name: _interval(name, given) for name, given in limits.items()}
-        self._speed = self._by_name("max_speed", max_speed)
-        self._step_sizes: np.ndarray | None = None
-        if step_size is not None:
-            self._step_sizes = np.array(list(self._by_name("step_size", step_size).values()))
-        self._home = {name: float(at) for name, at in (home or {}).items()}
+        names = list(limits)
+        intervals = by_name("limits", limits, names)
+        self._limits = {name: _interval(name, pair) for name, pair in intervals.items()}
+        self._speed = _positive("max_speed", max_speed, names)
+        steps = None if step_size is None else _positive("step_size", step_size, names)
+        home = {} if home is None else by_name("home", home, list(home))
+        self._home = {name: float(at) for name, at in home.items()}
         self._kinematics: Any = None if kinematics is None else imported(kinematics)()
         self._script: Any = None if reset_script is None else imported(reset_script)
         self._reset_s, self._fps = reset_s, fps
@@ -126,7 +127,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         }
         self._process = RobotProcess(settings, timeout_s, python)
         try:
-            self._take_features(*self._process.described)
+            self._take_features(steps, *self._process.described)
         except BaseException:
             self._process.close()
             raise
@@ -186,11 +187,16 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             positions = ((positions - self._sent) / self._step_sizes).clip(-1.0, 1.0)
         return positions.astype(np.float32)
 
-    def _take_features(self, actions: dict[str, Any], observations: dict[str, Any]) -> None:
-        """Make the spaces, and check the settings by the robot's features."""
+    def _take_features(
+        self,
+        steps: Mapping[str, float] | None,
+        actions: dict[str, Any],
+        observations: dict[str, Any],
+    ) -> None:
+        """Make the spaces and arrays in the robot's order, and check the settings' names."""
         require(
-            set(actions) == set(self._names),
-            f"limits has {', '.join(self._names) or 'nothing'}, but the robot takes the actions "
+            set(actions) == set(self._limits),
+            f"limits has {', '.join(self._limits) or 'nothing'}, but the robot takes the actions "
             f"{', '.join(actions)}: give each of them its [low, high].",
         )
         wrong = set(self._home) - set(actions)
@@ -201,16 +207,20 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         self._numbers = [name for name, shape in observations.items() if not shape]
         self._cameras = {name: shape for name, shape in observations.items() if shape}
         spaces = gymnasium.spaces
-        state = spaces.Box(-np.inf, np.inf, (len(self._numbers),), np.float32)
+        size = (len(self._numbers),)
+        state = named(spaces.Box(-np.inf, np.inf, size, np.float32), self._numbers)
         cameras = {n: spaces.Box(0, 255, shape, np.uint8) for n, shape in self._cameras.items()}
         self.observation_space = spaces.Dict({"state": state, **cameras}) if cameras else state
-        low, high = (np.array([self._limits[n][i] for n in self._names], "f4") for i in (0, 1))
+        low, high = np.array([self._limits[name] for name in self._names], "f4").T
+        self._step_sizes: np.ndarray | None = None
+        if steps is not None:
+            self._step_sizes = np.array([steps[name] for name in self._names])
+            low, high = -np.ones_like(low), np.ones_like(high)
         if self._kinematics is not None:
             self.action_space = self._kinematics.action_space
-        elif self._step_sizes is not None:
-            self.action_space = spaces.Box(-1.0, 1.0, (len(self._names),), np.float32)
         else:
-            self.action_space = spaces.Box(low, high)
+            self.action_space = named(spaces.Box(low, high), self._names)
+            self.metadata["action_names"] = self._names
 
     def _target(self, action: np.ndarray) -> dict[str, float]:
         if self._kinematics is not None:
@@ -255,17 +265,6 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         self._picture = next(iter(pictures.values()), None)
         return {"state": state, **pictures} if pictures else state
 
-    def _by_name(self, setting: str, given: float | Mapping[str, float]) -> dict[str, float]:
-        by_name = given if isinstance(given, Mapping) else dict.fromkeys(self._names, given)
-        require(
-            set(by_name) == set(self._names),
-            f"{setting} has {', '.join(by_name)}, but limits has {', '.join(self._names)}: give "
-            "one number, or one for each name.",
-        )
-        for name in self._names:
-            check_range(f"{setting} of {name}", by_name[name], above=0)
-        return {name: float(by_name[name]) for name in self._names}
-
 
 def check_import_path(setting: str, given: str) -> None:
     """Refuse a text that is no import path. A checkpoint without trust cannot name an import path.
@@ -277,6 +276,13 @@ def check_import_path(setting: str, given: str) -> None:
         isinstance(given, str) and is_import_path(given),
         f"{setting} must be the import path of a function, as my_robot.make, got {given!r}.",
     )
+
+
+def _positive(setting: str, value: Any, names: list[str]) -> dict[str, float]:
+    numbers = by_name(setting, value, names)
+    for name, number in numbers.items():
+        check_range(f"{setting} of {name}", number, above=0)
+    return numbers
 
 
 def _interval(name: str, given: Any) -> tuple[float, float]:

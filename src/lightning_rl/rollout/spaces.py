@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
+from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.structured_actions import StructuredActions
 
 SpaceData = dict[str, Any]
@@ -31,6 +32,7 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
         own = {"spaces": {"structure": space_data(space.structure)}}
     elif isinstance(space, spaces.Box):
         own = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
+        own |= {"names": list(names)} if (names := names_of(space)) else {}
     elif isinstance(space, spaces.Discrete):
         own = {"n": int(space.n), "start": int(space.start)}
     elif isinstance(space, spaces.MultiDiscrete):
@@ -68,7 +70,7 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     if kind == "Box":
         shape = tuple(int(size) for size in data["shape"])
         low, high = (np.broadcast_to(np.array(data[b], dtype), shape) for b in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype.type)
+        return named(spaces.Box(low, high, shape, dtype.type), map(str, data.get("names", ())))
     if kind == "Discrete":
         return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=dtype.type)
     if kind == "MultiDiscrete":

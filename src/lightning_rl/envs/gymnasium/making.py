@@ -21,6 +21,7 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import convert_mujoco_warnings
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
+from lightning_rl.rollout.names import named
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
@@ -161,7 +162,9 @@ def _make_one(
     _check_layers(env)
     _check_units(env)
     structured = isinstance(flat_actions(env.action_space), StructuredActions)
-    return ReplayableEpisode(FlatAction(env) if structured else env)
+    env = ReplayableEpisode(FlatAction(env) if structured else env)
+    env.action_space = named(env.action_space, env.metadata.get("action_names") or ())
+    return env
 
 
 def _with_returns_checked(env: gymnasium.Env) -> gymnasium.Env:

@@ -1,9 +1,10 @@
 """Turn a policy's action into targets of drives."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lightning_rl.envs.managers.term import function_of
 from lightning_rl.envs.managers.view import EnvView
+from lightning_rl.rollout.names import by_name, named
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import closest, require
 
@@ -19,14 +21,18 @@ Kind = Literal["position", "velocity", "force"]
 """Kind of an action's target: position (m), velocity (m/s) or force (N)."""
 
 
+Numbers = float | list[float] | dict[str, float]
+"""One number for all drives, one for each in order, or one for each by name."""
+
+
 class ActionTerm(ABC, Constructed):
     """Turn a policy's action into the targets of drives.
 
     Args:
-        scale: the target per unit of action: m or rad, m/s or rad/s, N or N m; one number, or one
-            for each number of the action.
-        clip: actions are clamped to ±clip before scaling, and the action space has these bounds;
-            None: unbounded.
+        scale: the target per unit of action: m or rad, m/s or rad/s, N or N m; one number,
+            {drive: number}, or a list in the order of `drives` (default: of the env's drives).
+        clip: actions are clamped to ±clip before scaling, and the action space has these bounds; as
+            `scale`. None: unbounded.
         drives: names of the driven joints or actuators, or patterns such as `leg_*`. Default: all.
 
     Raises:
@@ -37,17 +43,33 @@ class ActionTerm(ABC, Constructed):
 
     def __init__(
         self,
-        scale: float | list[float] = 1.0,
-        clip: float | None = None,
+        scale: Numbers = 1.0,
+        clip: Numbers | None = None,
         drives: list[str] | None = None,
     ) -> None:
         name = type(self).__name__
-        scales = scale if isinstance(scale, list) else [scale]
-        require(bool(scales) and min(scales) > 0, f"{name}: scale must be above 0, got {scale}.")
-        require(clip is None or clip > 0, f"{name}: clip must be above 0 or null, got {clip}.")
-        self.scale: float | list[float] = scale if isinstance(scale, list) else float(scale)
+        for setting, value in {"scale": scale, "clip": 1.0 if clip is None else clip}.items():
+            numbers = value.values() if isinstance(value, dict) else value
+            numbers = [numbers] if isinstance(numbers, int | float) else list(numbers)
+            require(
+                bool(numbers) and min(numbers) > 0,
+                f"{name}: {setting} must be above 0, got {value}.",
+            )
+        self.scale: Numbers = float(scale) if isinstance(scale, int) else scale
         self.clip = clip
         self.drives = drives
+
+    def ordered(self, names: Sequence[str], label: str) -> "ActionTerm":
+        """Return this term with `scale` and `clip` in the order of the drives `names`.
+
+        Raises:
+            ConfigurationError: they name other drives; `label` names the term.
+        """
+        term = copy.copy(self)
+        for setting in ("scale", "clip"):
+            if isinstance(value := getattr(self, setting), dict):
+                setattr(term, setting, list(by_name(f"{label}: {setting}", value, names).values()))
+        return term
 
     def size(self, drives: int) -> int:
         """Return the size of the action for a number of drives."""
@@ -57,19 +79,26 @@ class ActionTerm(ABC, Constructed):
         """Return the space of actions [size].
 
         Raises:
-            ConfigurationError: another number of scales was given.
+            ConfigurationError: another number of scales was given, or names of unnamed drives.
         """
-        bound = np.inf if self.clip is None else self.clip
-        require(
-            isinstance(self.scale, float) or len(self.scale) == size,
-            f"{type(self).__name__}: scale must be one number or {size}, got {self.scale}.",
-        )
+        for setting, value in {"scale": self.scale, "clip": self.clip}.items():
+            require(
+                not isinstance(value, dict) and (not isinstance(value, list) or len(value) == size),
+                f"{type(self).__name__}: {setting} must be one number or {size}, got {value}.",
+            )
+        clip: Any = np.inf if self.clip is None else self.clip
+        bound = np.broadcast_to(np.asarray(clip, np.float32), (size,))
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
     def bounded(self, action: Tensor) -> Tensor:
         """Return a clamped float32 copy of actions [...] of any shape."""
         action = action.to(torch.float32, copy=True)
-        return action if self.clip is None else action.clamp_(-self.clip, self.clip)
+        if self.clip is None:
+            return action
+        if isinstance(self.clip, int | float):
+            return action.clamp_(-self.clip, self.clip)
+        clip = torch.tensor(self.clip, device=action.device)
+        return action.clamp_(-clip, clip)
 
     def scaled(self, action: Tensor) -> Tensor:
         """Return `scale * action` [N, A]."""
@@ -89,8 +118,8 @@ class DeltaPosition(ActionTerm):
 
     def __init__(
         self,
-        scale: float | list[float] = 0.1,
-        clip: float | None = None,
+        scale: Numbers = 0.1,
+        clip: Numbers | None = None,
         drives: list[str] | None = None,
     ) -> None:
         super().__init__(scale, clip, drives)
@@ -128,7 +157,7 @@ class EndEffectorPose(ActionTerm):
             the view of the env, the change of the pose [N, size], and the joints' target positions
             [N, d].
         size: numbers of a change: 3 for a position, 6 with a rotation vector.
-        scale: m or rad per unit of action.
+        scale: m or rad per unit of action; one number, or one for each number of the change.
         clip, drives: see `ActionTerm`.
 
     Raises:
@@ -142,7 +171,7 @@ class EndEffectorPose(ActionTerm):
         inverse_kinematics: str | Callable[..., Tensor],
         size: int = 3,
         scale: float | list[float] = 0.05,
-        clip: float | None = None,
+        clip: float | list[float] | None = None,
         drives: list[str] | None = None,
     ) -> None:
         super().__init__(scale, clip, drives)
@@ -180,6 +209,7 @@ class Actions:
 
     Attributes:
         space: space of actions [A].
+        names: the drive of each number of an action; empty if they are of an end effector.
 
     Raises:
         ConfigurationError: a name that fits no drive, or a drive of two terms.
@@ -187,9 +217,14 @@ class Actions:
 
     def __init__(self, terms: Mapping[str, ActionTerm], drives: Sequence[str], owner: str) -> None:
         require(bool(terms), f"{owner} has no actions: add at least one action term.")
-        self.terms = dict(terms)
         self.columns = {
             name: _columns(term, drives, f"{owner}: the action '{name}'")
+            for name, term in terms.items()
+        }
+        self.terms = {
+            name: term.ordered(
+                [drives[column] for column in self.columns[name]], f"{owner}: the action '{name}'"
+            )
             for name, term in terms.items()
         }
         taken: dict[int, str] = {}
@@ -201,12 +236,16 @@ class Actions:
                     f"{drives[column]}: name the drives of each (drives: [...]).",
                 )
                 taken[column] = name
-        self._sizes = [term.size(len(self.columns[name])) for name, term in terms.items()]
-        spaces = [term.space(size) for term, size in zip(terms.values(), self._sizes, strict=True)]
+        ordered = self.terms.items()
+        self._sizes = [term.size(len(self.columns[name])) for name, term in ordered]
+        spaces = [term.space(size) for (_, term), size in zip(ordered, self._sizes, strict=True)]
         low, high = (
             np.concatenate([getattr(one, side) for one in spaces]) for side in ("low", "high")
         )
-        self.space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        poses = [term for term in self.terms.values() if isinstance(term, EndEffectorPose)]
+        columns = [column for columns in self.columns.values() for column in columns]
+        self.names = [] if poses else [drives[column] for column in columns]
+        self.space = named(gymnasium.spaces.Box(low, high, dtype=np.float32), self.names)
 
     def targets(self, env: EnvView, action: Tensor, position: Tensor) -> list[Drive]:
         """Return the targets of actions [N, A] at the positions [N, D] of all drives."""

@@ -44,7 +44,7 @@ def entry(env: EnvView, name: str) -> Tensor:
         value: Tensor = env.state[name]
     except KeyError:
         names = [key for key in names_of(env.state) if "/" not in key]
-        names += [*env.env.parameters(), *env.quantities]
+        names += list(env.env.parameters())
         raise ConfigurationError(
             f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
             f"{closest(name, names)}."

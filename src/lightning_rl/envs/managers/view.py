@@ -70,8 +70,6 @@ class EnvView:
     """
 
     stream = 0  # of the current term
-    quantities: tuple[str, ...] = ()
-    """Names of physical quantities, in addition to the parameters of the env."""
 
     def __init__(
         self,

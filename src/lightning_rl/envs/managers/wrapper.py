@@ -27,6 +27,7 @@ from lightning_rl.envs.vector_env import Observation as Observed
 from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.names import named, names_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
 
 
@@ -77,7 +78,9 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         ]
         self._action = action
         if action is not None:
-            self.single_action_space = _scaled(self.env, action, name)
+            names = names_of(self.env.single_action_space)
+            self._action = action.ordered(names, f"{name}: the action")
+            self.single_action_space = named(_scaled(self.env, self._action, name), names)
         self.seed = self.episode = self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
         self._seeds(0)
         self._before: dict[str, Any] = {}

@@ -33,10 +33,11 @@ from lightning_rl.envs.mujoco.model import (
     import_mujoco,
     read_spec,
 )
-from lightning_rl.envs.mujoco.quantities import QUANTITIES, fields_of, nominal_of
+from lightning_rl.envs.mujoco.quantities import fields_of, nominal_of
 from lightning_rl.envs.mujoco.rendering import Camera, Marker
 from lightning_rl.envs.mujoco.threads import ThreadedPhysics
 from lightning_rl.envs.mujoco.warp import WarpPhysics
+from lightning_rl.rollout.names import named
 from lightning_rl.system.errors import check_range, closest, require
 
 Backend = Literal["auto", "c", "warp"]
@@ -57,8 +58,6 @@ class MujocoView(EnvView):
 
     `env.state["qpos"]` also has joints without names.
     """
-
-    quantities = QUANTITIES
 
     def qpos(self, *joints: str) -> Tensor:
         """Return the positions of joints, [M, k]: 7 numbers of a free joint, 1 of a hinge."""
@@ -89,14 +88,15 @@ class MujocoView(EnvView):
         return self._named("site_xpos", sites)
 
     def nominal(self, name: str) -> Tensor | None:
-        return nominal_of(name, self.env.parameters(), self.env.layout.kinds)
+        return nominal_of(name, self.env.parameters(), self.env.layout.servos)
 
     def replaced(self, name: str, value: Tensor) -> dict[str, Tensor]:
-        fields = {
-            field: self.state.get(field, nominal.expand(self.num_envs, *nominal.shape))
-            for field, nominal in self.env.parameters().items()
+        nominal = self.env.parameters()
+        present = {
+            field: self.state.get(field, one.expand(self.num_envs, *one.shape))
+            for field, one in nominal.items()
         }
-        return fields_of(name, value, fields, self.env.layout.kinds)
+        return fields_of(name, value, nominal, present, self.env.layout.servos)
 
     def _named(self, view: str, names: Sequence[str]) -> Tensor:
         columns: Tensor = self.env.layout.columns(view, names, self.device)
@@ -354,11 +354,12 @@ class MujocoEnv(ManagedEnv):
         ).long()
         return offset
 
-    def _control_space(self) -> gymnasium.spaces.Box:
+    def _control_space(self) -> gymnasium.Space[Any]:
         model = self.layout.model
         limited = model.actuator_ctrllimited.astype(bool)[:, None]
         bounds = np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf]).astype(np.float32)
-        return gymnasium.spaces.Box(bounds[:, 0], bounds[:, 1], dtype=np.float32)
+        box = gymnasium.spaces.Box(bounds[:, 0], bounds[:, 1], dtype=np.float32)
+        return named(box, self.layout.drives)
 
     def _state_space(self) -> gymnasium.spaces.Box:
         size = self.layout.model.nq + self.layout.model.nv + self.layout.num_sensordata
@@ -368,17 +369,24 @@ class MujocoEnv(ManagedEnv):
         model = self.layout.model
         affine = int(import_mujoco().mjtBias.mjBIAS_AFFINE)  # others do not read it as gains
         bias = np.where(model.actuator_biastype[:, None] == affine, model.actuator_biasprm, 0.0)
-        description: dict[str, Any] = {
-            "render_fps": self.render_fps,
-            "control_period": self.step_dt,
-            "joint_names": list(self.layout.joints),
-            "joint_stiffness": (0.0 - bias[:, 1]).tolist(),
-            "joint_damping": (0.0 - bias[:, 2]).tolist(),
-            "default_joint_pos": self._first["ctrl"].tolist(),
+        names, order = self.layout.drives, list(range(model.nu))
+        if self.actions is not None:  # the order of the action; other drives follow
+            names = self.actions.names
+            driven = [column for columns in self.actions.columns.values() for column in columns]
+            order = [*driven, *(i for i in order if i not in driven)] if names else order
+        joints = {
+            "joint_names": np.array(self.layout.joints),
+            "joint_stiffness": 0.0 - bias[:, 1],
+            "joint_damping": 0.0 - bias[:, 2],
+            "default_joint_pos": self._first["ctrl"].cpu().numpy(),
         }
-        if self.actions is not None:
+        description = {name: values[order].tolist() for name, values in joints.items()}
+        description |= {"render_fps": self.render_fps, "control_period": self.step_dt}
+        if names:
+            description["action_names"] = list(names)
+        if names and self.actions is not None:
             scale = torch.ones(model.nu)
             for name, term in self.actions.terms.items():
                 scale[self.actions.columns[name]] = torch.as_tensor(term.scale)
-            description["action_scale"] = scale.tolist()
+            description["action_scale"] = scale[order].tolist()
         return description

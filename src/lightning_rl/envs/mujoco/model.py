@@ -104,6 +104,7 @@ class Layout:
         joints: names of the joints that the actuators move; for actuators of other kinds, their own
             names.
         kinds: kind of each actuator's control: `position`, `velocity`, `force` or `other`.
+        servos: actuators whose gain belongs to their stiffness (1) or damping (2).
         num_sensordata: numbers of the model's own sensors.
 
     Raises:
@@ -135,6 +136,12 @@ class Layout:
         )
         self._spec, self._general = spec, None
         self.kinds = [_kind(mujoco, model, i) for i in range(model.nu)]
+        fixed = model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
+        fixed &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+        stiff, damped = (model.actuator_biasprm[:, column] != 0 for column in (1, 2))
+        fixed &= model.actuator_gainprm[:, 0] != 0
+        masks = {1: fixed & stiff, 2: fixed & ~stiff & damped}
+        self.servos = {column: mask.nonzero()[0].tolist() for column, mask in masks.items()}
         starts = [*model.sensor_adr.tolist(), model.nsensordata]
         self.num_sensordata = starts[own]
         self._slices: dict[str, dict[str, slice]] = {view: {} for view in FRAMES}

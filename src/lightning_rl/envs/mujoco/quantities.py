@@ -7,12 +7,6 @@ from torch import Tensor
 
 from lightning_rl.system.errors import require
 
-QUANTITIES = ("mass", "stiffness", "damping")
-"""Names of quantities for the event `randomize`: one number per body, or one per actuator."""
-
-GAINS = ("actuator_gainprm", "actuator_biasprm")
-"""The fields of a servo: force = gain * control - stiffness * position - damping * velocity."""
-
 INSTEAD = {
     "body_inertia": "mass",
     "actuator_biasprm": "stiffness or damping",
@@ -21,64 +15,63 @@ INSTEAD = {
 """Fields that `randomize` refuses to change alone, and the quantities to change."""
 
 
-def nominal_of(name: str, parameters: Mapping[str, Tensor], kinds: Sequence[str]) -> Tensor | None:
-    """Return the nominal value of a quantity or field; None if there is none.
+Servos = Mapping[int, Sequence[int]]
+"""Actuators by the column of the bias that is their negative stiffness (1) or damping (2)."""
 
-    Args:
-        name: the quantity or field.
-        parameters: nominal fields of the model, by name.
-        kinds: kind of each actuator's control; see `Layout`.
+
+def nominal_of(name: str, nominal: Mapping[str, Tensor], servos: Servos) -> Tensor | None:
+    """Return the nominal value [...] of a quantity or field; None if there is none.
 
     Raises:
-        ConfigurationError: the field belongs to a quantity.
+        ConfigurationError: the field belongs to a quantity, or no actuator has the quantity.
     """
-    servos = [kind for kind in kinds if kind in ("position", "velocity")]
+    there = {"stiffness": servos[1], "damping": [*servos[1], *servos[2]]}
     require(
-        name not in INSTEAD or (name != "body_inertia" and not servos),
+        name not in INSTEAD or (name != "body_inertia" and not there["damping"]),
         f"randomize cannot change {name} alone: other fields of the model would no longer fit. "
         f"Name the quantity {INSTEAD.get(name)}, or return the field from a function of yours.",
     )
-    needed = {"stiffness": ["position"], "damping": ["position", "velocity"]}.get(name)
     require(
-        needed is None or any(kind in needed for kind in servos),
-        f"randomize cannot change the {name} of servos: no actuator of the model is a servo for "
-        f"{' or '.join(needed or ())}. For joints use jnt_stiffness and dof_damping.",
+        bool(there.get(name, [0])),
+        f"randomize cannot change the {name} of actuators: no actuator of the model is a servo "
+        "with it. For joints use jnt_stiffness and dof_damping.",
     )
-    if name in ("stiffness", "damping"):
-        return -parameters["actuator_biasprm"][:, 1 if name == "stiffness" else 2]
-    return parameters.get("body_mass" if name == "mass" else name)
+    if name in there:
+        return -nominal["actuator_biasprm"][:, 1 if name == "stiffness" else 2]
+    return nominal.get("body_mass" if name == "mass" else name)
 
 
 def fields_of(
-    name: str, value: Tensor, fields: Mapping[str, Tensor], kinds: Sequence[str]
+    name: str,
+    value: Tensor,
+    nominal: Mapping[str, Tensor],
+    present: Mapping[str, Tensor],
+    servos: Servos,
 ) -> dict[str, Tensor]:
     """Return the fields [M, ...] for a value [M, ...] of a quantity or field.
 
-    A body's inertia follows its mass. The gain of a servo stays equal to its stiffness (`position`)
-    or damping (`velocity`), so that the servo still goes to its control.
-
-    Args:
-        name: the quantity or field.
-        value: its value, [M, ...].
-        fields: present values [M, ...] of the model's fields, by name.
-        kinds: kind of each actuator's control.
+    A body's inertia follows its mass. The gain and the bias of a servo change by the same factor,
+    so that it still goes to its control. `nominal` and `present` have the fields of the model.
     """
     if name in ("mass", "body_mass"):
-        mass = fields["body_mass"]
+        mass = nominal["body_mass"]
         factor = torch.where(mass > 0, value / mass, 1.0)
-        return {"body_mass": value, "body_inertia": fields["body_inertia"] * factor[..., None]}
-    servos = {
-        1: [i for i, kind in enumerate(kinds) if kind == "position"],
-        2: [i for i, kind in enumerate(kinds) if kind == "velocity"],
-    }
-    if name not in ("stiffness", "damping", GAINS[0]) or not (servos[1] or servos[2]):
+        return {"body_mass": value, "body_inertia": nominal["body_inertia"] * factor[..., None]}
+    if name not in ("stiffness", "damping", "actuator_gainprm") or not any(servos.values()):
         return {name: value}
-    gain, bias = (fields[field].clone() for field in GAINS)
-    gain = value if name == GAINS[0] else gain
-    if name == "damping":
-        bias[:, servos[1], 2] = -value[:, servos[1]]
-    for column, rows in servos.items():  # of the bias: -stiffness, -damping
-        if name == ("stiffness", "damping")[column - 1]:
-            gain[:, rows, 0] = value[:, rows]
-        bias[:, rows, column] = -gain[:, rows, 0]
-    return dict(zip(GAINS, (gain, bias), strict=True))
+    gain = (value if name == "actuator_gainprm" else present["actuator_gainprm"]).clone()
+    bias = present["actuator_biasprm"].clone()
+    for column, rows in servos.items():
+        gain_of, bias_of = nominal["actuator_gainprm"][rows], nominal["actuator_biasprm"][rows]
+        if name == "actuator_gainprm":
+            factor = value[:, rows, 0] / gain_of[:, 0]
+        elif name == ("stiffness", "damping")[column - 1]:
+            factor = value[:, rows] / -bias_of[:, column]
+        else:
+            if name == "damping":  # of position servos: the gain is their stiffness
+                bias[:, rows, 2] = -value[:, rows]
+            continue
+        gain[:, rows, 0] = gain_of[:, 0] * factor
+        for part in (0, column):
+            bias[:, rows, part] = bias_of[:, part] * factor
+    return {"actuator_gainprm": gain, "actuator_biasprm": bias}

@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
 from lightning_rl.envs.step_results import one_number
+from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import ConfigurationError
 
@@ -80,7 +81,7 @@ def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
     """Return the space of `count` consecutive actions, along a new first dimension."""
     if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, StructuredActions):
         low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
-        return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+        return named(gymnasium.spaces.Box(low, high, dtype=space.dtype.type), names_of(space))
     if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
         return gymnasium.spaces.MultiDiscrete([int(space.n)] * count)
     raise ConfigurationError(
@@ -93,6 +94,7 @@ def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[An
     if count is None:
         return space
     if isinstance(space, gymnasium.spaces.Box):
-        return gymnasium.spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+        box = gymnasium.spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+        return named(box, names_of(space))
     assert isinstance(space, gymnasium.spaces.MultiDiscrete)
     return gymnasium.spaces.Discrete(int(space.nvec[0]))

@@ -1,0 +1,84 @@
+"""Match numbers by their names: the joints of an arm in spaces, columns and settings."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_rl.system.errors import require
+
+
+class NamedBox(gymnasium.spaces.Box):
+    """A Box [..., A] whose last axis has names; a Box without names may equal it.
+
+    Args:
+        box: the space.
+        names: A different names.
+    """
+
+    def __init__(self, box: gymnasium.spaces.Box, names: Sequence[str]) -> None:
+        dtype: Any = box.dtype
+        super().__init__(box.low, box.high, box.shape, dtype.type)
+        self.names = tuple(names)
+
+    def __eq__(self, other: Any) -> bool:
+        return super().__eq__(other) and names_of(other) in ((), self.names)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} of {', '.join(self.names)}"
+
+
+def names_of(space: gymnasium.Space[Any]) -> tuple[str, ...]:
+    """Return the names of a space's last axis; () without names."""
+    return space.names if isinstance(space, NamedBox) else ()
+
+
+def named(space: gymnasium.Space[Any], names: Iterable[str]) -> gymnasium.Space[Any]:
+    """Return a Box with names, or the space unchanged if they are not one for each number."""
+    names = tuple(names)
+    if type(space) is not gymnasium.spaces.Box or not all(names):
+        return space
+    fits = len(set(names)) == len(names) and space.shape[-1:] == (len(names),)
+    return NamedBox(space, names) if fits else space
+
+
+def by_name(setting: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return a setting {name: value} in the order of `names`, from one number or {name: value}.
+
+    Raises:
+        ConfigurationError: a name is missing or unknown, or the value is a list.
+    """
+    given = dict.fromkeys(names, value) if isinstance(value, int | float) else value
+    require(
+        isinstance(given, Mapping) and set(given) == set(names),
+        f"{setting} is {value}, but goes by name: give {{name: value}} for each of "
+        f"{', '.join(map(str, names)) or 'the (unknown) names'}, or one number.",
+    )
+    return {name: given[name] for name in names}
+
+
+def order_of(
+    there: Sequence[str], wanted: Sequence[str], column: str, place: str
+) -> list[int] | None:
+    """Return the index in `there` of each wanted name; None if nothing has to be permuted.
+
+    Args:
+        there: names of the numbers in a column; () if they have none.
+        wanted: names in the order of the env; () if they have none.
+        column: name of the column, for messages.
+        place: what holds the column, for messages.
+
+    Raises:
+        ConfigurationError: the names differ.
+    """
+    if not there or not wanted or tuple(there) == tuple(wanted):
+        return None
+    lists = f"its {column} has {', '.join(there)}, and this env has {', '.join(wanted)}"
+    require(
+        set(there) == set(wanted),
+        f"{place} has other names: {lists}. Use the env of the recording; if they name the same "
+        "numbers, correct `names` in meta/info.json.",
+    )
+    rank_zero_warn(f"{place} has another order: {lists}. It is read in the order of the env.")
+    return [list(there).index(name) for name in wanted]
