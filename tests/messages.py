@@ -24,7 +24,9 @@ def refused(error=ConfigurationError, *, names):
     if not issubclass(classes[0], Warning):
         with pytest.raises(error) as caught:
             yield caught
-        named("\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]), *names)
+        assert_names(
+            "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]), *names
+        )
         return
     try:
         every = "(?s)" + "".join(f"(?=.*{pattern(name)})" for name in names)
@@ -33,11 +35,11 @@ def refused(error=ConfigurationError, *, names):
     except pytest.fail.Exception:
         for warning in caught.list:
             if issubclass(warning.category, error):
-                named(str(warning.message), *names)
+                assert_names(str(warning.message), *names)
         raise
 
 
-def named(text, *names):
+def assert_names(text, *names):
     """Assert that a text has all names, as whole words: 4 is not in 14, 0.4 or 4,000."""
     missing = [str(name) for name in names if not re.search(pattern(name), str(text))]
     if missing:

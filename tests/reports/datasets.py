@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from lightning_rl.system.errors import ConfigurationError
-
 pa = pytest.importorskip("pyarrow", reason="needs the extra data")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
@@ -134,11 +132,3 @@ def film(path, frames, fps=10):
 def greys(*levels):
     """Frames [T, 16, 16, 3], each of one level of grey."""
     return np.stack([np.full((16, 16, 3), level, np.uint8) for level in levels])
-
-
-def refused(call, *words):
-    """Check that a call is refused in one message that has some words."""
-    with pytest.raises(ConfigurationError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value), str(caught.value)

@@ -8,7 +8,7 @@ import torch
 
 from lightning_rl import load_vla_model
 from lightning_rl.policies.vla import adapters
-from lightning_rl.system.errors import ConfigurationError
+from tests.messages import refused
 from tests.numerics.test_vla_loading import CONFIGS, TEXT
 
 pytest.importorskip("peft")
@@ -69,22 +69,22 @@ def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"r": 4, "target_modules": ["q_projx"]}, "target_modules has 'q_projx'.*q_proj"),
-        ({"r": 4, "target_modules": ["q_proj", "not_there"]}, "has 'not_there', but no module"),
-        ({"rank": 4}, "lora has 'rank'.*, did you mean 'r'"),
-        ({"r": 0}, "lora has r=0; the rank must be a whole number of at least 1"),
-        ({"r": 2.5}, "lora has r=2.5"),
-        ({"target_modules": "q_proj"}, "'q_proj' matches no module.*regular expression"),
-        ({"target_modules": "*q_proj"}, "is not a regular expression: nothing to repeat"),
+        ({"r": 4, "target_modules": ["q_projx"]}, ("target_modules", "q_projx", "q_proj")),
+        ({"r": 4, "target_modules": ["q_proj", "not_there"]}, ("target_modules", "not_there")),
+        ({"rank": 4}, ("lora", "'rank'", "'r'")),
+        ({"r": 0}, ("lora", "r=0", "at least 1")),
+        ({"r": 2.5}, ("lora", "r=2.5")),
+        ({"target_modules": "q_proj"}, ("target_modules", "q_proj", "regular expression")),
+        ({"target_modules": "*q_proj"}, ("target_modules", "*q_proj", "regular expression")),
         (
             {"target_modules": ["self_attn"]},
-            "cannot be added to SmolVLM.*self_attn|Target module SmolVLMVisionAttention",
+            "SmolVLMForConditionalGeneration",
         ),
-        ({"lora_dropout": "much"}, "cannot be added to SmolVLM"),
+        ({"lora_dropout": "much"}, ("SmolVLMForConditionalGeneration",)),
     ],
 )
 def test_settings_that_do_not_fit_are_one_message(lora, message):
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with refused(names=message) as caught:
         model(lora=lora)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 700
@@ -95,7 +95,7 @@ def test_a_regular_expression_that_takes_for_ever_is_refused(setting, monkeypatc
     monkeypatch.setattr(adapters, "LONGEST_MATCH", 0.5)
     expression = r"(\w+\.?)+!"
     lora = {setting: {expression: 4} if setting == "rank_pattern" else expression}
-    with pytest.raises(ConfigurationError, match=f"{setting}.*takes more than 0.5 s"):
+    with refused(names=(setting, "0.5 s")):
         model(lora=lora)
 
 
@@ -148,25 +148,23 @@ def fewer_weights(directory):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (no_weights, "No weights of an adapter in ad/mine.*Nothing is downloaded"),
-        (cut_weights, "adapter_model.safetensors is refused: it is damaged"),
-        (cut_settings, "adapter_config.json cannot be read"),
-        (other_settings, "cannot be read: it holds no mapping"),
-        (unknown_kind, "ad/mine/adapter_config.json has peft_type: 'NEW'.*LORA"),
-        (fewer_weights, "The weights in ad/mine do not fit the model: 1 missing"),
+        (no_weights, ("ad/mine", "weights", "downloaded")),
+        (cut_weights, "adapter_model.safetensors"),
+        (cut_settings, "adapter_config.json"),
+        (other_settings, ("adapter_config.json", "mapping")),
+        (unknown_kind, ("adapter_config.json", "peft_type: 'NEW'", "LORA")),
+        (fewer_weights, ("weights", "ad/mine", "1 missing")),
     ],
 )
 def test_a_damaged_directory_is_one_message_and_no_hub_is_asked(damage, message, copied):
     damage(copied)
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with refused(names=message) as caught:
         model(adapter="ad/mine")
     assert "\n" not in str(caught.value)
 
 
 def test_an_adapter_of_another_model_is_one_message(saved):
-    with pytest.raises(
-        ConfigurationError, match=r"do not fit the model: \d+ of another shape"
-    ) as caught:
+    with refused(names=("mine", "lora_A", "lora_B")) as caught:
         model(WIDER, adapter=str(saved))
     assert len(str(caught.value)) < 1000
 
@@ -191,36 +189,36 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
         load_vla_model("hf", "owner/name", allow_download=True)
     assert asked["local_files_only"] is True
     shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
-    with pytest.raises(ConfigurationError, match="holds an adapter, but transformers"):
+    with refused(names=("owner/name", "transformers", "adapter")):
         load_vla_model("hf", "owner/name")
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "smolvml"}, "transformers cannot make a model from the configuration"),
+        ({"model_type": "smolvml"}, ("transformers", "smolvml")),
         (
             SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
-            "transformers cannot make a model",
+            ("transformers", "wide"),
         ),
         (
             {"model_type": "llama", **TEXT},
-            "transformers cannot make a model from the configuration",
+            ("transformers", "AutoModelForImageTextToText"),
         ),
     ],
 )
 def test_a_configuration_that_makes_no_model_is_one_message(config, message):
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with refused(names=message) as caught:
         model(config)
     assert len(str(caught.value)) < 400
 
 
 def test_a_damaged_configuration_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "smol')
-    with pytest.raises(ConfigurationError, match=r"config\.json cannot be read"):
+    with refused(names="config.json"):
         load_vla_model("hf_config", str(tmp_path))
     settings = {"model_config": {"in_features": 2, "out_features": 2}, "trust_code": True}
-    with pytest.raises(ConfigurationError, match="Linear has no gradient_checkpointing_enable"):
+    with refused(names=("Linear", "gradient_checkpointing")):
         load_vla_model(
             "class", model_class="torch.nn.Linear", gradient_checkpointing=True, **settings
         )

@@ -12,7 +12,8 @@ from gymnasium.spaces import Box, Dict
 
 from lightning_rl import EpisodeWriter, read_episodes, write_minari
 from lightning_rl.datasets.label import LabelSettings, label_dataset
-from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq, refused
+from tests.messages import refused
+from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq
 
 CAMERA = "observation.images.front"
 FILM = {CAMERA: {"dtype": "video", "shape": [16, 16, 3], "names": None}}
@@ -40,7 +41,8 @@ def test_keys_name_a_film(tmp_path):
 @pytest.mark.parametrize("name", ["chunk_index", "file_index", "from_timestamp"])
 def test_a_film_without_a_place_is_refused_on_opening(tmp_path, name):
     path = with_film(tmp_path, **{f"videos/{CAMERA}/{name}": [0, None]})
-    refused(lambda: read_episodes(path), "Episode 1", f"videos/{CAMERA}/{name}")
+    with refused(names=("Episode 1", f"videos/{CAMERA}/{name}")):
+        read_episodes(path)
     assert len(read_episodes(path, observation_space=STATE)) == 2, "without the camera"
 
 
@@ -54,7 +56,8 @@ def test_a_film_without_a_place_is_refused_on_opening(tmp_path, name):
 )
 def test_keys_that_would_be_ignored_are_refused(tmp_path, keys, words):
     space = Dict({"agent_pos": STATE})
-    refused(lambda: read_episodes(with_film(tmp_path), keys, observation_space=space), *words)
+    with refused(names=words):
+        read_episodes(with_film(tmp_path), keys, observation_space=space)
 
 
 LISTS = pa.list_(pa.float32())
@@ -78,12 +81,14 @@ def test_a_column_with_holes_or_lists_of_several_lengths_is_refused(tmp_path, ke
     shape = [2] if key in ("observation.state", "action") else [1]
     described = {key: {"dtype": "bool" if "done" in key else "float32", "shape": shape}}
     make(tmp_path, columns={**numbers(7), key: values}, features=described)
-    refused(lambda: list(read_episodes(tmp_path)), "Episode ", f"'{key}'", word)
+    with refused(names=("Episode ", f"'{key}'", word)):
+        list(read_episodes(tmp_path))
 
 
 def test_a_column_that_the_file_does_not_have_is_refused(tmp_path):
     make(tmp_path, features={"next.reward": {"dtype": "float32", "shape": [1], "names": None}})
-    refused(lambda: read_episodes(tmp_path)[0], "file-000.parquet", "next.reward")
+    with refused(names=("file-000.parquet", "next.reward")):
+        read_episodes(tmp_path)[0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,8 @@ def test_a_column_that_the_file_does_not_have_is_refused(tmp_path):
 )
 def test_an_info_file_that_lacks_something_is_refused_by_its_name(tmp_path, info, name):
     make(tmp_path, info=info)
-    refused(lambda: read_episodes(tmp_path), name)
+    with refused(names=name):
+        read_episodes(tmp_path)
 
 
 @pytest.mark.parametrize("pictures", ["png", "video"])
@@ -125,7 +131,8 @@ def test_names_with_slashes_are_kept_through_joining_and_labelling(tmp_path, pic
         assert episode.extra["cost/time"].tolist() == [0, 1, 2]
     if pictures == "png":
         pytest.importorskip("minari", reason="needs the extra data")
-        refused(lambda: write_minari(tmp_path / "minari", [episode], space, ACTION), "has a slash")
+        with refused(names="has a slash"):
+            write_minari(tmp_path / "minari", [episode], space, ACTION)
         plain = replace(episode, observation=episode.observation["arm/left"])
         write_minari(tmp_path / "minari", [plain], STATE, ACTION)
         assert read_episodes(tmp_path / "minari")[0].extra.keys() == episode.extra.keys()
@@ -139,10 +146,8 @@ def test_names_with_slashes_are_kept_through_joining_and_labelling(tmp_path, pic
 def test_two_extras_of_one_column_are_refused(tmp_path):
     writer = EpisodeWriter(tmp_path, STATE, ACTION, 10)
     extra = {"a/b": 0.0, "a_b": 0.0}
-    refused(
-        lambda: writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra),
-        "the same column",
-    )
+    with refused(names="the same column"):
+        writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra)
 
 
 def test_strangers_columns_with_slashes_are_read_and_labelled(tmp_path):

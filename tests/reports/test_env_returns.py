@@ -17,6 +17,7 @@ from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.envs import ScriptedTask
 from tests.helpers import fit_in
+from tests.messages import refused
 from tests.reports.odd import BOX, making, odd
 
 SPACES = {
@@ -225,7 +226,7 @@ def test_infos_of_batched_envs_are_read_by_the_same_table():
     done = np.zeros(2, bool)
     assert reader.read_arrays({"success": np.array([1, 0])}, done)["success"].tolist() == [1, 0]
     for bad in (np.array(["a", "b"]), np.array([0.5, 1]), True, np.zeros(3), np.array([{}, None])):
-        with pytest.raises(EnvFaultError, match=r"X returned info\['success'\]"):
+        with refused(EnvFaultError, names=("X", "info['success']")):
             reader.read_arrays({"success": bad}, done)
     for bad in (np.array([np.nan, 1]), np.array([np.inf, 1]), [{}, {}]):
         with pytest.raises(EnvFaultError, match=r"finite|numbers"):
@@ -252,7 +253,7 @@ def odd_task(num_envs, **odd):
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"reward": torch.zeros(2, 1)}, r"a reward of shape \[2, 1\] instead of \[2\]"),
+        ({"reward": torch.zeros(2, 1)}, ("reward", "[2, 1]", "[2]")),
         ({"terminated": torch.zeros(2)}, "terminated"),
         ({"info": {"success": torch.ones(2)}}, "info success"),
         ({"info": {"success": [True, False]}}, "info success"),
@@ -262,7 +263,7 @@ def odd_task(num_envs, **odd):
 def test_a_torch_env_is_held_to_the_same_table(odd, message):
     env = odd_task(2, **odd)
     env.reset(seed=1)
-    with pytest.raises(EnvFaultError, match=message):
+    with refused(EnvFaultError, names=message):
         env.step(torch.zeros(2, 1))
 
 

@@ -13,6 +13,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.envs.gymnasium.making import spec_of
 from lightning_rl.training.callbacks import VideoSettings
 from tests.helpers import train
+from tests.messages import assert_names
 
 MODULE = """
 import gymnasium
@@ -131,7 +132,7 @@ def test_a_film_that_cannot_be_written_is_an_error(here, capfd):
     with pytest.raises(SystemExit) as stop:
         run(["validate", "--ckpt_path", "last", "--trust_code", "true", "--video", "true"])
     assert stop.value.code == 1
-    assert "The requested film cannot be made" in capfd.readouterr().err
+    assert_names(capfd.readouterr().err, "film", "videos")
 
 
 class Wandb(Logger):

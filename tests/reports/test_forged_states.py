@@ -20,6 +20,7 @@ from lightning_rl.policies.networks.memory import GRU
 from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, load, train
+from tests.messages import refused
 
 NONSENSE = ["a", None, [], {}, -1, 1e308, torch.zeros(3, dtype=torch.bool)]
 
@@ -51,8 +52,8 @@ def trained(tmp_path_factory):
 
 
 OTHER_OPTIMIZERS = [
-    (torch.optim.SGD, "another optimizer than SGD: no dampening, no momentum, amsgrad too many"),
-    (torch.optim.Adamax, "another optimizer than Adamax: amsgrad too many"),
+    (torch.optim.SGD, ("SGD", "dampening", "amsgrad", "--trainer.init_from")),
+    (torch.optim.Adamax, ("Adamax", "amsgrad", "--trainer.init_from")),
 ]
 
 LONGER = {"total_env_steps": 96}
@@ -120,7 +121,7 @@ def test_a_resumed_run_has_the_optimizer_settings_of_its_own(tmp_path):
 def test_the_state_of_another_optimizer_is_refused(optimizer, message, trained, tmp_path):
     torch.save(trained, tmp_path / "a.ckpt")
     other = {"optimizer": optimizer}
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         train(tmp_path / "run", data=LONGER, model=other, ckpt_path=tmp_path / "a.ckpt")
 
 
@@ -148,7 +149,7 @@ def test_the_state_of_a_replay_is_taken_or_refused(tmp_path):
     ids=["expanded", "expanded twice", "sparse"],
 )
 def test_a_tensor_that_is_not_whole_in_the_file_is_refused(tensor):
-    with pytest.raises(ConfigurationError, match="is incomplete"):
+    with refused(names=("tensor", "shape")):
         check_tensors({"a": [torch.zeros(3), {"b": tensor}]}, "It")
 
 
@@ -176,7 +177,7 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_a_network_of_no_size_is_refused_before_it_is_made(name):
-    with pytest.raises(ConfigurationError, match="but at most 1,000,000,000"):
+    with refused(names=("1,000,000,000", "hidden_sizes")):
         HUGE[name]()
 
 
@@ -201,7 +202,7 @@ WINDOWS = [
 def test_a_checkpoint_opens_no_window(env, key):
     config = yaml.safe_load(SETTINGS)
     config["data"][key] = env
-    with pytest.raises(ConfigurationError, match="which opens a window"):
+    with refused(names=("policy.ckpt", "window", "--trust_code true")):
         checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
 
 

@@ -13,6 +13,7 @@ from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import DEEPEST, MOST_BYTES, read_json
 from lightning_rl.system.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
 from tests.cli.test_report import STEPS, make_run, report
+from tests.messages import refused
 
 SECRET = "what nobody may read"
 
@@ -123,7 +124,7 @@ def test_a_directory_of_films_elsewhere_is_not_shown():
     Path("elsewhere").mkdir()
     Path("elsewhere", "e.mp4").write_text(SECRET)
     (run / "videos").symlink_to(Path("elsewhere").resolve())
-    with pytest.raises(ConfigurationError, match="leads out of"):
+    with refused(names=("e.mp4", "link")):
         compare([run])
 
 
@@ -185,7 +186,7 @@ def test_odd_settings_end_in_a_page():
 
 @pytest.mark.parametrize("name", YAMLS)
 def test_yaml_beyond_all_bounds_is_refused_with_one_message(name):
-    with pytest.raises(ConfigurationError, match=r"The text (holds|is not valid YAML)"):
+    with refused(names="text"):
         read_yaml(YAMLS[name], "The text")
 
 
@@ -198,7 +199,7 @@ def test_yaml_within_the_bounds_is_read():
 def test_json_beyond_all_bounds_is_refused_with_one_message(name, tmp_path):
     path = tmp_path / "a.json"
     path.write_text(JSONS[name])
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with refused(names="a.json"):
         read_json(path, tmp_path)
 
 
@@ -209,7 +210,7 @@ def test_json_of_models_is_bounded_too(tmp_path):
     for spoil in (large, endless, lambda path: path.write_text(JSONS["deeper"])):
         beside.unlink(missing_ok=True)
         spoil(beside)
-        with pytest.raises(ConfigurationError, match=r"a\.safetensors"):
+        with refused(names="a.safetensors"):
             read_exported(path)
 
 
@@ -323,7 +324,7 @@ def test_a_link_in_a_sweep_is_not_removed_or_written(name, tmp_path):
     directory = swept(tmp_path)
     (tmp_path / "victim").mkdir()
     (directory / name).symlink_to(tmp_path / "victim")
-    with pytest.raises(ConfigurationError, match="of a run, but a link"):
+    with refused(names=("link", "remove")):
         resumed(directory)
     shutil.rmtree(directory)
     assert (tmp_path / "victim").is_dir()

@@ -5,11 +5,12 @@ import shutil
 import pytest
 import torch
 
-from lightning_rl import ConfigurationError, RLTrainer, load_policy
+from lightning_rl import RLTrainer, load_policy
 from lightning_rl.cli.app import run
 from lightning_rl.deploy.export.formats import export_policy
 from lightning_rl.deploy.export.graph import ports_of
 from tests.helpers import last, make_data, make_ppo
+from tests.messages import assert_names, refused
 
 TOLD = r"weights of ActorCritic.* are not all finite numbers: policy\.|weights of ActorCritic.* finite numbers: actor"
 SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
@@ -71,8 +72,7 @@ def test_no_subcommand_takes_it_for_a_policy(broken, capsys, subcommand):
     error = failure(
         capsys, subcommand, "--ckpt_path", str(broken), *options.get(subcommand, []), *more
     )
-    assert "finite numbers: actor.0.weight (1 tensors)" in error
-    assert "Use an earlier checkpoint" in error
+    assert_names(error, "actor.0.weight", "1 tensors", "checkpoint", "earlier checkpoint")
 
 
 def test_it_begins_no_other_run(broken, tmp_path, capsys):
@@ -88,14 +88,14 @@ def test_it_begins_no_other_run(broken, tmp_path, capsys):
         "--output_dir",
         str(tmp_path / "out"),
     )
-    assert "finite numbers: actor.0.weight" in error
+    assert_names(error, "actor.0.weight")
 
 
 def test_load_policy_and_load_from_checkpoint_name_it(broken):
     from lightning_rl import PPO
 
     for load in (load_policy, PPO.load_from_checkpoint):
-        with pytest.raises(ConfigurationError, match=r"actor\.0\.weight"):
+        with refused(names="actor.0.weight"):
             load(broken)
 
 
@@ -105,12 +105,12 @@ def test_in_python_it_is_neither_evaluated_nor_exported_nor_trained(tmp_path):
     trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
     with torch.no_grad():
         module.policy.actor[0].bias[1] = torch.inf
-    told = r"actor\.0\.bias"
-    with pytest.raises(ConfigurationError, match=told):
+    told = "actor.0.bias"
+    with refused(names=told):
         trainer.validate(module, datamodule=data)
-    with pytest.raises(ConfigurationError, match=told):
+    with refused(names=told):
         trainer.fit(module, data)
-    with pytest.raises(ConfigurationError, match=told):
+    with refused(names=told):
         export_policy(
             module.policy,
             ports_of(module.policy),
@@ -131,5 +131,5 @@ def test_running_statistics_count_and_an_infinite_buffer_does_not():
     policy.register_buffer("mask", torch.full((2,), -torch.inf))
     TrainedPolicy(policy)
     policy.normalizer.mean[0] = torch.nan
-    with pytest.raises(ConfigurationError, match=r"normalizer\.mean"):
+    with refused(names="normalizer.mean"):
         TrainedPolicy(policy)

@@ -25,7 +25,8 @@ from lightning_rl import (
 from lightning_rl.datasets.record import Recorder, script_action_function
 from tests.envs import ScriptedEnv
 from tests.helpers import make_collector
-from tests.reports.datasets import STATE, make, numbers, pq, refused
+from tests.messages import refused
+from tests.reports.datasets import STATE, make, numbers, pq
 
 SINGLE = Discrete(3, start=1)
 SEVERAL = MultiDiscrete([3, 2], start=[1, -4])
@@ -92,7 +93,8 @@ def test_every_way_through_files_keeps_the_numbers_of_the_env_there_and_0_here(
     assert raw["actions"].tolist() == actions
     assert torch.equal(again[0].action, episodes[0].action)
     other = Discrete(3) if space is SINGLE else MultiDiscrete([3, 2])
-    refused(lambda: read_episodes(tmp_path / "minari", action_space=other), "to another env: its")
+    with refused(names="to another env: its"):
+        read_episodes(tmp_path / "minari", action_space=other)
 
 
 def test_a_clone_counts_as_the_policy_does(tmp_path):
@@ -105,19 +107,15 @@ def test_a_clone_counts_as_the_policy_does(tmp_path):
 
 def test_another_numbering_than_that_of_the_dataset_is_refused(tmp_path):
     record(tmp_path / "own", SINGLE, [1, 2, 2, 3])
-    refused(
-        lambda: read_episodes(tmp_path / "own", action_space=Discrete(4)),
-        "first action of the dataset has the number 1",
-        "in this env 0",
-    )
+    with refused(names=("first action of the dataset has the number 1", "in this env 0")):
+        read_episodes(tmp_path / "own", action_space=Discrete(4))
     described = json.loads((tmp_path / "own/meta/lightning_rl.json").read_text())
     assert described["action_start"] == 1
     make(tmp_path / "theirs", (4,), numbers(4, action=np.array([1, 2, 2, 3])))
     episodes = read_episodes(tmp_path / "theirs")
-    refused(lambda: read_replay(episodes, STATE, SINGLE), "read_episodes(path, action_space=...)")
+    with refused(names="read_episodes(path, action_space=...)"):
+        read_replay(episodes, STATE, SINGLE)
     box = read_episodes(tmp_path / "theirs", action_space=SINGLE)
     assert box[0].action.tolist() == [0, 1, 1, 2]
-    refused(
-        lambda: read_episodes(tmp_path / "theirs", action_space=Discrete(3))[0],
-        "the action 3 at step 3",
-    )
+    with refused(names="the action 3 at step 3"):
+        read_episodes(tmp_path / "theirs", action_space=Discrete(3))[0]

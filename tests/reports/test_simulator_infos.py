@@ -10,11 +10,11 @@ from gymnasium.spaces import Box
 from lightning_rl import (
     PPO,
     ActorCritic,
-    ConfigurationError,
     RLDataModule,
     TensorSimulator,
 )
 from tests.helpers import fit_in
+from tests.messages import refused
 from tests.variants import variant
 
 N = 3
@@ -146,19 +146,17 @@ def test_they_are_charted_and_evaluated(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"reward": "1.0"}, r"reward as '1\.0'"),
-        ({"reward": np.array(["1.0"] * N)}, "reward as array"),
-        ({"reward": torch.ones(N, 1)}, r"reward as torch\.float32 \[3, 1\]"),
-        ({"terminated": "no"}, "terminated as 'no'"),
-        ({"terminated": torch.full((N,), 0.3)}, r"terminated as torch\.float32 \[3\]"),
-        ({"truncated": ["no"] * N}, "truncated as"),
-        ({"success": "yes"}, "success'. as 'yes'"),
-        ({"rewards": {"alive": "1.0"}}, "rewards'..'alive'. as '1.0'"),
-        ({"metrics": {"height": torch.ones(())}}, r"height'. as torch\.float32 \[\]"),
+        ({"reward": "1.0"}, ("reward", "'1.0'")),
+        ({"reward": np.array(["1.0"] * N)}, ("reward", "<U3")),
+        ({"reward": torch.ones(N, 1)}, ("reward", "torch.float32", "[3, 1]")),
+        ({"terminated": "no"}, ("terminated", "'no'")),
+        ({"terminated": torch.full((N,), 0.3)}, ("terminated", "torch.float32")),
+        ({"truncated": ["no"] * N}, ("truncated", "'no'")),
+        ({"success": "yes"}, ("success", "'yes'")),
+        ({"rewards": {"alive": "1.0"}}, ("rewards", "alive", "'1.0'")),
+        ({"metrics": {"height": torch.ones(())}}, ("height", "torch.float32", "[]")),
     ],
 )
 def test_texts_and_other_shapes_are_refused_by_name(changes, told):
-    with pytest.raises(
-        ConfigurationError, match=f"Simulator returned .*{told}.*return a tensor .3. of"
-    ):
+    with refused(names=("Simulator", *told, "[3]")):
         steps_of(make(**changes), 1)

@@ -14,12 +14,12 @@ from lightning_rl import (
     ActorCritic,
     ActorOnly,
     BehaviorCloning,
-    ConfigurationError,
     OnPolicyAlgorithm,
     ReplayBuffer,
     SquashedActorCritic,
 )
 from tests.helpers import fit_in, make_data, make_ppo
+from tests.messages import refused
 
 SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
 
@@ -65,9 +65,7 @@ def begin(tmp_path, algorithm, env="CartPole-v1", change=None, **model):
 
 
 def test_a_parameter_of_an_own_algorithm_that_no_objective_moves_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigurationError, match=r"'temperature'.*configure_objectives.*requires_grad_\(False\)"
-    ):
+    with refused(names=("'temperature'", "configure_objectives", "requires_grad_(False)")):
         begin(tmp_path, Tempered)
     trained = begin(tmp_path, type("Trained", (Tempered,), {"trains": True}))
     assert float(trained.temperature.detach()) != 1.0
@@ -80,7 +78,7 @@ def test_a_parameter_of_an_own_algorithm_that_no_objective_moves_is_refused(tmp_
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_one_that_no_gradient_ever_reaches_is_told_at_the_end(tmp_path, compile, traced_only):
     cls = type("Detached", (Tempered,), {"trains": True, "detached": True})
-    with pytest.warns(UserWarning, match="No gradient has reached 'temperature'"):
+    with refused(UserWarning, names=("'temperature'", "detach()")):
         begin(tmp_path, cls, compile=compile)
 
 
@@ -112,7 +110,7 @@ class Apart(PPO):
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_a_loss_that_reaches_none_of_its_parameters_is_refused(tmp_path, compile, traced_only):
     begin(tmp_path / "whole", Apart, compile=compile)
-    with pytest.raises(ConfigurationError, match=r"'head' does not depend on any.*'head.weight'"):
+    with refused(names=("loss", "'head'", "'head.weight'")):
         begin(tmp_path / "cut", Apart, cut=True, compile=compile)
 
 
@@ -135,27 +133,27 @@ def unfrozen_copy(module):
 @pytest.mark.parametrize(
     ("algorithm", "env", "change", "named"),
     [
-        (PPO, "CartPole-v1", hidden_list, r"'heads'.*nn.ModuleList"),
-        (PPO, "CartPole-v1", plain_tensor, "'temperature'.*nn.Parameter"),
-        (PPO, "CartPole-v1", unfrozen_copy, "'reference.*requires_grad_"),
+        (PPO, "CartPole-v1", hidden_list, ("'heads'", "nn.ModuleList")),
+        (PPO, "CartPole-v1", plain_tensor, ("'temperature'", "nn.Parameter")),
+        (PPO, "CartPole-v1", unfrozen_copy, ("reference.actor.0.weight", "requires_grad_(False)")),
         (
             SAC,
             "Pendulum-v1",
             module_of_the_policy,
-            "'policy.auxiliary.weight', 'policy.auxiliary.bias'",
+            ("policy.auxiliary.weight", "policy.auxiliary.bias"),
         ),
         (SAC, "Pendulum-v1", plain_tensor, "'temperature'"),
     ],
 )
 def test_its_relatives_are_refused_too(tmp_path, algorithm, env, change, named):
-    with pytest.raises(ConfigurationError, match=named):
+    with refused(names=named):
         begin(tmp_path, algorithm, env, change)
 
 
 def test_an_objective_of_strangers_is_refused_and_a_generator_is_read_once(tmp_path):
     data = make_data("CartPole-v1", **SHORT)
     module = make_ppo(data)
-    with pytest.raises(ConfigurationError, match="2 parameters that PPO does not hold"):
+    with refused(names=("2 parameters", "PPO", "nn.Parameter")):
         module.objective(module.loss, nn.Linear(1, 1))
     objective = module.objective(module.loss, groups=[{"params": module.policy.parameters()}])
     (group,) = objective.make_optimizer(objective.groups).param_groups
@@ -163,7 +161,7 @@ def test_an_objective_of_strangers_is_refused_and_a_generator_is_read_once(tmp_p
 
 
 def test_an_objective_of_frozen_modules_alone_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="'head' of Apart has no parameters to train"):
+    with refused(names=("'head'", "Apart", "configure_objectives")):
         begin(tmp_path, Apart, change=lambda module: module.head.requires_grad_(False))
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import SAC, ConfigurationError, ReplayBuffer, SquashedActorCritic
+from lightning_rl import SAC, ReplayBuffer, SquashedActorCritic
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.compiled.choice import Choice
 from tests.helpers import train, uncompiled_traces
+from tests.messages import refused
 from tests.variants import after
 
 OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
@@ -80,10 +81,10 @@ def test_a_scalar_with_the_name_of_a_field_leaves_the_minibatch_as_it_is(way, co
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "traced"])
 def test_what_is_passed_must_be_reported_and_have_a_name_of_its_own(compile):
     taken = type("Taken", (Watching,), {"actor_passes": ("entropy", "action")})
-    with pytest.raises(ConfigurationError, match=r"passes 'action'.*field 'action'"):
+    with refused(names=("'action'", "minibatch")):
         one_update(taken, compile)
     missing = type("Missing", (Watching,), {"actor_passes": ("entropy", "temperature")})
-    with pytest.raises(ConfigurationError, match=r"'actor' passes 'temperature'.*'entropy'"):
+    with refused(names=("'actor'", "'temperature'", "'entropy'", "passes=")):
         one_update(missing, compile)
 
 
@@ -94,21 +95,21 @@ def share(module, objectives):
 
 
 def test_two_losses_cannot_pass_on_the_same_name():
-    with pytest.raises(ConfigurationError, match="Two objectives pass 'entropy'"):
+    with refused(names=("Two objectives", "'entropy'")):
         one_update(after(Watching, configure_objectives=share))
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("critic_loss", "every objective uses for its own"),
+        ("critic_loss", "'critic_loss'"),
         ("alpha", "train/alpha"),
         ("actor_learning_rate", "train/actor_learning_rate"),
     ],
 )
 def test_two_numbers_are_not_charted_under_one_name(tmp_path, name, told):
     cls = type("Charting", (Watching,), {"reports": {name: 1.0}})
-    with pytest.raises(ConfigurationError, match=told):
+    with refused(names=told):
         trained(tmp_path, cls)
 
 
