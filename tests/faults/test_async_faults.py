@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -20,6 +19,7 @@ from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
 from tests.callbacks import callback, fail
 from tests.commands import ROOT, Command
 from tests.helpers import last, load, train
+from tests.messages import assert_names, refused
 
 END = threading.Event()
 """Ends a step that hangs in this process."""
@@ -96,7 +96,7 @@ def run(run_dir, fault, vectorization="sync", timeout_s=30.0, at=20, data=None, 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_env_that_raises_ends_the_run_with_its_own_traceback(vectorization, tmp_path):
-    with pytest.raises(WriterError, match="FloatingPointError: the motor is on fire") as caught:
+    with refused(WriterError, names=("FloatingPointError", "the motor is on fire")) as caught:
         run(tmp_path, "raise", vectorization)
     cause = caught.value.__cause__
     assert isinstance(cause, FloatingPointError)
@@ -118,16 +118,16 @@ def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(
     vectorization, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("lightning_rl.collectors.asynchronous.JOIN_SECONDS", 0.1)
-    expected = (
-        r"No rollout came within 1 s: the collector is writing a rollout.*Its thread is at:.*"
-    )
-    place = "in step\n" if vectorization == "sync" else "in recv\n"
-    with pytest.raises(TimeoutError, match=re.compile(expected + place, re.DOTALL)):
+    place = "in step" if vectorization == "sync" else "in recv"
+    with refused(
+        TimeoutError,
+        names=("1 s", "collector", place),
+    ):
         run(tmp_path, "hang", vectorization, timeout_s=1.0)
 
 
 def test_an_observation_that_is_no_number_ends_the_run_by_name(tmp_path):
-    with pytest.raises(FloatingPointError, match="observation"):
+    with refused(FloatingPointError, names=("observation", "nan", "env 0", "step 5")):
         run(tmp_path, "nan", model={"max_nonfinite_steps": 3})
 
 
@@ -138,8 +138,7 @@ def test_the_death_of_an_env_process_is_reported(killer, tmp_path):
 
     callbacks = [callback(on_train_batch_end=kill)] if killer == "another" else []
     fault = "die" if killer == "itself" else "none"
-    expected = r"WorkerDied: The processes of \d of 2 envs have ended: env \d with exit code -9"
-    with pytest.raises(WriterError, match=expected) as caught:
+    with refused(WriterError, names=("WorkerDied", "2 envs", "-9")) as caught:
         run(tmp_path, fault, "async", trainer={"callbacks": callbacks})
     assert isinstance(caught.value.__cause__, WorkerDied)
 
@@ -246,7 +245,7 @@ def test_the_command_shows_the_traceback_of_the_env(tmp_path, monkeypatch):
     own, _, rest = process.stderr.partition("The above exception was the direct cause")
     assert 'raise FloatingPointError("the motor is on fire")' in own
     assert "in step" in own
-    assert "WriterError: The collector failed: FloatingPointError: the motor is on fire" in rest
+    assert_names(rest, "WriterError", "FloatingPointError")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "it closes"])

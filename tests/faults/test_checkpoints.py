@@ -17,6 +17,7 @@ from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.files import write_atomically
 from tests.callbacks import callback
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+from tests.messages import assert_names, refused
 
 SMALL = [
     *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -42,9 +43,11 @@ def test_the_best_is_that_of_the_metric_and_mode(metric, mode, tmp_path):
 
 
 def test_a_metric_that_the_evaluation_lacks_is_one_readable_error(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"avg_rewards.*close matches: eval/avg_reward"):
+    with refused(
+        names=("trainer.best_metric", "'eval/avg_rewards'", "close matches: eval/avg_reward")
+    ):
         train(tmp_path, trainer={"best_metric": "eval/avg_rewards"})
-    with pytest.raises(ConfigurationError, match="must be a metric of the evaluation"):
+    with refused(names=("trainer.best_metric", "eval/...", "'train/loss'")):
         train(tmp_path, trainer={"best_metric": "train/loss"})
 
 
@@ -135,7 +138,7 @@ def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monk
     run(["test", "--ckpt_path", "best"])
     config = (run_dir / "config.yaml").read_text()
     error = failure(capsys, "fit", "--ckpt_path", str(best), "--data.num_eval_episodes", "3")
-    assert "holds weights only" in error
+    assert_names(error, "weights")
     assert "--trainer.init_from" in error
     assert (run_dir / "config.yaml").read_text() == config  # a refusal changes nothing
     warm = cli_run(
@@ -183,7 +186,7 @@ def test_a_run_that_resumes_goes_on_with_its_own_weights(tmp_path):
 
 def test_warm_starting_with_another_policy_is_refused(tmp_path):
     train(tmp_path / "a", data={"total_env_steps": 64})
-    with pytest.raises(ConfigurationError, match="belongs to another policy"):
+    with refused(names=("3 entries", "actor.0.weight", "[16, 4]", "[16, 6]", "hidden_sizes: [16]")):
         train(tmp_path / "b", env="Acrobot-v1", trainer={"init_from": str(tmp_path / "a")})
 
 
@@ -195,10 +198,10 @@ def test_a_checkpoint_of_another_schema_is_refused(schema, tmp_path, short_run, 
     torch.save(content, last(run_dir))
     for command in ("validate", "fit"):
         error = failure(capsys, command, "--ckpt_path", str(last(run_dir)))
-        assert f"has schema {schema}, written by lightning_rl 9.8.7" in error
+        assert_names(error, f"schema {schema}", "lightning_rl 9.8.7", f"schema {SCHEMA}")
         assert f"reads schema {SCHEMA}" in error
         assert ("Upgrade lightning_rl." in error) == (schema == SCHEMA + 1)
-    with pytest.raises(ConfigurationError, match="has schema"):  # and without a command line
+    with refused(names=("last.ckpt", "schema", "lightning_rl 9.8.7")):  # and without a command line
         train(tmp_path / "python", ckpt_path=last(run_dir))
 
 
@@ -228,12 +231,12 @@ def damage(path, how):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("truncated", "damaged, or not a checkpoint at all"),
-        ("garbage", "damaged, or not a checkpoint at all"),
-        ("empty", "it is empty"),
-        ("one byte", "is damaged"),
-        ("pickle", "could run code"),
-        ("old pickle", "damaged, or not a checkpoint at all"),
+        ("truncated", "damaged"),
+        ("garbage", "damaged"),
+        ("empty", "empty"),
+        ("one byte", "damaged"),
+        ("pickle", "code"),
+        ("old pickle", "damaged"),
     ],
 )
 def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, short_run, capsys):
@@ -247,11 +250,11 @@ def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, short_run, c
     for arguments in commands:
         error = failure(capsys, *arguments)
         assert message in error
-        assert "cannot be read" in error
+        assert_names(error, "last.ckpt", message)
     assert not Path("pwned").exists()
     data = make_data()
     trainer = RLTrainer(run_dir="python", logger=False, accelerator="cpu")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with refused(names=("last.ckpt", "iteration_*.ckpt")):
         trainer.fit(make_ppo(data), data, ckpt_path=str(last(run_dir)), weights_only=False)
     assert not Path("pwned").exists()
     run(["validate", "--ckpt_path", "best"])  # what else was saved is whole
@@ -296,7 +299,7 @@ def test_the_command_line_says_so(subcommand, key, short_run, capsys):
     checkpoint = load(path)
     del checkpoint[key]
     torch.save(checkpoint, path)
-    assert f"lacks '{key}', which it had" in failure(capsys, subcommand, "--ckpt_path", str(path))
+    assert_names(failure(capsys, subcommand, "--ckpt_path", str(path)), f"'{key}'")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_a_run_without_evaluations_is_evaluated_on_request(tmp_path, monkeypatch
     path = last(cli_run(tmp_path, monkeypatch, "--trainer.limit_val_batches", "0", steps=64))
     capsys.readouterr()
     run(["validate", "--ckpt_path", str(path)])
-    assert "average return" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "return")
     assert (path.parents[1] / "evaluation.json").is_file()
     run(["test", "--ckpt_path", str(path), "--trainer.limit_test_batches", "0"])
     assert (path.parents[1] / "test.json").is_file()
@@ -372,7 +375,7 @@ def test_another_env_is_refused(short_run, capsys):
     run_dir = short_run
     other = ["--ckpt_path", str(last(run_dir)), "--data.env.id", "Acrobot-v1"]
     for command in ("validate", "fit"):
-        assert "belongs to another policy" in failure(capsys, command, *other)
+        assert_names(failure(capsys, command, *other), "ActorCritic", "hidden_sizes")
 
 
 # --- files ---
@@ -407,9 +410,7 @@ def test_torch_save_on_a_full_disk_leaves_the_old_file_and_says_so(number, tmp_p
         def __getattr__(self, name):
             return getattr(self.file, name)
 
-    with pytest.raises(
-        WriteError, match=rf"Cannot write {path}: {os.strerror(number)}.*is unchanged"
-    ):
+    with refused(WriteError, names=(path, os.strerror(number), "--output_dir")):
         write_atomically(path, lambda file: torch.save({"a": torch.zeros(9999)}, Full(file)))
     assert load(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
@@ -428,7 +429,7 @@ def test_the_rename_reaches_the_disk_too(tmp_path, monkeypatch):
 def test_a_run_is_not_named_out_of_its_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     error = failure(capsys, "fit", "--config", "ppo.yaml", *SMALL, "--exp_name", "../../x")
-    assert "exp_name must be a plain name, got '../../x'" in error
+    assert_names(error, "exp_name", "'../../x'")
 
 
 def test_what_came_before_a_checkpoint_is_charted_on_the_disk(tmp_path, monkeypatch):

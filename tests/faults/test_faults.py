@@ -37,6 +37,7 @@ from tests.callbacks import at_iteration, callback, send
 from tests.commands import Command, rl_cli, serving
 from tests.envs import ScriptedVector
 from tests.helpers import assert_same_run, last, load, train
+from tests.messages import assert_names, refused
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -159,14 +160,14 @@ def faulty_vector(num_envs, how, max_episode_steps):
 gymnasium.register("Faulty-v0", Faulty, vector_entry_point=faulty_vector, max_episode_steps=10)
 
 SHAPES = {
-    "reset shape": r"Env 'Faulty-v0' returned an observation of shape \[2\] instead of \[3\]",
-    "broadcastable shape": r"returned an observation of shape \[1\] instead of \[3\]",
-    "reward shape": r"returned a reward that is an array of shape \[2\] .* instead of one number",
+    "reset shape": ("'Faulty-v0'", "observation", "[2]", "[3]"),
+    "broadcastable shape": ("'Faulty-v0'", "observation", "[1]", "[3]"),
+    "reward shape": ("'Faulty-v0'", "reward", "[2]"),
 }
 NUMBERS = {
-    "nan observation": r"a observation that is not finite: nan in env 0, at step 5.*entry \[1\]",
-    "nan reward": r"a reward that is not finite: nan in env 0, at step 4",
-    "inf reward": r"a reward that is not finite: -inf in env 0, at step 4",
+    "nan observation": ("observation", "nan", "env 0", "step 5", "entry [1]"),
+    "nan reward": ("reward", "nan", "env 0", "step 4"),
+    "inf reward": ("reward", "-inf", "env 0", "step 4"),
 }
 
 
@@ -178,31 +179,31 @@ def faulty(how, vectorization="sync"):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_gymnasium_env_of_wrong_shapes_is_named(how, vectorization, tmp_path):
-    with pytest.raises(ConfigurationError, match=SHAPES[how]):
+    with refused(names=SHAPES[how]):
         train(tmp_path / "run", env=faulty(how, vectorization))
 
 
 def test_an_env_of_an_old_gym_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match="returned 4 things from step"):
+    with refused(names=("Faulty-v0", "4 things", "step", "GymV21CompatibilityV0")):
         train(tmp_path / "run", env=faulty("four results"))
 
 
 def test_a_shape_that_goes_wrong_later_is_named_too(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"shape \[2\] instead of \[3\]"):
+    with refused(names=("Faulty-v0", "observation", "[2]", "[3]")):
         train(tmp_path / "run", env=faulty("late shape"))
 
 
 LATE = {
-    "late broadcastable shape": r"observation of shape \[1\] instead of \[3\]",
-    "broadcastable end": r"observation of shape \[1\] instead of \[3\]",
-    "late fractions": r"observation of dtype float32 instead of uint8, which would cut off the fr",
+    "late broadcastable shape": ("[1]", "[3]"),
+    "broadcastable end": ("[1]", "[3]"),
+    "late fractions": ("float32", "uint8"),
 }
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", LATE)
 def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, tmp_path):
-    with pytest.raises(ConfigurationError, match=f"Env 'Faulty-v0' returned an {LATE[how]}"):
+    with refused(names=("Faulty-v0", "observation", *LATE[how])):
         train(tmp_path / "run", env=faulty(how, vectorization))
 
 
@@ -216,8 +217,8 @@ def as_dict(env):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", LATE)
 def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
-    env = partial(faulty(how, vectorization), wrappers=[as_dict])
-    with pytest.raises(ConfigurationError, match=LATE[how].replace("observation", "n.state")):
+    env = partial(faulty(how, vectorization), wrappers=[AsDict])
+    with refused(names=("observation.state", *LATE[how])):
         train(tmp_path / "run", env=env)
 
 
@@ -225,13 +226,13 @@ def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path
 def test_what_would_be_broadcast_at_the_end_of_a_chunk_is_named(vectorization, tmp_path):
     inner = faulty("late broadcastable shape", vectorization)
     env = partial(ActionChunk, env=inner, chunk_size=2)
-    with pytest.raises(ConfigurationError, match=r"n.observation of shape \[1\] instead of \[3\]"):
+    with refused(names=("observation.observation", "[1]", "[3]")):
         train(tmp_path / "run", env=env)
 
 
 def test_a_batched_env_that_returns_one_row_for_all_is_named(tmp_path):
     """It begins in the middle of a rollout, of which only the first step was looked at."""
-    with pytest.raises(ConfigurationError, match=r"shape \[1, 3\] instead of \[4, 3\]"):
+    with refused(names=("GymnasiumEnv", "observation", "[1, 3]", "[4, 3]")):
         train(tmp_path / "run", env=faulty("late", "vector_entry_point"))
 
 
@@ -239,7 +240,7 @@ def test_a_batched_env_that_returns_one_row_for_all_is_named(tmp_path):
 @pytest.mark.parametrize("how", NUMBERS)
 def test_a_gymnasium_env_that_returns_no_number_is_named(how, vectorization, tmp_path):
     """Whatever the number of minibatches, and before any statistics are spoilt."""
-    with pytest.raises(FloatingPointError, match=NUMBERS[how]):
+    with refused(FloatingPointError, names=NUMBERS[how]):
         train(
             tmp_path / "run",
             env=faulty(how, vectorization),
@@ -284,28 +285,28 @@ class FaultyTorchEnv(ValueProbe):
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ("observation shape", ConfigurationError, r"FaultyTorchEnv returned an observation of"),
-        ("reward shape", ConfigurationError, r"returned a reward of shape \[4, 1\]"),
-        ("broadcastable reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
-        ("late reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
-        ("late observation", ConfigurationError, r"of shape \[1, 1\] instead of \[4, 1\]"),
+        ("observation shape", ConfigurationError, ("FaultyTorchEnv", "observation")),
+        ("reward shape", ConfigurationError, ("FaultyTorchEnv", "reward", "[4, 1]")),
+        ("broadcastable reward", ConfigurationError, ("reward", "[1]", "[4]")),
+        ("late reward", ConfigurationError, ("reward", "[1]", "[4]")),
+        ("late observation", ConfigurationError, ("observation", "[1, 1]", "[4, 1]")),
         (
             "nan observation",
             FloatingPointError,
-            r"an? (final_)?observation that is not finite: nan",
+            ("nan", "env 0"),
         ),
-        ("nan reward", FloatingPointError, "a reward that is not finite: nan in env 0, at step 4"),
+        ("nan reward", FloatingPointError, ("reward", "nan", "env 0", "step 4")),
     ],
 )
 def test_a_torch_env_that_returns_what_it_should_not_is_named(how, error, message, tmp_path):
-    with pytest.raises(error, match=message):
+    with refused(error, names=message):
         train(tmp_path / "run", env=lambda n: FaultyTorchEnv(n, how))
 
 
 @pytest.mark.parametrize("how", ["broadcastable reward", "late reward"])
 def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(how, tmp_path):
     env = partial(ActionChunk, env=lambda n: FaultyTorchEnv(n, how), chunk_size=2)
-    with pytest.raises(ConfigurationError, match=r"a reward of shape \[1\] instead of \[4\]"):
+    with refused(names=("reward", "[1]", "[4]")):
         train(tmp_path / "run", env=env)
 
 
@@ -320,7 +321,7 @@ def test_an_error_of_the_env_is_its_own(vectorization, tmp_path):
 
 @pytest.mark.parametrize("how", RAISED)
 def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tmp_path):
-    with pytest.raises(RuntimeError, match=f"{RAISED[how].__name__}: .*the motor") as caught:
+    with refused(RuntimeError, names=(RAISED[how].__name__, "the motor")) as caught:
         train(tmp_path / "run", env=faulty(how, "async"))
     note = "\n".join(caught.value.__notes__)
     assert "In the process of env 0:\nTraceback" in note
@@ -328,7 +329,7 @@ def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tm
 
 
 def test_a_worker_killed_while_envs_are_made_is_named():
-    with pytest.raises(WorkerDied, match=r"of 3 envs have ended: .*with exit code -9"):
+    with refused(WorkerDied, names=("1 of 3 envs", "env 0", "-9")):
         faulty("killed when made", "async")(3)
 
 
@@ -453,7 +454,7 @@ def test_a_limit_on_files_that_tensorboard_meets_is_one_message(limit):
     lines = Path("log").read_text().splitlines(keepends=True)
     error = "".join(line for line in lines if not line.startswith("INFO: "))
     assert error.startswith(f"rl-cli: error: Cannot write {run_dir}")
-    assert "File too large. Raise the limit on the size of a file, or set --output_dir" in error
+    assert_names(error, os.strerror(errno.EFBIG), "--output_dir")
     assert error.count("\n") == 1, error
 
 
@@ -462,7 +463,7 @@ def test_a_table_that_cannot_be_written_is_one_message(tmp_path):
     table.log_metrics({"a": 1.0})
     table.finalize("")
     table._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  # the table closes it
-    with pytest.raises(WriteError, match=r"Cannot write .*metrics.csv: No space left on device \("):
+    with refused(WriteError, names=("metrics.csv", os.strerror(errno.ENOSPC), "--output_dir")):
         table.log_metrics({"a": 1.0})
     table.finalize("failed")
 
@@ -491,13 +492,13 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     Path("file").touch()
     error = failure(capsys, "--output_dir", "file")
     assert "Cannot write file/ppo_" in error
-    assert "Not a directory. Set --output_dir" in error
+    assert_names(error, os.strerror(errno.ENOTDIR), "--output_dir")
 
     def read_only(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("lightning_rl.system.files.os.replace", read_only)
-    assert "Read-only file system. Set --output_dir" in failure(capsys)
+    assert_names(failure(capsys), os.strerror(errno.EROFS), "--output_dir")
 
 
 # --- directories ---
@@ -534,7 +535,7 @@ def test_two_trainers_made_in_the_same_second_write_apart(tmp_path, monkeypatch)
 
 
 def test_a_refused_trainer_leaves_no_directory():
-    with pytest.raises(ConfigurationError, match="max_epochs"):
+    with refused(names=("trainer", "max_epochs", "-7")):
         RLTrainer(max_epochs=-7)
     assert not Path("outputs").exists()
 

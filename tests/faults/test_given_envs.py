@@ -15,6 +15,7 @@ from lightning_rl import (
     RLDataModule,
 )
 from lightning_rl.envs.factories import TASKS
+from tests.messages import refused
 
 ALLOWED = (
     "Pass the id of a Gymnasium env ('CartPole-v1'), a task of this package (PushCube), "
@@ -171,5 +172,5 @@ def test_the_env_of_the_evaluation_is_taken_alike():
     data = RLDataModule("CartPole-v1", num_envs=2, eval_env="CartPole-v0")
     assert data.eval_env.id == "CartPole-v0"
     data.close()
-    with pytest.raises(ConfigurationError, match=r"^data\.eval_env is 3, which makes no envs\. "):
+    with refused(names=("data.eval_env", "3", "'CartPole-v1'", "PushCube")):
         RLDataModule("CartPole-v1", eval_env=3)

@@ -20,10 +20,9 @@ from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.gymnasium import workers
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
-from lightning_rl.system.errors import ConfigurationError
-from tests.callbacks import at_iteration
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
+from tests.messages import refused
 from tests.variants import before
 
 TIMEOUT = 1.0
@@ -227,8 +226,7 @@ def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
 
 
 def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_path):
-    busy = at_iteration(1, lambda trainer: END.wait(2 * TIMEOUT))
-    with pytest.raises(Exception, match=r"The 2 envs of the training .* hung: the"):
+    with refused(Exception, names=("2 envs", "training", "data.env_timeout_s")):
         train(
             tmp_path,
             env=ENVS["task"]("step", in_c),
@@ -238,10 +236,10 @@ def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_pa
 
 
 def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
-    expected = (
-        r"^Envs 0, 1 of 2 of the evaluation \(GymnasiumEnv 'Hanging-v0'\) hung: the step took"
-    )
-    with pytest.raises(EnvTimeoutError, match=expected):
+    with refused(
+        EnvTimeoutError,
+        names=("Envs 0, 1 of 2", "evaluation", "'Hanging-v0'", "step", "data.env_timeout_s"),
+    ):
         train(
             tmp_path,
             env=ENVS["sync"]("never", in_c),
@@ -273,8 +271,10 @@ def test_one_env_of_many_is_named_in_its_own_process():
 
     make = partial(ENVS["async"]("never", in_c), wrappers=[third])
     data = make_data(make, env_timeout_s=TIMEOUT)
-    expected = r"^Env 2 of 4 of the training .* Env 2 is at:\n"
-    with pytest.raises(EnvTimeoutError, match=expected), data.calls("reset"):
+    with (
+        refused(EnvTimeoutError, names=("Env 2 of 4", "training", "data.env_timeout_s")),
+        data.calls("reset"),
+    ):
         data._env.reset(seed=1)
     data.close()
 
@@ -282,7 +282,7 @@ def test_one_env_of_many_is_named_in_its_own_process():
 def test_an_env_within_an_env_is_named(tmp_path):
     inner = ENVS["task"]("step", in_c)
     make = partial(ActionChunk, env=inner, chunk_size=30)
-    with pytest.raises(Exception, match=r"\(HangingTask\) hung: the step took"):
+    with refused(Exception, names=("HangingTask", "step", "data.env_timeout_s")):
         train(tmp_path, env=make, data={"env_timeout_s": TIMEOUT, "collector": AsyncCollector})
 
 
@@ -312,9 +312,7 @@ def test_no_limit_watches_nothing():
     data._env.reset(seed=1)
     assert not set(watchers()) - before
     data.close()
-    with pytest.raises(
-        ConfigurationError, match=r"^data\.env_timeout_s must be positive, got 0\.$"
-    ):
+    with refused(names=("data.env_timeout_s", "0")):
         make_data("CartPole-v1", env_timeout_s=0)
 
 

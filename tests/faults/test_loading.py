@@ -34,6 +34,7 @@ from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import assert_same, fit_in, last, load, make_data, make_ppo, train, without
+from tests.messages import assert_names
 from tests.variants import variant
 
 BUDGET = {"total_env_steps": 128}
@@ -169,7 +170,7 @@ def test_an_algorithm_of_the_users_own_needs_trust():
     name = "tests.faults.test_loading.PPOOfThisFile"
     for cls in (PPOOfThisFile, Algorithm):
         message = refusal(cls, run_dir)
-        assert f"names '{name}' as model.class_path, which is not an Algorithm of light" in message
+        assert_names(message, f"'{name}'", "model.class_path", "Algorithm")
     found = PPOOfThisFile.load_from_checkpoint(run_dir, trust_code=True)
     assert (type(found), found.own) == (PPOOfThisFile, 0.25)
     assert type(PPO.load_from_checkpoint(run_dir, trust_code=True)) is PPOOfThisFile
@@ -269,7 +270,7 @@ def test_one_without_a_configuration_wants_the_policy(trained):
     made = make_ppo(make_data())
     found = PPO.load_from_checkpoint(path, policy=made.policy)
     assert_same(found.state_dict(), trained["state_dict"])
-    assert "does not name its algorithm" in refusal(Algorithm, path, policy=made.policy)
+    assert_names(refusal(Algorithm, path, policy=made.policy), "algorithm")
 
 
 # --- what is written down ---
@@ -373,9 +374,9 @@ def test_nothing_of_lightnings_own_way_is_left(name, trained):
 def test_nothing_is_unpickled_trusted_or_not(trust_code, trained):
     path = save(trained, hyper_parameters=Gadget())
     message = refusal(PPO, path, trust_code=trust_code)
-    assert "it holds objects besides numbers, texts and tensors, and could run code" in message
+    assert_names(message, "policy.ckpt", "code")
     Path(path).write_bytes(pickle.dumps(Gadget()))
-    assert "cannot be read: it is damaged, or not a checkpoint" in refusal(PPO, path)
+    assert_names(refusal(PPO, path), "policy.ckpt", "damaged")
     assert not Path("ran").exists()
 
 

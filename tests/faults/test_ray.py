@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import lightning_rl
-from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector
+from lightning_rl import GymnasiumEnv, SyncCollector
 from lightning_rl.cli import app
 from lightning_rl.collectors import ray as by_ray
 from lightning_rl.collectors import ray_cluster
@@ -27,6 +27,7 @@ from tests.commands import Command, free_port, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
+from tests.messages import assert_names, refused
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 ENDED = ray_cluster.ENDED
@@ -170,7 +171,7 @@ def test_ray_for_this_machine_alone_listens_on_loopback_and_its_token_is_private
 def test_ray_on_loopback_joins_no_cluster(monkeypatch):
     monkeypatch.setenv(ray_cluster.CLUSTERS, "0")
     monkeypatch.setattr(ray_cluster, "check_answers", lambda address: None)
-    with pytest.raises(ConfigurationError, match=r"cannot join .* node0:6379: .* Start a new"):
+    with refused(names=("node0:6379", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")):
         ray_cluster.Connection("node0:6379")._join({})
 
 
@@ -211,7 +212,7 @@ def test_twenty_killed_collectors_cost_rollouts_and_nothing_else(tmp_path):
         "total_env_steps": 64 * iterations,
         "iterations_per_epoch": 20,
     }
-    with pytest.warns(UserWarning, match=r"Collector \d failed, and is replaced in"):
+    with refused(UserWarning, names=("Collector", "replaced")):
         train(tmp_path, data=data, trainer={"callbacks": [kills], "limit_val_batches": 0})
     assert len(kills.killed) == 20
     assert len(kills.seen) == iterations
@@ -235,14 +236,14 @@ def cluster(address, **room):
     [
         (
             "127.0.0.1:9",
-            "The Ray cluster at 127.0.0.1:9 cannot be joined: there is no answer. Start its head",
+            ("127.0.0.1:9", "answer", "head"),
         ),
-        ("nowhere.invalid:6379", "cannot be joined: .* Is the name of its machine right"),
-        ("node0", "The address of a Ray cluster is host:port, as in node0:6379, got 'node0'"),
+        ("nowhere.invalid:6379", ("nowhere.invalid:6379", "machine")),
+        ("node0", ("host:port", "node0:6379", "'node0'")),
     ],
 )
 def test_an_address_where_no_cluster_is_is_refused_in_one_message(address, says):
-    with pytest.raises(ConfigurationError, match=says):
+    with refused(names=says):
         cluster(address).connect(None)
 
 
@@ -264,25 +265,17 @@ def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
 
 def test_a_node_with_other_versions_or_without_the_env_says_so():
     versions = ray_cluster.versions()
-    with pytest.raises(
-        ConfigurationError, match=r"The node .* has torch .* instead of 1\.0: install the learner's"
-    ):
+    with refused(names=("torch", "1.0", "node")):
         by_ray._unpacked(b"", versions | {"torch": "1.0"})
     packed = b"cmy_robot\nEnv\n."  # the pickle of a class of a module that is not here
-    with pytest.raises(
-        ConfigurationError, match=r"cannot be imported on the node .*: No module named 'my_robot'"
-    ):
+    with refused(names=("node", "'my_robot'", "PYTHONPATH")):
         by_ray._unpacked(packed, versions)
 
 
 def test_an_env_that_a_node_cannot_make_says_which_node_and_what_to_do():
-    with pytest.raises(
-        ConfigurationError,
-        match=r"The env cannot be made on the node .*: Env 'my_robot:Arm-v0' needs a package that is not installed: "
-        r"No module named 'my_robot'\. Install its package there, or start Ray there with PYTHONPATH",
-    ):
+    with refused(names=("node", "'my_robot:Arm-v0'", "PYTHONPATH")):
         by_ray._env_made_by(partial(GymnasiumEnv, id="my_robot:Arm-v0", num_envs=1))
-    with pytest.raises(ConfigurationError, match=r"on the node \S+: No Gymnasium env .*") as caught:
+    with refused(names=("node", "'CartPole-v99'")) as caught:
         by_ray._env_made_by(partial(GymnasiumEnv, id="CartPole-v99", num_envs=1))
     assert by_ray.INSTALL not in str(caught.value)
 
@@ -296,10 +289,7 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
         head.refuse_lost()
     try:
         wait_for(lambda: head.is_lost, seconds=20)
-        with pytest.raises(
-            ConfigurationError,
-            match=r"has not answered for 0\.5 s: it has ended, or the connection",
-        ):
+        with refused(names=("Ray", "0.5 s", "--ckpt_path last")):
             head.refuse_lost()
     finally:
         head.close()
@@ -349,9 +339,7 @@ def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigurationError, match=r"RayCollector needs .*: pip install 'lightning-rl\[ray\]'"
-    ):
+    with refused(names=("RayCollector", "pip install 'lightning-rl[ray]'")):
         train(tmp_path, data={"collector": remote()})
 
 
@@ -367,15 +355,15 @@ def test_importing_the_package_does_not_import_ray():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"num_collectors": 0}, "num_collectors must be at least 1, got 0"),
-        ({"max_staleness": -1}, "max_staleness must be at least 0"),
-        ({"num_collectors": 2, "min_healthy": 3}, r"min_healthy must lie in \[0, 2\], got 3"),
-        ({"back_off_s": 0}, "back_off_s must be positive"),
-        ({"run": "robot"}, "run is 'robot', .* but the cluster's address is missing"),
+        ({"num_collectors": 0}, ("num_collectors", "at least 1", "got 0")),
+        ({"max_staleness": -1}, ("max_staleness", "at least 0", "-1")),
+        ({"num_collectors": 2, "min_healthy": 3}, ("min_healthy", "[0, 2]", "3")),
+        ({"back_off_s": 0}, ("back_off_s", "0")),
+        ({"run": "robot"}, ("run", "'robot'", "data.collector.address")),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, says, tmp_path):
-    with pytest.raises(ConfigurationError, match=says):
+    with refused(names=says):
         train(tmp_path, data={"collector": remote(**settings)})
 
 
@@ -389,7 +377,7 @@ def test_who_collects_for_others_says_in_one_message_what_is_wrong(tmp_path, mon
     with pytest.raises(SystemExit) as stop:
         app.run(["collect", "--adress", "node0:6379", "--run", "robot"])
     assert stop.value.code == 2
-    assert "collect has no option --adress; close matches: address" in capfd.readouterr().err
+    assert_names(capfd.readouterr().err, "collect", "--adress", "close matches: address")
 
 
 @contextmanager
@@ -451,13 +439,12 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
     ports = free_port(), free_port()
     addresses = [f"127.0.0.1:{port}" for port in ports]
-    joined = f"The Ray cluster at {addresses[0]} cannot be joined"
 
     def assert_refused(says, *arguments, **env):
         ended = rl_cli(*arguments, env={"HOME": str(home)} | env, timeout=200)
         assert ended.returncode == 1, ended.stderr
         (line,) = [line for line in ended.stderr.splitlines() if "Seed set" not in line]
-        assert re.search(says, line), line
+        assert_names(line, *says)
 
     def fit(address, *more):
         collector = ("--data.collector", "RayCollector", "--data.collector.address", address)
@@ -467,16 +454,16 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
         return ("collect", "--address", address, "--run", "robot")
 
     with node(home, "--head", f"--port={ports[0]}", "--num-cpus=1"):
-        another = "because the tokens differ: copy ~/.ray/auth_token from the machine of the"
-        assert_refused(f"{joined}.* {another}", *fit(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
-        assert_refused(f"{joined}.* {another}", *collect(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
+        another = (addresses[0], "tokens", "~/.ray/auth_token")
+        assert_refused(another, *fit(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
+        assert_refused(another, *collect(addresses[0]), RAY_AUTH_TOKEN="2" * 64)
         (tmp_path / "nobody").mkdir()
-        none = "this machine has no token: copy ~/.ray/auth_token from the machine of the"
+        none = (addresses[0], "no token", "~/.ray/auth_token")
         for command in fit(addresses[0]), collect(addresses[0]):
-            assert_refused(f"{joined}: {none}", *command, HOME=str(tmp_path / "nobody"))
+            assert_refused(none, *command, HOME=str(tmp_path / "nobody"))
         arm = ("--data.env.id", "my_robot:Arm-v0")
         assert_refused(
-            r"The env cannot be made on the node \S+: .* No module named 'my_robot'\. Install its",
+            ("env", "node", "'my_robot'", "PYTHONPATH"),
             *fit(addresses[0], *arm),
             LEARNER="1",
         )
@@ -484,11 +471,11 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
         places = os.pathsep.join([str(old.parent), os.environ.get("PYTHONPATH", "")])
         with node(home, f"--address={addresses[0]}", resources, PYTHONPATH=places):
             assert_refused(
-                r"The node \S+ has torch 1\.0 instead of .*: install the learner's versions there",
+                ("node", "torch 1.0"),
                 *fit(addresses[0], "--data.collector.run", "old"),
             )
     with node(home, "--head", f"--port={ports[1]}", program=("-c", OTHER_RAY)):
-        versions = r"cannot be joined: Version mismatch.*Install the same versions on all machines"
+        versions = (addresses[1], "Version mismatch")
         assert_refused(versions, *fit(addresses[1]))
         assert_refused(versions, *collect(addresses[1]))
 
@@ -604,7 +591,7 @@ def test_a_cluster_of_two_nodes_runs_the_documented_commands(tmp_path):
         if joined is not None:
             said, _ = joined.communicate(timeout=90)
     assert joined.returncode == 1
-    assert "has ended, or the connection is lost. Start the cluster's head again" in said
+    assert_names(said, "cluster", "head")
 
 
 @needs_ray

@@ -8,6 +8,7 @@ import pytest
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors.remote import MOST_SENT, Answer, RemoteCollectors, RemoteSettings
+from tests.messages import refused
 from tests.variants import after, before
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
@@ -200,10 +201,7 @@ def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_s
 
     cluster = after(StandIn, collect=fail)(random.Random(0), longest=0.02)
     collectors = remote(cluster, 1, 0, timeout_s=40.0)
-    with pytest.raises(
-        TimeoutError,
-        match=r"States of the 1 collectors: 1 \w+\. .* The last error was RuntimeError: killed",
-    ):
+    with refused(TimeoutError, names=("1 collectors", "timeout_s", "RuntimeError: killed")):
         collectors.take()
     seeds = [seed for _, seed, _ in cluster.starts]
     assert seeds == [0, 1, 2, 3, 4, 5]  # after 0, 1, 3, 7, 15 and 31 s
@@ -250,8 +248,8 @@ def test_a_node_of_other_packages_that_joins_later_ends_no_run_that_is_under_way
 def test_below_min_healthy_the_run_ends_with_the_cause():
     cluster = StandIn(random.Random(1), failing=1.0)
     collectors = remote(cluster, 3, 3, min_healthy=2, timeout_s=30.0)
-    with pytest.raises(
-        WriterError, match="1 of 3 collectors are healthy, but min_healthy is 2"
+    with refused(
+        WriterError, names=("1 of 3 collectors", "min_healthy", "2", "KeyError")
     ) as caught:
         collectors.take()
     assert caught.value.__cause__ is not None
@@ -278,10 +276,7 @@ def test_where_nothing_comes_it_says_what_they_are_doing():
         request := object(),
         cluster.due.update({request: (float("inf"), None)}),
     )[0]
-    with pytest.raises(
-        TimeoutError,
-        match=r"No rollout came within 5 s\. States of the 2 collectors: 2 starting\. A starting",
-    ):
+    with refused(TimeoutError, names=("5 s", "2 collectors", "timeout_s")):
         collectors.take()
 
 

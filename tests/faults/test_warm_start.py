@@ -11,8 +11,8 @@ from torch import nn
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
 from lightning_rl.envs import ActionProbe
-from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import last, load, make_data, train
+from tests.messages import assert_names, refused
 from tests.variants import variant
 
 SHORT = {"total_env_steps": 64}
@@ -54,10 +54,8 @@ def assert_alike(one, other, size):
 @pytest.mark.parametrize("normalizes", [True, False])
 def test_an_observation_normaliser_is_not_left_out_nor_made_up(normalizes, tmp_path):
     settings = [policy(normalize_observation=flag) for flag in (normalizes, not normalizes)]
-    words = "normalizer.mean too many" if normalizes else "no normalizer.mean"
-    with pytest.raises(
-        ConfigurationError, match=f"another policy.*{words}.*must give the same actions"
-    ):
+    words = ("normalizer.mean too many" if normalizes else "no normalizer.mean",)
+    with refused(names=(*words, "normalize_observation")):
         begin(tmp_path, *settings)
 
 
@@ -68,36 +66,44 @@ def test_the_cure_shows_the_settings_of_the_checkpoints_configuration(tmp_path):
     config = "model: {init_args: {policy: {class_path: ActorCritic, init_args: {squash: false}}}}"
     content = load(last(tmp_path / "a")) | {"rl_config": config}
     fresh = ActorCritic(Box(-1.0, 1.0, (4,)), make_data().action_space, (16,))
-    with pytest.raises(ConfigurationError, match=r"with, policy: \{class_path: ActorCritic, init"):
+    with refused(names=("class_path: ActorCritic", "squash: false")):
         warm_start_weights(fresh, content)
     for broken in ("model: [", "model: PPO", "a", ""):
-        with pytest.raises(ConfigurationError, match="must give the same actions"):
+        with refused(names=("normalizer.mean", "critic_modules")):
             warm_start_weights(fresh, content | {"rl_config": broken})
 
 
 @pytest.mark.parametrize(
     ("first", "then", "words"),
     [
-        ({"activation": "relu"}, {}, "actor.1 is a Tanh and was a ReLU"),
-        ({"squash": True}, {}, "distribution is a DiagonalGaussian and was a TanhGaussian"),
-        ({}, {"squash": True}, "distribution is a TanhGaussian and was a DiagonalGaussian"),
+        ({"activation": "relu"}, {}, ("actor.1", "Tanh", "ReLU", "activation: relu")),
+        (
+            {"squash": True},
+            {},
+            ("distribution", "DiagonalGaussian", "TanhGaussian", "squash: true"),
+        ),
+        (
+            {},
+            {"squash": True},
+            ("distribution", "TanhGaussian", "DiagonalGaussian", "hidden_sizes"),
+        ),
     ],
 )
 def test_another_function_of_the_same_weights_is_refused(first, then, words, tmp_path):
-    with pytest.raises(ConfigurationError, match=words):
+    with refused(names=words):
         begin(tmp_path, policy(**first), policy(**then), continuous)
 
 
 @pytest.mark.parametrize(
     ("first", "then", "words"),
     [
-        ({"activation": "relu"}, {}, "actor.1 is a Tanh"),
-        ({"squash": True}, {}, "distribution is a"),
+        ({"activation": "relu"}, {}, ("actor.1", "Tanh", "ReLU")),
+        ({"squash": True}, {}, ("distribution", "DiagonalGaussian", "TanhGaussian")),
     ],
 )
 def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
     train(tmp_path / "a", env=continuous, data=SHORT, policy=first)
-    with pytest.raises(ConfigurationError, match=f"{words}.*Use the config that it was trained"):
+    with refused(names=(words, "--ckpt_path")):
         train(tmp_path / "a", env=continuous, policy=then, ckpt_path=last(tmp_path / "a"))
 
 
@@ -108,13 +114,18 @@ def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
             {},
             {"log_std_bounds": (-1.0, 0.0)},
             None,
-            r"bounds is \(-1.0, 0.0\) and was \(-5.0, 2.0\)",
+            ("distribution.bounds", "(-1.0, 0.0)", "(-5.0, 2.0)"),
         ),
-        ({"squash": True}, {"squash": True}, wide(-3, 1), r"center is \[-1.0\] and was \[0.0\]"),
+        (
+            {"squash": True},
+            {"squash": True},
+            wide(-3, 1),
+            ("distribution.center", "[-1.0]", "[0.0]"),
+        ),
     ],
 )
 def test_other_settings_and_action_bounds_are_warned_of(first, then, other_env, words, tmp_path):
-    with pytest.warns(UserWarning, match=f"may act differently.*distribution.{words}"):
+    with refused(UserWarning, names=words):
         begin(tmp_path, policy(**first), policy(**then), continuous, other_env)
 
 
@@ -174,9 +185,7 @@ def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):
     logging.getLogger("lightning.pytorch").propagate = True
     with caplog.at_level(logging.INFO):
         pair = begin(tmp_path, policy(), policy(critic_hidden_sizes=(8,)))
-    assert (
-        "starts with new weights, because the checkpoint's critic has another shape" in caplog.text
-    )
+    assert_names(caplog.text, "critic")
     torch.testing.assert_close(pair[0].actor[0].weight, pair[1].actor[0].weight)
 
 
@@ -217,9 +226,7 @@ def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
         assert weights.keys() == without.state_dict().keys()
         assert note == "The critic of the checkpoint is not used: v_net.bias, v_net.weight."
     else:
-        with pytest.raises(
-            ConfigurationError, match=r"v_net.weight too many.*policy's class, now critic"
-        ):
+        with refused(names=("v_net.weight", "critic_modules")):
             warm_start_weights(without, content)
 
 
@@ -231,14 +238,14 @@ def test_a_checkpoint_of_before_actions_were_rescaled_names_the_cure(tmp_path):
     for key in ("policy", "contents"):  # nor did it have a description, or a list of its keys
         del content["lightning_rl"][key]
     torch.save(content, last(tmp_path / "a"))
-    cure = "set rescale_action: false for the policy"
-    with pytest.raises(ConfigurationError, match=cure):
+    cure = ("distribution.center", "rescale_action: false", "rescale_action false")
+    with refused(names=cure):
         train(tmp_path / "a", env=wide(0, 10), ckpt_path=last(tmp_path / "a"))
     warm = {"init_from": str(last(tmp_path / "a"))}
-    with pytest.raises(ConfigurationError, match=cure):
+    with refused(names=cure):
         train(tmp_path / "b", env=wide(0, 10), data=SHORT, trainer=warm)
     model = {"learning_rate": 1e-9, "lr_schedule": "constant"}
     after, *_ = train(tmp_path / "c", env=wide(0, 10), data=SHORT, trainer=warm, model=model, **old)
     assert_alike(before.policy, after.policy, 1)
-    with pytest.raises(ConfigurationError, match="Its actions were rescaled"):
+    with refused(names=("rescale_action: false", "distribution.center")):
         begin(tmp_path / "d", policy(), old, wide(0, 10))
