@@ -34,6 +34,7 @@ from lightning_rl.datasets.record import neutral_action, script_action_function
 from tests.commands import Command
 from tests.envs import ScriptedEnv, ScriptedSource
 from tests.helpers import last, make_data, make_ppo, train
+from tests.messages import assert_names, refused
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, SHOWN, Schedule, by_itself, shows
 from tests.policies import ScriptedPolicy
 
@@ -251,7 +252,7 @@ def config_of(source):
 def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
     assert checked_config(config_of({"class_path": "lightning_rl.Keyboard"}), Path("a.ckpt")).config
     script = {"class_path": "lightning_rl.Script", "init_args": {"policy": "os.system"}}
-    with pytest.raises(ConfigurationError, match=r"os\.system"):
+    with refused(names="os.system"):
         checked_config(config_of(script), Path("a.ckpt"))
 
 
@@ -334,13 +335,13 @@ def test_the_success_of_an_episode_is_asked_for(of_chunks, monkeypatch, capsys):
     assert [one.success for one in read_episodes("data")] == [True, False, None]
     out = capsys.readouterr().out
     assert out.count("Success? y, n, r to record it again, or Enter if unknown: ") == 5
-    assert "to be recorded again: 7 steps" in out
+    assert_names(out, "7 steps")
 
 
 def test_a_policy_of_chunks_executes_no_more_than_a_chunk(of_chunks, capsys):
     with pytest.raises(SystemExit):
         run([*of_chunks, "--execute", "5"])
-    assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "execute", "[1, 4]", "5")
 
 
 REFUSED = {
@@ -410,7 +411,7 @@ def test_an_unknown_option_and_a_missing_one_are_told(capsys):
 def test_the_policy_of_another_env_is_refused(trained, capsys):
     with pytest.raises(SystemExit):
         run(["record", "--path", "data", "--ckpt_path", str(last(trained)), *SHOWS])
-    assert "has the observation space Box([-1. -1. -8.]" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "observation space", "Box")
 
 
 def test_help_lists_the_options(capsys):
@@ -692,8 +693,6 @@ def test_what_the_writer_refuses_ends_the_recording():
 
 def test_several_envs_and_others_are_refused():
     for env in (GymnasiumEnv(2, "Shows-v0"), PushCube(1)):
-        with pytest.raises(
-            ConfigurationError, match="Episodes are recorded in a single GymnasiumEnv"
-        ):
+        with refused(names="GymnasiumEnv"):
             Recorder(env)
         env.close()

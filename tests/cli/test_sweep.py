@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.messages import assert_names, refused
+
 pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
 
 from lightning_rl.cli.app import run
@@ -21,7 +23,6 @@ from lightning_rl.sweeps.search import check_first, space_of
 from lightning_rl.sweeps.sweep import OUTCOMES, _count, _Sweep
 from lightning_rl.sweeps.sweep_settings import SweepSettings, kept_settings, sweep_settings
 from lightning_rl.sweeps.trials import TrialProcess, cores_of
-from lightning_rl.system.errors import ConfigurationError
 from tests.cli import fake_trial
 from tests.commands import ROOT, Command, rl_cli
 
@@ -117,13 +118,14 @@ def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
 
     again = rl_cli("sweep", "--resume", directory)
     assert again.returncode == 0, again.stderr
-    assert "2 trials, 1 of them done, 1 at a time" in again.stdout
-    assert "trial 2/2 continues: seed 1, total_env_steps 2560\n" in again.stdout
+    assert_names(
+        again.stdout, "2 trials", "1 of them", "trial 2/2", "seed 1", "total_env_steps 2560"
+    )
     assert again.stdout.count(" begins: ") == 0
     assert outcomes() == ["finished"] * 2
     for number, steps in enumerate([192, 2560]):
         assert f"trial {number + 1}/2 finished" in sweep.stdout + again.stdout
-        assert f"after {steps:,} env steps" in sweep.stdout + again.stdout
+        assert_names(sweep.stdout + again.stdout, f"{steps:,} env steps")
     assert len(list(directory.glob("trial_*_2*"))) == 2
     assert first.stat().st_mtime_ns == before
     parts = json.loads((last.parents[1] / "run.json").read_text())
@@ -149,7 +151,7 @@ def test_a_trial_that_had_finished_before_the_sweep_knew_is_noted(capfd):
     (directory / JOURNAL).write_bytes(b"".join(lines[:-1]))
     assert outcomes() == ["running"]
     run(["sweep", "--resume", "last"])
-    assert "trial 1/1 continues: seed 1" in capfd.readouterr().out
+    assert_names(capfd.readouterr().out, "trial 1/1", "seed 1")
     directory, (again,) = state()
     assert again.value == trial.value
     assert log.read_text() == before
@@ -194,12 +196,12 @@ def test_a_trial_that_fails_is_shown_with_its_last_line_and_ends_no_other(fakes,
     assert outcomes() == ["finished", "failed"]
     failed = "trial 2/2 failed: rl-cli: error: gamma must lie in [0, 1], got 1.5. (full output: "
     assert f"{failed}{directory}/trial_001_seed1.log)" in said
-    assert "1 of 2 trials failed" in said
+    assert_names(said, "1 of 2 trials")
     assert "gamma" in said.split("trials failed")[0].splitlines()[-8]  # the table
     with pytest.raises(SystemExit):
         run(["sweep", "--resume", "last"])
     said = capfd.readouterr().out
-    assert "2 trials, 1 of them done" in said
+    assert_names(said, "2 trials", "1 of them")
     assert said.count("begins: ") == 1, "what has failed is tried again, what has finished is not"
 
 
@@ -208,7 +210,7 @@ def test_a_run_of_fit_that_is_refused_fails_its_trial(capfd):
     with pytest.raises(SystemExit):
         run(["sweep", *SMALL, "--sweep.space", "{model.gamma: [1.5]}"])
     said = capfd.readouterr().out
-    assert "failed: rl-cli: error: gamma must lie in" in said
+    assert_names(said, "rl-cli: error", "gamma")
     assert not list(state()[0].glob("trial_000*_2*"))
 
 
@@ -241,7 +243,7 @@ def test_a_trial_has_the_cores_that_it_was_given_and_as_many_threads(tmp_path):
 def test_a_trial_of_two_processes_is_one_trial():
     ended = rl_cli("sweep", *SMALL, "--config", "trainer/ddp.yaml", "--data.total_env_steps", "512")
     assert ended.returncode == 0, ended.stderr
-    assert "finished: eval/avg_reward 20 after 512 env steps" in ended.stdout
+    assert_names(ended.stdout, "eval/avg_reward 20", "512 env steps")
     (manifest,) = state()[0].glob("trial_000_*_2*/run.json")
     assert json.loads(manifest.read_text())["world_size"] == 2
 
@@ -259,7 +261,7 @@ def test_cores_are_dealt_out_without_sharing(monkeypatch):
     assert cores_of(2, 0) == [None, None]
 
 
-def refused(*arguments, capsys, code=1):
+def refusal_of(*arguments, capsys, code=1):
     with pytest.raises(SystemExit) as stop:
         run(["sweep", *SMALL, *arguments])
     assert stop.value.code == code
@@ -389,7 +391,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
 )
 def test_what_cannot_be_swept_is_refused_before_a_trial_begins(arguments, code, message, capsys):
     Path("search.yaml").touch()
-    assert message in refused(*arguments, capsys=capsys, code=code)
+    assert message in refusal_of(*arguments, capsys=capsys, code=code)
 
 
 def test_a_sweep_that_is_not_there_is_refused(capsys):
@@ -426,7 +428,7 @@ def test_alone_it_says_that_it_needs_a_config(capsys):
     with pytest.raises(SystemExit):
         run(["sweep"])
     error = capsys.readouterr().err
-    assert "sweep needs a config for all trials, --config FILE; or --resume" in error
+    assert_names(error, "--config FILE", "--resume")
 
 
 def opened(directory, search, space, trials=None, **settings):
@@ -492,20 +494,19 @@ def test_a_search_goes_on_with_more_trials_and_alone(fakes, capfd):
     run(["sweep", *SMALL, *options])
     directory, (before,) = state()
 
-    def refused(*arguments):
+    def refusal_of(*arguments):
         with pytest.raises(SystemExit):
             run(["sweep", *arguments])
         return capfd.readouterr().err
 
-    assert "trials was 1, and can only grow: got 0." in refused(
-        "--resume", "last", "--sweep.trials", "0"
+    assert_names(refusal_of("--resume", "last", "--sweep.trials", "0"), "trials", "1", "0")
+    assert_names(
+        refusal_of("--join", "last", "--sweep.trials", "2"),
+        "--sweep.trials",
+        "--sweep.cores_per_trial",
+        "--sweep.jobs",
     )
-    assert "--sweep.trials cannot be changed, but --sweep.cores_per_trial, --sweep.jobs can" in (
-        refused("--join", "last", "--sweep.trials", "2")
-    )
-    assert "A sweep is either resumed or joined: give --resume or --join." in refused(
-        "--join", "last", "--resume", "last"
-    )
+    assert_names(refusal_of("--join", "last", "--resume", "last"), "--resume", "--join")
     run(["sweep", "--resume", str(directory), "--sweep.trials", "2"])
     _, after = state()
     assert after[0].params == before.params
@@ -533,7 +534,7 @@ def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes
         killed.kill()
         if other is not None:
             other.kill()
-    assert "6 trials, 1 at a time" in other.stdout
+    assert_names(other.stdout, "6 trials")
     assert "seeds" in other.stdout, "the table is of all trials"
     assert other.stdout.count(" continues: ") == 2
     assert outcomes() == ["finished"] * 6
@@ -598,7 +599,7 @@ def test_a_full_disk_is_one_message_and_the_sweep_goes_on_later(fakes):
     assert done > 3
     again = fake_sweep("--resume", "last").wait()
     assert again.returncode == 0, again.stderr
-    assert f"12 trials, {done} of them done" in again.stdout
+    assert_names(again.stdout, "12 trials", f"{done} of them")
     assert all(one["parts"] == 1 for number, one in saved(directory).items() if number < done)
 
 
@@ -671,12 +672,13 @@ def test_a_search_behind_a_tuned_config_can_be_run_as_it_says(path, monkeypatch,
 
 
 def test_what_optuna_does_not_have_is_refused():
-    message = "sweep.search must be one of grid, random, .*; got 'TPESampeler'; close matches: TPES"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(
+        names=("sweep.search", "grid, random", "'TPESampeler'", "close matches: TPESampler")
+    ):
         points("TPESampeler", {"x": [1]})
-    with pytest.raises(ConfigurationError, match=r"TPESampler of Optuna takes no .*'startup': 3"):
+    with refused(names=("TPESampler", "'startup'", "3")):
         points("TPESampler", {"x": [1]}, search_args={"startup": 3})
-    with pytest.raises(ConfigurationError, match=r"sweep\.pruner must be one of"):
+    with refused(names="sweep.pruner"):
         points("grid", {"x": [1]}, pruner="MediumPruner")
 
 
@@ -721,4 +723,4 @@ def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(fak
     assert second.value < first.value
     assert max(first.intermediate_values) == 3200, "the last one counts for the pruner, too"
     run(["sweep", "--resume", str(directory)])
-    assert "2 trials, 2 of them done" in capfd.readouterr().out
+    assert_names(capfd.readouterr().out, "2 trials", "2 of them")
