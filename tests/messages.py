@@ -14,13 +14,13 @@ def refused(error=ConfigurationError, *, names):
 
     Args:
         error: class of the error or warning, or a tuple of classes.
-        names: what the message names, in any order; one string, or several of what `str` takes.
+        names: what the message names, in any order: a tuple, or one object. Their `str` counts.
 
     Yields:
         `pytest.ExceptionInfo`, or for warnings `pytest.WarningsRecorder`.
     """
     classes = error if isinstance(error, tuple) else (error,)
-    names = (names,) if isinstance(names, str) else tuple(names)
+    names = names if isinstance(names, tuple) else (names,)
     if not issubclass(classes[0], Warning):
         with pytest.raises(error) as caught:
             yield caught

@@ -375,7 +375,7 @@ def test_another_env_is_refused(short_run, capsys):
     run_dir = short_run
     other = ["--ckpt_path", str(last(run_dir)), "--data.env.id", "Acrobot-v1"]
     for command in ("validate", "fit"):
-        assert_names(failure(capsys, command, *other), "ActorCritic", "hidden_sizes")
+        assert_names(failure(capsys, command, *other), "policy.actor.0.weight", "--ckpt_path")
 
 
 # --- files ---

@@ -329,7 +329,7 @@ def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tm
 
 
 def test_a_worker_killed_while_envs_are_made_is_named():
-    with refused(WorkerDied, names=("1 of 3 envs", "env 0", "-9")):
+    with refused(WorkerDied, names=("of 3 envs", "-9")):
         faulty("killed when made", "async")(3)
 
 

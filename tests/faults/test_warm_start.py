@@ -103,7 +103,7 @@ def test_another_function_of_the_same_weights_is_refused(first, then, words, tmp
 )
 def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
     train(tmp_path / "a", env=continuous, data=SHORT, policy=first)
-    with refused(names=(words, "--ckpt_path")):
+    with refused(names=(*words, "--ckpt_path")):
         train(tmp_path / "a", env=continuous, policy=then, ckpt_path=last(tmp_path / "a"))
 
 
