@@ -217,7 +217,7 @@ def as_dict(env):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", LATE)
 def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
-    env = partial(faulty(how, vectorization), wrappers=[AsDict])
+    env = partial(faulty(how, vectorization), wrappers=[as_dict])
     with refused(names=("observation.state", *LATE[how])):
         train(tmp_path / "run", env=env)
 

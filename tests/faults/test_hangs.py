@@ -226,6 +226,7 @@ def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
 
 
 def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_path):
+    busy = at_iteration(1, lambda trainer: END.wait(2 * TIMEOUT))
     with refused(Exception, names=("2 envs", "training", "data.env_timeout_s")):
         train(
             tmp_path,
