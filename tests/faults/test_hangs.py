@@ -20,6 +20,7 @@ from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.gymnasium import workers
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
+from tests.callbacks import at_iteration
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train
 from tests.messages import refused
