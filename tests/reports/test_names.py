@@ -11,16 +11,20 @@ from gymnasium.spaces import Box, Dict
 
 from lightning_rl import (
     ActionChunk,
+    ActorCritic,
     ConfigurationError,
     EpisodeWriter,
     GymnasiumEnv,
     MujocoEnv,
     read_episodes,
 )
+from lightning_rl.algorithms.checks import check_description
+from lightning_rl.checkpoints.format import SPACES_KEY
 from lightning_rl.datasets.record import Recorder, script_action_function
 from lightning_rl.envs.managers import EndEffectorPose, Position, WithTerms
 from lightning_rl.envs.mujoco.model import import_mujoco
 from lightning_rl.envs.wrappers.chunk_wrapper import single
+from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.spaces import space_data, space_from
 
@@ -185,6 +189,20 @@ def test_spaces_of_two_orders_differ_and_say_so():
     assert one != other
     assert one == ACTION == other
     assert "elbow.pos, shoulder.pos" in str(other)
+
+
+@pytest.mark.parametrize("part", ["observation", "action"])
+def test_weights_are_not_loaded_for_another_order(part):
+    spaces = {"observation": Dict({"state": named(STATE, JOINTS)}), "action": named(ACTION, JOINTS)}
+    other = {"observation": Dict({"state": named(STATE, REVERSED)})}
+    other |= {"action": named(ACTION, REVERSED)}
+    saved = {SPACES_KEY: spaces_of(ActorCritic(*spaces.values()))}
+    check_description(ActorCritic(*spaces.values()), saved, "")
+    check_description(ActorCritic(Dict({"state": STATE}), ACTION), saved, "")
+    with pytest.raises(ConfigurationError) as error:
+        check_description(ActorCritic(*(spaces | {part: other[part]}).values()), saved, "")
+    for name in (f"{part}_space", ", ".join(JOINTS), ", ".join(REVERSED)):
+        assert name in str(error.value)
 
 
 MODEL = """<mujoco><worldbody><body><joint name="a" type="slide"/><geom size=".1" mass="1"/>

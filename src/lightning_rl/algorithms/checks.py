@@ -20,6 +20,7 @@ from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
     DESCRIPTION_KEY,
+    SPACES_KEY,
     STATE_KEY,
     WEIGHTS,
     check_schema,
@@ -29,6 +30,8 @@ from lightning_rl.optim.objective_checks import WHOLE, quoted
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
+from lightning_rl.rollout.names import names_within
+from lightning_rl.rollout.spaces import space_from
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.fsdp import FSDP2Strategy
@@ -526,7 +529,16 @@ def _is_number(value: Any) -> bool:
 
 
 def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
-    """Refuse another activation or distribution; warn of other settings, such as a temperature."""
+    """Refuse other joints or another activation; warn of other settings, such as a temperature."""
+    for name, data in (state.get(SPACES_KEY) or {}).items():
+        there = names_within(space_from(data)) if data else {}
+        for part, names in names_within(getattr(policy, name)).items():
+            require(
+                there.get(part, names) == names,
+                f"The numbers of the {name} of the checkpoint's policy are "
+                f"{', '.join(there.get(part, ()))}, but of this env {', '.join(names)}: the same "
+                "weights would move other joints. Use an env with the order of the checkpoint's.",
+            )
     if DESCRIPTION_KEY not in state:
         return
     classes, settings = differences(describe(policy), state[DESCRIPTION_KEY])

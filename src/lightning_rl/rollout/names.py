@@ -10,12 +10,7 @@ from lightning_rl.system.errors import require
 
 
 class NamedBox(gymnasium.spaces.Box):
-    """A Box [..., A] whose last axis has names; a Box without names may equal it.
-
-    Args:
-        box: the space.
-        names: A different names.
-    """
+    """A Box [..., A] with A names for its last axis; a Box without names may equal it."""
 
     def __init__(self, box: gymnasium.spaces.Box, names: Sequence[str]) -> None:
         dtype: Any = box.dtype
@@ -32,6 +27,14 @@ class NamedBox(gymnasium.spaces.Box):
 def names_of(space: gymnasium.Space[Any]) -> tuple[str, ...]:
     """Return the names of a space's last axis; () without names."""
     return space.names if isinstance(space, NamedBox) else ()
+
+
+def names_within(space: gymnasium.Space[Any], *path: str) -> dict[tuple[str, ...], Sequence[str]]:
+    """Return the names of a space and of the spaces in a Dict, by their keys."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return {path: names} if (names := names_of(space)) else {}
+    parts = (names_within(part, *path, key) for key, part in space.items())
+    return {key: names for part in parts for key, names in part.items()}
 
 
 def named(space: gymnasium.Space[Any], names: Iterable[str]) -> gymnasium.Space[Any]:
@@ -61,13 +64,10 @@ def by_name(setting: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 def order_of(
     there: Sequence[str], wanted: Sequence[str], column: str, place: str
 ) -> list[int] | None:
-    """Return the index in `there` of each wanted name; None if nothing has to be permuted.
+    """Return the index in a column of each `wanted` name; None if nothing has to be permuted.
 
-    Args:
-        there: names of the numbers in a column; () if they have none.
-        wanted: names in the order of the env; () if they have none.
-        column: name of the column, for messages.
-        place: what holds the column, for messages.
+    `there` are the names of the column; () if it has none. The message names the column and its
+    place.
 
     Raises:
         ConfigurationError: the names differ.

@@ -157,13 +157,9 @@ def random_command(
 
 def random_load(env: EnvView, low: float = 0.75, high: float = 1.5) -> dict[str, Tensor]:
     """Scale mass and inertia of the torso by a number in [low, high]."""
-    factor = low + env.uniform(1) * (high - low)
-    known = env.env.parameters()
-    mass = known["body_mass"].repeat(env.num_envs, 1)
-    inertia = known["body_inertia"].repeat(env.num_envs, 1, 1)
-    mass[:, 1] *= factor[:, 0]
-    inertia[:, 1] *= factor
-    return {"body_mass": mass, "body_inertia": inertia}
+    mass = env.env.parameters()["body_mass"].repeat(env.num_envs, 1)
+    mass[:, 1] *= low + env.uniform(1)[:, 0] * (high - low)
+    return env.replaced("mass", mass)
 
 
 def push(env: EnvView, speed: float = 0.5) -> dict[str, Tensor]:
