@@ -325,39 +325,56 @@ def test_the_gripper_goes_by_reward_and_penalty_together(cost, closes):
 # --- gym-hil's cube, by a stand-in for its env ---
 
 
-class Simulation(gymnasium.Env):
-    """Says what gym-hil's env does, which closes by 2 and draws from NumPy's global generator."""
+AGENT = Box(-np.inf, np.inf, (18,))
+NUMBERS = gymnasium.spaces.Dict(
+    {"agent_pos": AGENT, "environment_state": Box(-np.inf, np.inf, (3,))}
+)
+CAMERAS = dict.fromkeys(("front", "wrist"), Box(0, 255, (8, 8, 3), np.uint8))
+PICTURES = gymnasium.spaces.Dict({"agent_pos": AGENT, "pixels": gymnasium.spaces.Dict(CAMERAS)})
 
-    action_space = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
-    observation_space = gymnasium.spaces.Dict(
-        {"agent_pos": Box(-np.inf, np.inf, (18,)), "environment_state": Box(-np.inf, np.inf, (3,))}
+
+def simulation(cameras=False):
+    """Says what gym-hil's env does, which closes by 2 and draws from NumPy's global generator.
+
+    With cameras there are pictures instead of the cube's position, which its simulator knows.
+    """
+
+    def begin(env):
+        env.cube, env.command = np.array([*np.random.uniform(0.3, 0.5, 2), 0.02]), 0.0
+        env.fingers = np.array([0.4, 0.0, 0.1])
+        sensor = SimpleNamespace(data=env.cube)
+        env.data = SimpleNamespace(sensor=lambda name: sensor)
+
+    def act(env):
+        env.command = float(np.clip(env.command + env.action[3] - 1.0, 0, 1))
+        env.fingers = env.fingers + 0.025 * env.action[:3]
+
+    def observe(env):
+        agent = np.concatenate((np.zeros(14), [255.0 * env.command], env.fingers)).astype("f4")
+        if not cameras:
+            return {"agent_pos": agent, "environment_state": env.cube.astype("f4")}
+        pictures = {key: np.full((8, 8, 3), i, np.uint8) for i, key in enumerate(CAMERAS)}
+        return {"agent_pos": agent, "pixels": pictures}
+
+    low, high = np.array([[-1, -1, -1, 0], [1, 1, 1, 2]], np.float32)
+    return ScriptedEnv(
+        PICTURES if cameras else NUMBERS,
+        Box(low, high),
+        begin=begin,
+        act=act,
+        observe=observe,
+        info={"succeed": False, "discrete_penalty": 0.0},
     )
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.cube, self.command = np.array([*np.random.uniform(0.3, 0.5, 2), 0.02]), 0.0
-        self.fingers = np.array([0.4, 0.0, 0.1])
-        return self.seen(), {}
-
-    def seen(self):
-        agent = np.concatenate((np.zeros(14), [255.0 * self.command], self.fingers))
-        return {"agent_pos": agent.astype("f4"), "environment_state": self.cube.astype("f4")}
-
-    def step(self, action):
-        self.told = action
-        self.command = float(np.clip(self.command + action[3] - 1.0, 0, 1))
-        self.fingers = self.fingers + 0.025 * action[:3]
-        return self.seen(), 0.0, False, False, {"succeed": False, "discrete_penalty": 0.0}
 
 
 def test_gym_hils_sign_is_turned_in_its_adapter():
-    inner = Simulation()
+    inner = simulation()
     env = PickCube(inner)
     observation, _ = env.reset(seed=3)
     assert env.observation_space.contains(observation)
     for command, theirs in ((CLOSE, 2.0), (STAY, 1.0), (OPEN, 0.0), (0.4, 2.0), (1.7, 0.0)):
         env.step(np.array([0.5, 0.0, 0.0, command], np.float32))
-        assert inner.told.tolist() == [0.5, 0.0, 0.0, theirs]
+        assert inner.action.tolist() == [0.5, 0.0, 0.0, theirs]
     closed, *_, info = env.step(np.array([0, 0, 0, CLOSE], np.float32))
     assert closed[14] == 1.0
     assert info["success"] is False
@@ -366,7 +383,7 @@ def test_gym_hils_sign_is_turned_in_its_adapter():
 
 
 def test_the_cube_lies_where_the_seed_says_and_nobody_elses_numbers_move():
-    env = PickCube(Simulation())
+    env = PickCube(simulation())
     np.random.seed(0)
     wanted = np.random.RandomState(0).uniform(size=3)
     first, _ = env.reset(seed=3)
@@ -380,7 +397,7 @@ def test_the_cube_lies_where_the_seed_says_and_nobody_elses_numbers_move():
 
 
 def test_the_expert_comes_over_the_cube_closes_and_lifts():
-    env, expert = PickCube(Simulation()), PickCubeExpert(noise=0.0)
+    env, expert = PickCube(simulation()), PickCubeExpert(noise=0.0)
     observation, _ = env.reset(seed=1)
     commands, heights = [], []
     for _ in range(30):
@@ -395,28 +412,8 @@ def test_the_expert_comes_over_the_cube_closes_and_lifts():
     assert np.abs(observation[21:23]).max() < 0.5
 
 
-class SeenByCameras(Simulation):
-    """The same with pictures instead of the cube's position, which its simulator knows."""
-
-    observation_space = gymnasium.spaces.Dict(
-        {
-            "agent_pos": Box(-np.inf, np.inf, (18,)),
-            "pixels": gymnasium.spaces.Dict(dict.fromkeys(("front", "wrist"), Box(0, 255, (8, 8, 3), np.uint8))),
-        }
-    )  # fmt: skip
-
-    @property
-    def data(self):
-        assert self.cube is not None
-        return SimpleNamespace(sensor=lambda name: SimpleNamespace(data=self.cube))
-
-    def seen(self):
-        pictures = {key: np.full((8, 8, 3), i, np.uint8) for i, key in enumerate(("front", "wrist"))}  # fmt: skip
-        return {"agent_pos": super().seen()["agent_pos"], "pixels": pictures}
-
-
 def test_from_pictures_the_policy_does_not_know_the_cube_and_the_helper_does():
-    helped = [Intervention(PickCube(make()), ScriptedHelp(40, 0.5)) for make in (Simulation, SeenByCameras)]  # fmt: skip
+    helped = [Intervention(PickCube(simulation(cameras)), ScriptedHelp(40, 0.5)) for cameras in (False, True)]  # fmt: skip
     (known, _), (seen, _) = (env.reset(seed=4) for env in helped)
     taken = 0
     for _ in range(30):
@@ -431,7 +428,7 @@ def test_from_pictures_the_policy_does_not_know_the_cube_and_the_helper_does():
 
 
 def test_smaller_pictures_are_means_of_blocks_of_pixels():
-    env = PickCube(SeenByCameras(), size=4)
+    env = PickCube(simulation(cameras=True), size=4)
     observation, _ = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     assert (observation["wrist"] == 1).all()
@@ -440,9 +437,9 @@ def test_smaller_pictures_are_means_of_blocks_of_pixels():
     wanted = torch.nn.functional.avg_pool2d(planes, 2).permute(1, 2, 0).round()
     np.testing.assert_array_equal(smaller(picture, 4), wanted)
     with pytest.raises(ConfigurationError, match=r"size must be a divisor of 8.* got 3"):
-        PickCube(SeenByCameras(), size=3)
+        PickCube(simulation(cameras=True), size=3)
     with pytest.raises(ConfigurationError, match=r"size=4 .* has none: set image_obs: true"):
-        PickCube(Simulation(), size=4)
+        PickCube(simulation(), size=4)
 
 
 def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():

@@ -15,7 +15,7 @@ from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.infos import InfoReader
 from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
-from tests.envs import ScriptedTask
+from tests.envs import ScriptedEnv, ScriptedTask
 from tests.helpers import fit_in
 from tests.messages import refused
 from tests.reports.odd import BOX, making, odd
@@ -277,35 +277,30 @@ def test_nothing_that_an_env_writes_into_its_action_reaches_a_rollout():
     assert (rollout["action"] == 0).all()
 
 
-class Writes(gymnasium.Env):
-    """Writes into its action, and shows one array that all envs of the class share."""
-
-    shared = np.zeros(2, np.float64)
-
-    def __init__(self, as_dict=False, dtype=np.float64):
-        self._dict = as_dict
-        box = spaces.Box(-2, 2, (2,), np.float64)
-        self.observation_space = spaces.Dict({"a": box}) if as_dict else box
-        self.action_space = spaces.Box(-1, 1, (1,), dtype)
-        self.x = 0.0
-
-    def show(self):
-        self.shared[:] = self.x
-        return {"a": self.shared} if self._dict else self.shared
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x = float(self.np_random.uniform())
-        return self.show(), {}
-
-    def step(self, action):
-        assert action.dtype == self.action_space.dtype
-        self.x += 0.01 * float(action[0])
-        action[:] = 1.0
-        return self.show(), 0.0, False, False, {}
+SHARED = np.zeros(2, np.float64)
 
 
-gymnasium.register("tests/Writes-v0", Writes, max_episode_steps=30)
+def writes(as_dict=False, dtype=np.float64):
+    """Writes into its action, and shows one array that all of these envs share."""
+
+    def begin(env):
+        env.x = float(env.np_random.uniform())
+
+    def act(env):
+        assert env.action.dtype == env.action_space.dtype
+        env.x += 0.01 * float(env.action[0])
+        env.action[:] = 1.0
+
+    def show(env):
+        SHARED[:] = env.x
+        return {"a": SHARED} if as_dict else SHARED
+
+    box = spaces.Box(-2, 2, (2,), np.float64)
+    space = spaces.Dict({"a": box}) if as_dict else box
+    return ScriptedEnv(space, spaces.Box(-1, 1, (1,), dtype), begin=begin, act=act, observe=show)
+
+
+gymnasium.register("tests/Writes-v0", writes, max_episode_steps=30)
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
