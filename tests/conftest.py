@@ -21,6 +21,9 @@ from tests.slow_cases import is_slow
 # test_checkpoints.py checks the calls of fsync.
 os.fsync = os.fstat
 
+# No test writes a key into the home, or trusts the run of another test.
+os.environ["LIGHTNING_RL_KEY"] = f"{os.devnull}/none"
+
 # The suite compiles many graphs, so Inductor's headers are compiled once.
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1")
 

@@ -58,6 +58,7 @@ def run_command(command, monkeypatch):
 @pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_RL_KEY", str(tmp_path / "home" / "key"))  # runs of one's own
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = set(sys.modules)
     yield

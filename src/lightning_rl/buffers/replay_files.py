@@ -17,6 +17,7 @@ from lightning_rl.checkpoints.format import check_tensors, read_checkpoint
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import remove_leftovers, write_atomically
+from lightning_rl.system.tensors import load_tensors
 
 REPLAY_FOLDER = "replay"
 """Folder of the files, next to the checkpoints."""
@@ -77,7 +78,7 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
             f"The checkpoint's replay cannot be read: its file {path} is missing. {CURE}"
         )
     try:
-        content = torch.load(path, weights_only=True)
+        content = load_tensors(path)
         check_tensors(content, str(path))
         whole = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
     except Exception as error:  # a damaged file raises many kinds of errors

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
+from lightning_rl.checkpoints.own import is_own
 from lightning_rl.checkpoints.registry import NAMES
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
@@ -35,7 +36,8 @@ class SavedRun:
     Args:
         path: path of the checkpoint.
         content: content of the checkpoint.
-        trust_code: import any class that the checkpoint names; False: only those in `registry`.
+        trust_code: import any class that the checkpoint names; False: only those in `registry`, and
+            the code of this user's own runs.
         cure: last sentence of a refusal.
 
     Attributes:
@@ -121,7 +123,13 @@ class SavedRun:
     def _refuse_code(self, config: dict[str, Any]) -> None:
         if self._trust_code:
             return
-        checked = checked_config(dump_yaml(config), self.path, self._cure)
+        try:
+            checked = checked_config(dump_yaml(config), self.path, self._cure)
+        except ConfigurationError:
+            if not is_own(self.content):
+                raise
+            self._trust_code = True
+            return
         if checked.reads:
             reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
             rank_zero_info(f"The checkpoint {self.path} reads these files as data: {reads}.")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.tensors import check_records, load_tensors
 
 SCHEMA = 5
 """Version of the content of checkpoints."""
@@ -29,6 +30,9 @@ DESCRIPTION_KEY = "policy"
 
 SPACES_KEY = "spaces"
 """Key in that state: the policy's spaces, see `rollout.spaces`."""
+
+SIGNATURE_KEY = "signature"
+"""Key in that state: the signature of this user's own code, see `checkpoints.own`."""
 
 CONTENTS_KEY = "contents"
 """Key in that state: the list of all keys of the checkpoint."""
@@ -78,8 +82,10 @@ def read_checkpoint(
 ) -> dict[str, Any]:
     """Read numbers, texts and tensors; `whole` verifies all checksums, also those of tensors."""
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError("it is not a regular file")  # reading a pipe may never end
         _check_sums(path, whole)
-        content = torch.load(path, map_location=map_location, weights_only=True, mmap=not whole)
+        content = load_tensors(path, map_location=map_location, mmap=not whole)
     except Exception as error:  # a damaged file raises many types
         raise ConfigurationError(_unreadable(Path(path), error)) from error
     if not isinstance(content, dict):
@@ -174,6 +180,7 @@ def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
 
 def _check_sums(path: str | Path, whole: bool) -> None:
     with zipfile.ZipFile(path) as archive:
+        check_records(archive, path)
         for name in archive.namelist():
             if whole or "/data/" not in name:
                 with archive.open(name) as record:

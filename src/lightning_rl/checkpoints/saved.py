@@ -25,7 +25,7 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
 def missing_settings(settings: Any) -> dict[str, str]:
     """Return the settings that could not be written: `{"model.policy": "a lambda"}`."""
     lacks: dict[str, str] = {}
-    for path, text in _texts(settings, ""):
+    for path, text in texts_in(settings):
         own = text.removeprefix(SCRIPT)
         if is_unwritten(text):
             what = text.removeprefix(NOT_WRITTEN)
@@ -59,10 +59,11 @@ def _name(path: str) -> str:
     return re.sub("[^ -~]", "?", ".".join(names))
 
 
-def _texts(tree: Any, path: str) -> Iterator[tuple[str, str]]:
+def texts_in(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each text in a tree of settings."""
     if isinstance(tree, str):
         yield path, tree
     elif isinstance(tree, dict | list):
         pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, child in pairs:
-            yield from _texts(child, f"{path}.{key}" if path else str(key))
+            yield from texts_in(child, f"{path}.{key}" if path else str(key))

@@ -23,7 +23,7 @@ from lightning_rl.checkpoints.format import (
     read_checkpoint,
     restoring,
 )
-from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.checkpoints.own import is_own, names_code
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.first_check import end_with
@@ -269,14 +269,12 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
 
 def _trust_needed(run_dir: Path) -> str:
-    path = run_dir / "config.yaml"  # equal to the configuration in the checkpoints
     try:
-        checked_config(read_text(path), path)
+        content = read_checkpoint(run_dir / "checkpoints" / "last.ckpt", whole=False)
     except ConfigurationError:
-        return " --trust_code true"
-    except OSError:
-        pass  # `fast_dev_run` writes neither this file nor checkpoints
-    return ""
+        return ""  # `fast_dev_run` writes none
+    asks = names_code(str(content.get(CONFIG_KEY))) and not is_own(content)
+    return " --trust_code true" if asks else ""
 
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:

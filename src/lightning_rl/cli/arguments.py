@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
+from lightning_rl.checkpoints.own import is_own
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import kinds_of
@@ -59,9 +60,20 @@ def complete(arguments: list[str]) -> Completed:
 
 
 def is_trusted(options: Sequence[str]) -> bool:
-    """Return whether a command reads no checkpoint, or a trusted one."""
-    trust_code = (value_of("--trust_code", options) or "false").lower() == "true"
-    return trust_code or value_of("--ckpt_path", options) is None
+    """Return whether a command reads no checkpoint, a trusted one, or code of one's own run."""
+    answer, checkpoint = value_of("--trust_code", options), value_of("--ckpt_path", options)
+    if answer is not None or checkpoint is None:
+        return checkpoint is None or str(answer).lower() == "true"
+    try:
+        content = read_checkpoint(_path_of(checkpoint, options), whole=False)
+    except ConfigurationError:
+        return False  # the command reports it
+    return is_own(content)
+
+
+def _path_of(checkpoint: str, options: Sequence[str]) -> Path:
+    directory = value_of("--output_dir", options) or "outputs"
+    return find_checkpoint(checkpoint, directory, value_of("--exp_name", options))
 
 
 def _help_options(options: list[str]) -> list[str]:
@@ -77,11 +89,7 @@ def _help_options(options: list[str]) -> list[str]:
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
-    path = find_checkpoint(
-        checkpoint,
-        value_of("--output_dir", options) or "outputs",
-        value_of("--exp_name", options),
-    )
+    path = _path_of(checkpoint, options)
     content = read_checkpoint(path, whole=False)
     require(
         CONFIG_KEY in content,

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from lightning_rl.buffers import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.waiting import LOOK_SECONDS
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 MOST_SENT = 8
 """Maximum number of collectors per publication: each call takes about a millisecond."""
@@ -94,6 +94,14 @@ class ReceivedRollout(NamedTuple):
     value: Any
 
 
+START_SECONDS = 600.0
+"""Seconds in which the first process of a collector must start, in addition to `timeout_s`."""
+
+
+class HungCollectorError(EnvFaultError, TimeoutError):
+    """A collector did not answer in time: it is paused, it hangs, or `timeout_s` is too short."""
+
+
 @dataclass
 class RemoteSettings:
     """Settings of the remote collectors; see `RayCollector`."""
@@ -163,7 +171,7 @@ class RemoteCollectors:
         Raises:
             ConfigurationError: if a collector cannot start, before the first rollout.
             WriterError: from the last failure, if too few collectors are healthy.
-            TimeoutError: if no rollout arrived in time.
+            HungCollectorError: if no rollout arrived in time.
             ReadInterrupted: if `interrupted` is set and no rollout is ready.
             BufferClosed: if `closed` is set and no rollout is ready.
         """
@@ -177,8 +185,8 @@ class RemoteCollectors:
                 raise BufferClosed("The collector is closed.")
             if self.interrupted:
                 raise ReadInterrupted("interrupt() ended the wait for a rollout.")
-            if self.clock() - began > self.settings.timeout_s:
-                raise TimeoutError(self._no_rollout_message()) from self._last_error()
+            if self._waits_too_long(began):
+                raise HungCollectorError(self._no_rollout_message()) from self._last_error()
             self.poll(LOOK_SECONDS)
         rollout, found.state = found.value
         taken = ReceivedRollout(found.index, found.version, rollout)
@@ -187,6 +195,13 @@ class RemoteCollectors:
         self._training = True
         self._begin()
         return taken
+
+    def _waits_too_long(self, began: float) -> bool:
+        """Return whether no rollout came in time; the first start of a process has its own time."""
+        fresh = [one for one in self.remotes if one.failures == 0]
+        starts = any(one.status == "starting" for one in fresh)
+        since = max([began, *(one.since for one in fresh)])
+        return self.clock() - since > self.settings.timeout_s + (START_SECONDS if starts else 0.0)
 
     def skip(self) -> None:
         """Mark that the learner skips the last rollout."""
@@ -221,7 +236,9 @@ class RemoteCollectors:
         for one in self.remotes:
             if one.status == "collecting" and self.clock() - one.since > self.settings.timeout_s:
                 hung = f"has not finished its rollout within {self.settings.timeout_s:g} s"
-                self._fail(one, TimeoutError(f"It {hung}: it hangs, or timeout_s is too short."))
+                self._fail(
+                    one, HungCollectorError(f"It {hung}: it hangs, or timeout_s is too short.")
+                )
         self._begin()
 
     def end(self) -> None:
@@ -292,7 +309,8 @@ class RemoteCollectors:
 
     def _fail(self, one: Remote, error: Exception) -> None:
         self.cluster.kill(one.handle)
-        if isinstance(error, ConfigurationError) and not self.counts.taken:
+        hung = isinstance(error, HungCollectorError)
+        if isinstance(error, ConfigurationError) and not hung and not self.counts.taken:
             raise error
         self.counts.lost += one.status == "collecting"
         self.counts.restarts += 1

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded
+from lightning_rl.system.tensors import load_tensors
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files of weights."""
@@ -101,10 +101,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         ConfigurationError: for objects that could run code, no state dict, or several.
     """
+    require(path.is_file(), f"{path} is not a regular file: it is not read.")
     try:
         if path.suffix == ".safetensors":
             return dict(extra("safetensors.torch").load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path, map_location="cpu")
     except ConfigurationError:
         raise
     except Exception as error:  # a damaged or malicious file fails in many ways

@@ -68,6 +68,9 @@ LOOK_SECONDS = 2.0
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
 """Settings that the sweep sets; a space must not contain them."""
 
+MOST_TRIALS = 100_000
+"""Most seeds, trials or jobs of a sweep."""
+
 OF_A_MACHINE = ("jobs", "cores_per_trial")
 """Settings that may differ between machines."""
 
@@ -245,7 +248,7 @@ class _Sweep:
     def _check_seeds(self) -> None:
         seeds = self.settings.seeds
         if isinstance(seeds, int) and not isinstance(seeds, bool):
-            check_range("sweep.seeds", seeds, least=1)
+            check_range("sweep.seeds", seeds, least=1, most=MOST_TRIALS)
             seeds = list(range(1, seeds + 1))
         require(
             isinstance(seeds, list) and not any(isinstance(seed, bool) for seed in seeds),
@@ -264,7 +267,7 @@ class _Sweep:
         given.search = given.search or (RANDOM if ranged else GRID)
         check_first(self.space, given.first)
         check_range("sweep.seed", given.seed, least=0)
-        check_range("sweep.trials", given.trials, least=1)
+        check_range("sweep.trials", given.trials, least=1, most=MOST_TRIALS)
         point_count(given, self.space)
         sampler_of(given, 0), pruner_of(given)  # raise if Optuna lacks them
         require(
@@ -282,7 +285,7 @@ class _Sweep:
         given, ranks = self.settings, _count(trainer["devices"])
         cores = threads if given.cores_per_trial is None else given.cores_per_trial
         check_range("sweep.cores_per_trial", cores, least=0)
-        check_range("sweep.jobs", given.jobs, least=1)
+        check_range("sweep.jobs", given.jobs, least=1, most=MOST_TRIALS)
         require(
             cores == 0 or threads <= cores,
             f"sweep.cores_per_trial is {cores}, but trainer.num_threads is "

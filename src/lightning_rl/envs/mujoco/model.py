@@ -1,8 +1,9 @@
 """Read a MuJoCo model, name the parts of its state, and define the interface of a backend."""
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.envs.managers.term import function_of
+from lightning_rl.envs.mujoco.files import check_files
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
 from lightning_rl.system.machine import offscreen_renderer
 from lightning_rl.system.texts import is_import_path, is_model_file
@@ -44,6 +46,9 @@ FRAMES = {
 
 APART = 1e-3
 """m: shift that separates equal frames during a compilation."""
+
+SHORTEST_STEP, LARGEST_ARENA = 1e-6, 2**32
+"""Smallest timestep of a model in s, and most bytes of its memory for contacts."""
 
 SIZES = {0: (7, 6), 1: (4, 3), 2: (1, 1), 3: (1, 1)}
 """Numbers of `qpos` and `qvel` by joint type: free, ball, slide, hinge."""
@@ -82,10 +87,11 @@ def read_spec(model: Any) -> Any:
         f"model must be the path of an MJCF file, an MjSpec or a function that returns one, got "
         f"{type(model).__name__}.",
     )
-    require(Path(model).is_file(), f"model: there is no file {model}.")
+    require(os.path.isfile(model), f"model: there is no file {model}.")
+    check_files(Path(model))
     try:
         return mujoco.MjSpec.from_file(str(model))
-    except ValueError as error:
+    except Exception as error:  # MuJoCo raises many types, and RuntimeError for lack of memory
         raise ConfigurationError(f"MuJoCo cannot read the model {model}: {error}") from error
 
 
@@ -125,8 +131,17 @@ class Layout:
             spec.add_sensor(type=sensor, objtype=kind, objname=name)
         try:
             self.model = model = spec.compile()
-        except ValueError as error:
+        except Exception as error:  # see `read_spec`
             raise ConfigurationError(f"MuJoCo cannot compile the model: {error}") from error
+        step = float(model.opt.timestep)
+        require(
+            SHORTEST_STEP <= step < math.inf,  # never true for nan
+            f"The model's timestep is {step}: it must be a number of at least {SHORTEST_STEP} s.",
+        )
+        require(
+            model.narena <= LARGEST_ARENA,
+            f"The model's size has memory for {model.narena:,} bytes; at most {LARGEST_ARENA:,}.",
+        )
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
         require(
             size == 1 + model.nq + model.nv + model.na,

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
+from lightning_rl.checkpoints.own import signed
 from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
 from lightning_rl.system.fsdp import load_whole
@@ -44,7 +45,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         content = weights_of(checkpoint) if storage_options == WEIGHTS_ONLY else checkpoint
         if STATE_KEY in content:
-            content = with_contents(content)
+            content = with_contents(signed(content))
         write_atomically(path, lambda file: torch.save(content, file))
 
     def load_checkpoint(

@@ -1,0 +1,240 @@
+"""The user's own runs need no `--trust_code true`; what was sent, copied or changed does."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_rl import Algorithm, load_policy
+from lightning_rl.checkpoints import own
+from lightning_rl.checkpoints.format import CONFIG_KEY, STATE_KEY
+from lightning_rl.cli.app import run
+from lightning_rl.cli.arguments import is_trusted
+from lightning_rl.system.errors import ConfigurationError
+from tests.faults.test_trust import SETTINGS
+from tests.helpers import load
+
+MODULE = """
+from pathlib import Path
+import {name}_helper
+Path("imported").touch()
+from lightning_rl import PPO, ActorCritic
+class MyPPO(PPO):
+    def __init__(self, policy: "Policy", **kwargs):
+        super().__init__(policy, **kwargs)
+class MyPolicy(ActorCritic): pass
+from lightning_rl import Policy
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Train a run that names own code; return the path of its checkpoint."""
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    monkeypatch.setenv("LIGHTNING_RL_KEY", str(tmp_path / "home" / "key"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path(f"{name}.py").write_text(MODULE.format(name=name))
+    Path(f"{name}_helper.py").write_text("x = 1\n")
+    config = SETTINGS.replace("lightning_rl.PPO", f"{name}.MyPPO")
+    Path("mine.yaml").write_text(config.replace("lightning_rl.ActorCritic", f"{name}.MyPolicy"))
+    run(["fit", "--config", "mine.yaml", "--trainer.run_dir", "run"])
+    forget(name)
+    yield Path("run/checkpoints/last.ckpt").absolute()
+    forget(name)
+
+
+def forget(name):
+    """Leave no module of a run, as in a new process."""
+    for module in (name, f"{name}_helper"):
+        sys.modules.pop(module, None)
+    Path("imported").unlink(missing_ok=True)
+    own._code_of.cache_clear()
+
+
+def name_of(checkpoint):
+    return next(
+        path.stem for path in checkpoint.parents[2].glob("own_*.py") if "helper" not in path.stem
+    )
+
+
+def asks(checkpoint, capsys):
+    """Whether all commands and `load_policy` refuse a checkpoint, with the cure, and without an import."""
+    forget(name_of_module := next(Path().glob("own_*[!r].py"), Path("x")).stem)
+    assert not is_trusted(["--ckpt_path", str(checkpoint)])
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", str(checkpoint)])
+    assert "--trust_code true" in capsys.readouterr().err
+    for load_it in (load_policy, Algorithm.load_from_checkpoint):
+        with pytest.raises(ConfigurationError, match="trust_code=True"):
+            load_it(checkpoint)
+    return name_of_module not in sys.modules and not Path("imported").exists()
+
+
+def test_an_own_run_is_resumed_validated_exported_and_loaded_without_a_question(mine, capsys):
+    assert Path(os.environ["LIGHTNING_RL_KEY"]).stat().st_mode & 0o777 == 0o600
+    run(["validate", "--ckpt_path", "run"])
+    run(
+        [
+            "export",
+            "--ckpt_path",
+            "run",
+            "--format",
+            "safetensors",
+            "--path",
+            "policy.safetensors",
+        ]
+    )
+    run(["fit", "--ckpt_path", "run", "--data.total_env_steps", "192"])
+    assert "--trust_code" not in capsys.readouterr().out
+    load_policy("run")
+    Algorithm.load_from_checkpoint(mine)
+    assert Path("imported").exists()
+    # An answer of the user counts.
+    assert not is_trusted(["--ckpt_path", str(mine), "--trust_code", "false"])
+
+
+def changed_config(checkpoint):
+    content = load(checkpoint)
+    torch.save(
+        content | {CONFIG_KEY: content[CONFIG_KEY].replace("CartPole-v1", "Acrobot-v1")}, checkpoint
+    )
+
+
+def other_code_is_claimed(checkpoint):
+    content = load(checkpoint)
+    signature = content[STATE_KEY][own.SIGNATURE_KEY]
+    torch.save(
+        content | {STATE_KEY: content[STATE_KEY] | {own.SIGNATURE_KEY: signature | {"code": {}}}},
+        checkpoint,
+    )
+
+
+def swapped(checkpoint):
+    content = load(checkpoint)
+    other = content | {
+        CONFIG_KEY: content[CONFIG_KEY].replace("hidden_sizes", "critic_hidden_sizes")
+    }
+    torch.save(other, checkpoint)
+
+
+def no_signature(checkpoint):
+    content = load(checkpoint)
+    state = {
+        key: value
+        for key, value in content[STATE_KEY].items()
+        if key not in (own.SIGNATURE_KEY, "contents")
+    }
+    torch.save(content | {STATE_KEY: state}, checkpoint)
+
+
+def odd_signature(checkpoint):
+    content = load(checkpoint)
+    odd = {"code": torch.zeros(2), "hmac": "é"}
+    torch.save(content | {STATE_KEY: content[STATE_KEY] | {own.SIGNATURE_KEY: odd}}, checkpoint)
+
+
+def edited_code(checkpoint):
+    with Path(f"{name_of(checkpoint)}.py").open("a") as file:
+        file.write("\n# edited\n")
+
+
+def edited_helper(checkpoint):
+    Path(f"{name_of(checkpoint)}_helper.py").write_text("x = 2\n")
+
+
+def a_package_in_its_place(checkpoint):
+    name = name_of(checkpoint)
+    Path(name).mkdir()
+    shutil.copy(f"{name}.py", f"{name}/__init__.py")  # which Python imports before `name.py`
+
+
+def linked_code(checkpoint):
+    name = name_of(checkpoint)
+    Path("other.py").write_text(MODULE.format(name=name) + "# other\n")
+    Path(f"{name}.py").unlink()
+    Path(f"{name}.py").symlink_to(Path("other.py").absolute())
+
+
+def another_user(checkpoint):
+    Path(os.environ["LIGHTNING_RL_KEY"]).write_bytes(b"k" * own.KEY_BYTES)
+
+
+def open_key(checkpoint):
+    Path(os.environ["LIGHTNING_RL_KEY"]).chmod(0o640)
+
+
+def open_directory(checkpoint):
+    Path(os.environ["LIGHTNING_RL_KEY"]).parent.chmod(0o777)
+
+
+def linked_key(checkpoint):
+    key = Path(os.environ["LIGHTNING_RL_KEY"])
+    key.rename(key.with_name("other"))
+    key.symlink_to(key.with_name("other"))
+
+
+def short_key(checkpoint):
+    Path(os.environ["LIGHTNING_RL_KEY"]).write_bytes(b"")
+
+
+def no_key(checkpoint):
+    shutil.rmtree(Path(os.environ["LIGHTNING_RL_KEY"]).parent)
+
+
+def piped_key(checkpoint):
+    key = Path(os.environ["LIGHTNING_RL_KEY"])
+    key.unlink()
+    os.mkfifo(key, 0o600)
+
+
+ATTACKS = [
+    *(changed_config, other_code_is_claimed, swapped, no_signature, odd_signature),
+    *(edited_code, edited_helper, a_package_in_its_place, linked_code),
+    *(another_user, open_key, open_directory, linked_key, short_key, no_key, piped_key),
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_was_sent_or_changed_asks(attack, mine, capsys):
+    attack(mine)
+    assert asks(mine, capsys)
+
+
+def test_a_key_of_another_owner_is_not_read(mine, capsys, monkeypatch):
+    monkeypatch.setattr(own.os, "getuid", lambda: 12345)
+    assert asks(mine, capsys)
+
+
+def test_a_run_that_was_copied_to_a_place_with_other_code_asks(mine, capsys, tmp_path, monkeypatch):
+    (tmp_path / "sent").mkdir()
+    shutil.copytree(mine.parents[1], tmp_path / "sent/run")
+    for path in Path().glob("own_*.py"):
+        shutil.copy(path, tmp_path / "sent")
+    monkeypatch.chdir(tmp_path / "sent")
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith("work")]
+    assert asks(Path("run/checkpoints/last.ckpt"), capsys)
+
+
+@pytest.mark.parametrize("place", ["/proc/none/key", "/dev/null/key", ""])
+def test_without_a_home_a_run_trains_and_asks_as_before(place, finished_run, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_RL_KEY", place)
+    if not place:
+        monkeypatch.setattr(
+            Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("no home")))
+        )
+    content = {CONFIG_KEY: "model: {class_path: mine.PPO}", STATE_KEY: {}}
+    assert own.signed(content) == content
+    assert not own.is_own(content)
+
+
+def test_a_default_run_makes_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_RL_KEY", str(tmp_path / "key"))
+    content = {CONFIG_KEY: SETTINGS, STATE_KEY: {}}
+    assert own.signed(content) == content
+    assert not (tmp_path / "key").exists()
