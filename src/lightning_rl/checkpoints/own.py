@@ -1,8 +1,8 @@
 """Recognise checkpoints of this user's own runs, which need no `--trust_code true`.
 
 A checkpoint that names the user's code is signed: an HMAC, with a key of this user, of the text of
-its configuration and of the path and content of each file of that code. Whoever was sent the
-checkpoint, or has other code at that path, is asked as before. Checking imports nothing.
+its configuration and of the path and content of each file of that code. If a checkpoint comes
+from another user, or the code has changed, commands ask as before. The check imports nothing.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def is_own(checkpoint: dict[str, Any]) -> bool:
             return False
     except (TypeError, ValueError, RecursionError):  # a sent signature may be of any type
         return False
-    # From here on, `code` is what `signed` wrote.
+    # The signature proves that `signed` wrote `code`.
     return all(_entry(name) == entry for name, entry in dict(code or {}).items())
 
 
