@@ -396,8 +396,8 @@ MUTATIONS = (
     Mutation(
         "collectors/remote.py",
         "remote: an env that no node can make is tried again and again",
-        "        if isinstance(error, ConfigurationError) and not self.counts.taken:\n",
-        "        if isinstance(error, ConfigurationError) and self.closed:\n",
+        " and not hung and not self.counts.taken:\n",
+        " and self.closed:\n",
         "faults/test_remote_collectors.py",
     ),
     Mutation(

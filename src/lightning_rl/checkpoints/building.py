@@ -42,6 +42,7 @@ class SavedRun:
 
     Attributes:
         settings: the configuration; empty if the checkpoint has none.
+        trusted: whether its code is imported: with `trust_code`, or of an own run once checked.
 
     Raises:
         ConfigurationError: if the configuration cannot be read.
@@ -54,7 +55,7 @@ class SavedRun:
         self.content = content
         text = content.get(CONFIG_KEY)
         self.settings = {} if text is None else settings_of(str(text), path)
-        self._trust_code = trust_code
+        self.trusted = trust_code
         self._cure = cure
 
     def policy(self, kind: type) -> Any:
@@ -121,14 +122,14 @@ class SavedRun:
         )
 
     def _refuse_code(self, config: dict[str, Any]) -> None:
-        if self._trust_code:
+        if self.trusted:
             return
         try:
             checked = checked_config(dump_yaml(config), self.path, self._cure)
         except ConfigurationError:
             if not is_own(self.content):
                 raise
-            self._trust_code = True
+            self.trusted = True
             return
         if checked.reads:
             reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
@@ -228,7 +229,7 @@ class SavedRun:
 
     def _named(self, name: Any, path: str) -> Any:
         require(
-            self._trust_code or str(name) in NAMES,
+            self.trusted or str(name) in NAMES,
             f"'{name}' for {path} is third-party code, and the configuration comes from a "
             f"checkpoint. {self._cure}",
         )

@@ -14,6 +14,7 @@ import stat
 import sys
 import sysconfig
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
@@ -40,7 +41,10 @@ def signed(checkpoint: dict[str, Any]) -> dict[str, Any]:
     config = checkpoint.get(CONFIG_KEY)
     if not isinstance(config, str) or not names_code(config) or (key := _key(make=True)) is None:
         return checkpoint
-    code = _code_of(config, os.getcwd())
+    try:
+        code = _code_of(config, os.getcwd())
+    except OSError:  # a deleted directory, or code that cannot be read, ends no run
+        return checkpoint
     for name, (file, _) in code.items():
         loaded = getattr(sys.modules.get(name), "__file__", None)
         if loaded is not None and file != os.path.abspath(loaded):
@@ -49,7 +53,7 @@ def signed(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return checkpoint | {STATE_KEY: checkpoint[STATE_KEY] | {SIGNATURE_KEY: signature}}
 
 
-def is_own(checkpoint: dict[str, Any]) -> bool:
+def is_own(checkpoint: Mapping[str, Any]) -> bool:
     """Return whether this user's run wrote the configuration, and its code is still the same."""
     state, config = checkpoint.get(STATE_KEY), checkpoint.get(CONFIG_KEY)
     signature = state.get(SIGNATURE_KEY) if isinstance(state, dict) else None
@@ -63,7 +67,10 @@ def is_own(checkpoint: dict[str, Any]) -> bool:
     except (TypeError, ValueError, RecursionError):  # a sent signature may be of any type
         return False
     # The signature proves that `signed` wrote `code`.
-    return all(_entry(name) == entry for name, entry in dict(code or {}).items())
+    try:
+        return all(_entry(name) == entry for name, entry in dict(code or {}).items())
+    except OSError:
+        return False
 
 
 @cache

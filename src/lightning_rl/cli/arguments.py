@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -61,14 +61,19 @@ def complete(arguments: list[str]) -> Completed:
 
 def is_trusted(options: Sequence[str]) -> bool:
     """Return whether a command reads no checkpoint, a trusted one, or code of one's own run."""
-    answer, checkpoint = value_of("--trust_code", options), value_of("--ckpt_path", options)
-    if answer is not None or checkpoint is None:
-        return checkpoint is None or str(answer).lower() == "true"
+    checkpoint = value_of("--ckpt_path", options)
+    if checkpoint is None:
+        return True
     try:
         content = read_checkpoint(_path_of(checkpoint, options), whole=False)
     except ConfigurationError:
-        return False  # the command reports it
-    return is_own(content)
+        content = {}  # the command reports it
+    return _trusts(content, options)
+
+
+def _trusts(content: Mapping[str, Any], options: Sequence[str]) -> bool:
+    answer = value_of("--trust_code", options)
+    return is_own(content) if answer is None else answer.lower() == "true"
 
 
 def _path_of(checkpoint: str, options: Sequence[str]) -> Path:
@@ -102,7 +107,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     if isinstance(trainer := settings.get("trainer"), dict):
         trainer.pop("run_dir", None)  # where the checkpoint lies now counts
     config = dump_yaml(written(settings))
-    trusted = is_trusted(["--ckpt_path", checkpoint, *options])
+    trusted = _trusts(content, options)
     if not trusted:
         checked = checked_config(config, path)
         config = checked.config

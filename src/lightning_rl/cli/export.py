@@ -48,7 +48,7 @@ def export(options: Sequence[str], command_line: CommandLine) -> None:
         cure=CURE,
     )
     path = _path_of(trained, settings.format, settings.path)
-    done = _exported(trained, settings.format, path, settings.trust_code)
+    done = _exported(trained, settings.format, path, trained.run.trusted)
     tell("\n".join(_summary(done)))
 
 

@@ -133,15 +133,7 @@ class Layout:
             self.model = model = spec.compile()
         except Exception as error:  # see `read_spec`
             raise ConfigurationError(f"MuJoCo cannot compile the model: {error}") from error
-        step = float(model.opt.timestep)
-        require(
-            SHORTEST_STEP <= step < math.inf,  # never true for nan
-            f"The model's timestep is {step}: it must be a number of at least {SHORTEST_STEP} s.",
-        )
-        require(
-            model.narena <= LARGEST_ARENA,
-            f"The model's size has memory for {model.narena:,} bytes; at most {LARGEST_ARENA:,}.",
-        )
+        _check_bounds(model)
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
         require(
             size == 1 + model.nq + model.nv + model.na,
@@ -260,6 +252,18 @@ def _without_shortcuts(spec: Any, nominal: Any) -> Any:
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             getattr(model, name)[...] = array
     return model
+
+
+def _check_bounds(model: Any) -> None:
+    step = float(model.opt.timestep)
+    require(
+        SHORTEST_STEP <= step < math.inf,  # never true for nan
+        f"The model's timestep is {step}: it must be a number of at least {SHORTEST_STEP} s.",
+    )
+    require(
+        model.narena <= LARGEST_ARENA,
+        f"The model's size has memory for {model.narena:,} bytes; at most {LARGEST_ARENA:,}.",
+    )
 
 
 def fields_in(state: Mapping[str, Tensor]) -> tuple[str, ...]:
