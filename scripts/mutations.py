@@ -89,6 +89,20 @@ MUTATIONS = (
         "equivalence/test_mujoco_env.py",
     ),
     Mutation(
+        "envs/mujoco/quantities.py",
+        "a heavier body is as quick to turn",
+        'nominal["body_inertia"] * factor[..., None]',
+        'nominal["body_inertia"].expand(len(value), -1, -1)',
+        "reports/test_coupled_physics.py",
+    ),
+    Mutation(
+        "rollout/names.py",
+        "joints are read in the order of the dataset",
+        "return [list(recorded).index(name) for name in names]",
+        "return list(range(len(names)))",
+        "reports/test_names.py",
+    ),
+    Mutation(
         "envs/mujoco/env.py",
         "a world that diverged goes on from numbers that are none",
         "torch.where(bad[:, None], state[name], value)",

@@ -531,12 +531,12 @@ def _is_number(value: Any) -> bool:
 def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
     """Refuse other joints or another activation; warn of other settings, such as a temperature."""
     for name, data in (state.get(SPACES_KEY) or {}).items():
-        there = names_within(space_from(data)) if data else {}
+        saved = names_within(space_from(data)) if data else {}
         for part, names in names_within(getattr(policy, name)).items():
             require(
-                there.get(part, names) == names,
+                saved.get(part, names) == names,
                 f"The numbers of the {name} of the checkpoint's policy are "
-                f"{', '.join(there.get(part, ()))}, but of this env {', '.join(names)}: the same "
+                f"{', '.join(saved.get(part, ()))}, but of this env {', '.join(names)}: the same "
                 "weights would move other joints. Use an env with the order of the checkpoint's.",
             )
     if DESCRIPTION_KEY not in state:

@@ -52,33 +52,33 @@ def by_name(setting: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: a name is missing or unknown, or the value is a list.
     """
-    given = dict.fromkeys(names, value) if isinstance(value, int | float) else value
+    values = dict.fromkeys(names, value) if isinstance(value, int | float) else value
     require(
-        isinstance(given, Mapping) and set(given) == set(names),
+        isinstance(values, Mapping) and set(values) == set(names),
         f"{setting} is {value}, but goes by name: give {{name: value}} for each of "
         f"{', '.join(map(str, names)) or 'the (unknown) names'}, or one number.",
     )
-    return {name: given[name] for name in names}
+    return {name: values[name] for name in names}
 
 
 def order_of(
-    there: Sequence[str], wanted: Sequence[str], column: str, place: str
+    recorded: Sequence[str], names: Sequence[str], column: str, place: str
 ) -> list[int] | None:
-    """Return the index in a column of each `wanted` name; None if nothing has to be permuted.
+    """Return the index in a column of each of `names`; None if nothing has to be permuted.
 
-    `there` are the names of the column; () if it has none. The message names the column and its
+    `recorded` are the names of the column; () if it has none. The message names the column and its
     place.
 
     Raises:
         ConfigurationError: the names differ.
     """
-    if not there or not wanted or tuple(there) == tuple(wanted):
+    if not recorded or not names or tuple(recorded) == tuple(names):
         return None
-    lists = f"its {column} has {', '.join(there)}, and this env has {', '.join(wanted)}"
+    lists = f"its {column} has {', '.join(recorded)}, and this env has {', '.join(names)}"
     require(
-        set(there) == set(wanted),
+        set(recorded) == set(names),
         f"{place} has other names: {lists}. Use the env of the recording; if they name the same "
         "numbers, correct `names` in meta/info.json.",
     )
     rank_zero_warn(f"{place} has another order: {lists}. It is read in the order of the env.")
-    return [list(there).index(name) for name in wanted]
+    return [list(recorded).index(name) for name in names]

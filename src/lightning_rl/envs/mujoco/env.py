@@ -44,8 +44,8 @@ Backend = Literal["auto", "c", "warp"]
 """The simulator: MuJoCo's C library, MuJoCo Warp, or the choice by the device."""
 
 _OTHER_CONTROL = (
-    "none of position, velocity and force: its gain, bias, gear or dynamics are not those of "
-    "MuJoCo's <position>, <velocity> or <motor>. Use one of these, or leave out `actions`: the "
+    "none of position, velocity and force: its gain, bias, gear or dynamics differ from "
+    "MuJoCo's <position>, <velocity> and <motor>. Use one of these, or leave out `actions`: the "
     "action is then its control."
 )
 
@@ -91,12 +91,8 @@ class MujocoView(EnvView):
         return nominal_of(name, self.env.parameters(), self.env.layout.servos)
 
     def replaced(self, name: str, value: Tensor) -> dict[str, Tensor]:
-        nominal = self.env.parameters()
-        present = {
-            field: self.state.get(field, one.expand(self.num_envs, *one.shape))
-            for field, one in nominal.items()
-        }
-        return fields_of(name, value, nominal, present, self.env.layout.servos)
+        env, state = self.env, self.state
+        return fields_of(name, value, env.parameters(), state, env.layout.servos)
 
     def _named(self, view: str, names: Sequence[str]) -> Tensor:
         columns: Tensor = self.env.layout.columns(view, names, self.device)

@@ -177,8 +177,8 @@ class Layout:
         """Return the `mujoco.MjModel` of worlds that differ in `fields`.
 
         MuJoCo copies frames that its compiler found equal, such as a site's and its body's, and
-        then ignores the position of the site. If `fields` may move frames, the model has none of
-        these shortcuts.
+        then ignores the position of the site. The model has no such
+        shortcuts if `fields` move frames.
         """
         if not set(MOVING) & set(fields):
             return self.model
@@ -238,7 +238,7 @@ def _kind(mujoco: Any, model: Any, i: int) -> str:
 
 
 def _without_shortcuts(spec: Any, nominal: Any) -> Any:
-    """Return the model of a spec for frames that may move; its numbers are those of `nominal`."""
+    """Return the model of a spec for frames that may move, with the numbers of `nominal`."""
     mujoco = import_mujoco()
     spec.compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
     for body in spec.bodies[1:]:

@@ -25,18 +25,18 @@ def nominal_of(name: str, nominal: Mapping[str, Tensor], servos: Servos) -> Tens
     Raises:
         ConfigurationError: the field belongs to a quantity, or no actuator has the quantity.
     """
-    there = {"stiffness": servos[1], "damping": [*servos[1], *servos[2]]}
+    actuators = {"stiffness": servos[1], "damping": [*servos[1], *servos[2]]}
     require(
-        name not in INSTEAD or (name != "body_inertia" and not there["damping"]),
+        name not in INSTEAD or (name != "body_inertia" and not actuators["damping"]),
         f"randomize cannot change {name} alone: other fields of the model would no longer fit. "
         f"Name the quantity {INSTEAD.get(name)}, or return the field from a function of yours.",
     )
     require(
-        bool(there.get(name, [0])),
+        bool(actuators.get(name, [0])),
         f"randomize cannot change the {name} of actuators: no actuator of the model is a servo "
         "with it. For joints use jnt_stiffness and dof_damping.",
     )
-    if name in there:
+    if name in actuators:
         return -nominal["actuator_biasprm"][:, 1 if name == "stiffness" else 2]
     return nominal.get("body_mass" if name == "mass" else name)
 
@@ -45,13 +45,14 @@ def fields_of(
     name: str,
     value: Tensor,
     nominal: Mapping[str, Tensor],
-    present: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
     servos: Servos,
 ) -> dict[str, Tensor]:
     """Return the fields [M, ...] for a value [M, ...] of a quantity or field.
 
     A body's inertia follows its mass. The gain and the bias of a servo change by the same factor,
-    so that it still goes to its control. `nominal` and `present` have the fields of the model.
+    so that it still goes to its control. `nominal` has the model's fields, and `state`
+    those that differ between worlds.
     """
     if name in ("mass", "body_mass"):
         mass = nominal["body_mass"]
@@ -59,8 +60,13 @@ def fields_of(
         return {"body_mass": value, "body_inertia": nominal["body_inertia"] * factor[..., None]}
     if name not in ("stiffness", "damping", "actuator_gainprm") or not any(servos.values()):
         return {name: value}
-    gain = (value if name == "actuator_gainprm" else present["actuator_gainprm"]).clone()
-    bias = present["actuator_biasprm"].clone()
+    gain, bias = (
+        (
+            state[field] if field in state.keys() else nominal[field].expand(len(value), -1, -1)
+        ).clone()
+        for field in ("actuator_gainprm", "actuator_biasprm")
+    )
+    gain = value.clone() if name == "actuator_gainprm" else gain
     for column, rows in servos.items():
         gain_of, bias_of = nominal["actuator_gainprm"][rows], nominal["actuator_biasprm"][rows]
         if name == "actuator_gainprm":
