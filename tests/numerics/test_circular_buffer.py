@@ -21,8 +21,8 @@ from lightning_rl.rollout.contract import (
     time_major,
     validate,
 )
-from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same
+from tests.messages import refused
 
 N, T = 2, 3
 OBSERVATION = Dict(
@@ -265,7 +265,7 @@ def test_a_partial_window_has_its_own_bootstrap_slot():
 def test_a_window_of_an_impossible_length_is_refused(num_steps):
     buffer = make()
     buffer.begin_write()
-    with pytest.raises(ValueError, match=rf"\[1, {T}\], got {num_steps}"):
+    with refused(ValueError, names=("num_steps", f"[1, {T}]", num_steps)):
         buffer.commit(num_steps)
 
 
@@ -505,13 +505,13 @@ def test_the_first_failure_counts_and_a_stopped_writer_is_none():
         read(buffer)
     buffer.fail(OSError("camera"))
     buffer.fail(OSError("later"))
-    with pytest.raises(WriterError, match="OSError: camera"):
+    with refused(WriterError, names="OSError: camera"):
         read(buffer)
 
 
 def test_a_segment_is_written_by_one_writer_at_a_time():
     buffer = make()
-    with pytest.raises(RuntimeError, match="call begin_write"):
+    with refused(RuntimeError, names="begin_write()"):
         buffer.commit(1)
     buffer.begin_write()
     with pytest.raises(RuntimeError) as error:
@@ -587,13 +587,13 @@ def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
     state = saved(buffer)
 
     shorter = make(num_steps=2)
-    with pytest.warns(UserWarning, match="3 steps do not fit into segments of 2 envs and 2 steps"):
+    with refused(UserWarning, names=("2 envs and 3 steps", "2 envs and 2 steps", "num_envs")):
         shorter.load_state_dict(state)
     assert shorter.statistics()["dropped_steps"] == N * 3
     check(read(shorter), first=3)
 
     plainer = make(extra_fields={})
-    with pytest.warns(UserWarning, match="is dropped") as warned:
+    with refused(UserWarning, names=("'noise'", "extra_fields")) as warned:
         plainer.load_state_dict(state)
     assert str(warned[0].message) == (
         "A rollout of the checkpoint is dropped: its field 'noise' is ([4], torch.float32), the "
@@ -612,7 +612,7 @@ def test_a_state_is_not_loaded_into_a_buffer_in_use():
     buffer = make()
     state = saved(buffer)
     Writer(buffer).write()
-    with pytest.raises(RuntimeError, match="before the first begin_write"):
+    with refused(RuntimeError, names="begin_write()"):
         buffer.load_state_dict(state)
 
 
@@ -622,10 +622,10 @@ def test_a_state_is_not_loaded_into_a_buffer_in_use():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"overflow": "drop"}, "overflow must be 'block' .* or 'overwrite' .*, got 'drop'"),
-        ({"timeout_s": 0.0}, r"timeout_s must be positive .*, got 0\.0"),
+        ({"overflow": "drop"}, ("overflow", "'block'", "'overwrite'", "'drop'")),
+        ({"timeout_s": 0.0}, ("timeout_s", "0.0")),
     ],
 )
 def test_a_wrong_setting_is_named(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         make(**settings)

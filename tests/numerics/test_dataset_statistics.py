@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import ConfigurationError
 from lightning_rl.policies.networks.encoders import DictEncoder, NatureCNN
 from lightning_rl.training.callbacks.dataset_statistics import DatasetStatistics
 from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import last, train
+from tests.messages import refused
 from tests.variants import after
 
 STATE = {"mean": [1.0, -2.0, 0.5, 30.0], "std": [2.0, 0.1, 1.0, 5.0], "count": [5000]}
@@ -84,17 +84,17 @@ def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
     ("features", "policy", "message"),
     [
         ({"observation.state": STATE}, {}, "normalize_observation: true"),
-        ({"action": STATE}, {"normalize_observation": True}, "no mean of 'observation.state'"),
+        ({"action": STATE}, {"normalize_observation": True}, ("mean", "'observation.state'")),
         (
             {"observation.state": {"mean": [1.0], "std": [1.0]}},
             {"normalize_observation": True},
-            r"has 1 numbers, but the observation's shape is \[4\]",
+            ("1 numbers", "[4]"),
         ),
     ],
 )
 def test_what_does_not_fit_is_refused(features, policy, message, tmp_path):
     path = statistics(tmp_path / "meta", **features)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         begin(tmp_path, path, policy)
 
 
@@ -103,7 +103,7 @@ def test_statistics_of_init_from_and_of_a_dataset_are_one_too_many(tmp_path):
     normal = {"normalize_observation": True}
     begin(tmp_path / "first", path, normal)
     start = {"init_from": str(last(tmp_path / "first"))}
-    with pytest.raises(ConfigurationError, match=r"trainer\.init_from"):
+    with refused(names=("DatasetStatistics", "trainer.init_from")):
         train(
             tmp_path / "second",
             env="CartPole-v1",

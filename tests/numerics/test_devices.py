@@ -10,6 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import ConfigurationError, Gamepad, Intervention, Keyboard, SpaceMouse
+from tests.messages import refused
 from tests.numerics.test_taking_over import shows
 
 GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
@@ -136,9 +137,7 @@ def test_a_display_that_cannot_be_opened_says_so(monkeypatch):
     pygame.display.quit()
     monkeypatch.setenv("DISPLAY", ":77")
     monkeypatch.setenv("SDL_VIDEODRIVER", "x11")
-    with pytest.raises(
-        ConfigurationError, match=r"^Keyboard: no window can be opened \(.+\)\. Set DISPLAY to a "
-    ):
+    with refused(names=("Keyboard", "DISPLAY")):
         opened(Keyboard())
 
 

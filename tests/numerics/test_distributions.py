@@ -9,6 +9,7 @@ from torch import distributions as reference
 
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from tests.helpers import draw_from
+from tests.messages import refused
 
 SAMPLES = 100_000
 LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([2.0, 3.0, 0.75], np.float32)
@@ -424,7 +425,5 @@ def test_a_box_of_one_number_without_a_dimension():
     ],
 )
 def test_other_spaces_are_refused(space):
-    with pytest.raises(
-        ValueError, match=r"not supported: use a floating-point Box, Discrete or one-dimensional"
-    ):
+    with refused(ValueError, names=("Action space", "int64", "Box, Discrete")):
         make(space)

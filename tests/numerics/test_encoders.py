@@ -45,13 +45,13 @@ from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
 from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
 from lightning_rl.system.construction import construction
-from lightning_rl.system.errors import ConfigurationError
 from tests.arms import arm
 from tests.envs import ScriptedEnv
 from tests.equivalence.features import MinimalInfo
 from tests.equivalence.test_async import assert_same_training
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, load, scalars, train
+from tests.messages import refused
 
 PICTURE = Box(0, 255, (12, 10, 3), np.uint8)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)
@@ -109,7 +109,7 @@ def test_floats_between_minus_one_and_one_are_taken_as_they_are_and_others_refus
     of_bytes = SMALL(PICTURE)
     of_bytes.load_state_dict(encoder.state_dict())
     torch.testing.assert_close(encoder(batch / 255.0), of_bytes(batch))
-    with pytest.raises(ConfigurationError, match="floats between -1 and 1"):
+    with refused(names=("NatureCNN", "-1 and 1", "(12, 10, 3), float32")):
         SMALL(Box(0.0, 255.0, (12, 10, 3), np.float32))
 
 
@@ -124,11 +124,11 @@ def test_the_nature_network_is_that_of_the_paper():
 
 def test_a_picture_too_small_for_the_kernels_is_refused_with_the_least_size_and_the_cure():
     NatureCNN(Box(0, 255, (36, 36, 3), np.uint8))
-    with pytest.raises(ConfigurationError, match="need 36x36 at least") as refused:
+    with refused(names=("NatureCNN", "48x35", "36x36", "resize: [36, 36]")) as caught:
         NatureCNN(Box(0, 255, (48, 35, 3), np.uint8))
-    assert "48x35" in str(refused.value)
-    assert "resize: [36, 36]" in str(refused.value)
-    assert "ImpalaCNN" in str(refused.value)
+    assert "48x35" in str(caught.value)
+    assert "resize: [36, 36]" in str(caught.value)
+    assert "ImpalaCNN" in str(caught.value)
     NatureCNN(Box(0, 255, (48, 35, 3), np.uint8), resize=(36, 36))
 
 
@@ -152,9 +152,9 @@ def test_a_point_is_the_mean_place_of_what_its_channel_sees():
     picture[4, 0, 1] = picture[8, 2, 1] = 255  # two of them: between
     expected = [1.0, 2 / 8 * 2 - 1, (-1 + 2 / 16 * 2 - 1) / 2, (0 + 1) / 2, 0.0, 0.0]
     torch.testing.assert_close(encoder(picture), torch.tensor(expected))
-    with pytest.raises(ConfigurationError, match=r"SpatialSoftmaxCNN.points"):
+    with refused(names=("SpatialSoftmaxCNN.points", "0")):
         SpatialSoftmaxCNN(PICTURE, points=0)
-    with pytest.raises(ConfigurationError, match=r"SpatialSoftmaxCNN: a picture of 12x3 pixels"):
+    with refused(names=("SpatialSoftmaxCNN", "12x3", "9x9")):
         SpatialSoftmaxCNN(Box(0, 255, (12, 3, 3), np.uint8))
 
 
@@ -184,7 +184,7 @@ def test_a_crop_is_what_a_slice_is_and_a_resize_keeps_the_mean():
     resized.size = 3 * 24 * 20
     level = torch.full((1, 12, 10, 3), 51, dtype=torch.uint8)
     torch.testing.assert_close(resized(level), torch.full((1, 1440), 0.2))
-    with pytest.raises(ConfigurationError, match="is not within a picture of 12x10 pixels"):
+    with refused(names=("NatureCNN", "crop=[5, 0, 8, 6]", "12x10")):
         SMALL(PICTURE, crop=(5, 0, 8, 6))
 
 
@@ -231,17 +231,15 @@ def test_channels_are_scaled_by_their_running_mean_and_variance(make):
 
 
 def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
-    with pytest.raises(ConfigurationError, match="use DictEncoder"):
+    with refused(names=("NatureCNN", "DictEncoder")):
         NatureCNN(Dict({"camera": PICTURE}))
-    with pytest.raises(ConfigurationError, match="PerceptronEncoder for numbers"):
+    with refused(names=("ImpalaCNN", "PerceptronEncoder")):
         ImpalaCNN(ACTION)
-    with pytest.raises(
-        ConfigurationError, match=r"Unknown activation 'rellu'.*close matches: relu"
-    ):
+    with refused(names=("activation", "'rellu'", "close matches: relu")):
         NatureCNN(PICTURE, activation="rellu")
-    with pytest.raises(ConfigurationError, match=r"channels=\[4\], kernels=\[8, 4, 3\]"):
+    with refused(names=("channels=[4]", "kernels=[8, 4, 3]")):
         NatureCNN(PICTURE, channels=[4])
-    with pytest.raises(ConfigurationError, match=r"encoder: \{class_path: NatureCNN\}"):
+    with refused(names="policy.init_args.encoder: {class_path: NatureCNN}"):
         ActorCritic(PICTURE, ACTION)
 
 
@@ -264,7 +262,7 @@ def test_a_choice_is_one_number_among_as_many_as_there_are():
     assert encoder(torch.tensor([5, 7])).tolist() == [[1, 0, 0], [0, 0, 1]]
     encoder = OneHot(MultiDiscrete([2, 3]))
     assert encoder(torch.tensor([[[1, 2]]])).tolist() == [[[0, 1, 0, 0, 1]]]
-    with pytest.raises(ConfigurationError, match="OneHot reads a Discrete"):
+    with refused(names=("OneHot", "Discrete", "PerceptronEncoder")):
         OneHot(PICTURE)
 
 
@@ -309,13 +307,18 @@ def test_each_key_of_a_dict_has_its_encoder_and_what_they_say_is_joined():
 
 
 def test_a_key_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(
-        ConfigurationError, match=r"arm, camera, force, goal; close matches: camera"
+    with refused(
+        names=(
+            "DictEncoder.encoders",
+            "'camra'",
+            "arm, camera, force, goal",
+            "close matches: camera",
+        )
     ):
         DictEncoder(SPACE, {"camra": SMALL})
-    with pytest.raises(ConfigurationError, match=r"Encoder of the observation's 'camera'.*36x36"):
+    with refused(names=("'camera'", "NatureCNN", "36x36")):
         DictEncoder(SPACE)
-    with pytest.raises(ConfigurationError, match="DictEncoder reads a Dict"):
+    with refused(names=("DictEncoder", "Dict", "Box")):
         DictEncoder(PICTURE)
 
 
@@ -354,14 +357,13 @@ def test_a_frozen_encoder_reads_safetensors_and_part_of_a_checkpoint(tmp_path):
 
 
 def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"No weights at .*none.pt"):
+    with refused(names=("none.pt", "FrozenEncoder.weights")):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "none.pt")
     torch.save(SMALL(PICTURE).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(ConfigurationError, match="of another shape") as refused:
+    with refused(names=("FrozenEncoder", "weights.pt", "NatureCNN", "layers.5.weight", "prefix")):
         FrozenEncoder(PICTURE, partial(SMALL, size=9), tmp_path / "weights.pt")
-    assert "prefix" in str(refused.value)
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ConfigurationError, match="holds no state_dict"):
+    with refused(names=("list.pt", "state_dict")):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "list.pt")
 
 
@@ -401,11 +403,11 @@ def test_actor_and_critic_share_an_encoder_which_reads_once_or_have_one_each():
 
 
 def test_settings_that_would_be_ignored_are_refused():
-    with pytest.raises(ConfigurationError, match="share_encoder: false"):
+    with refused(names="share_encoder: false"):
         ActorCritic(Box(-1, 1, (3,)), ACTION, share_encoder=False)
-    with pytest.raises(ConfigurationError, match="normalize: true of a PerceptronEncoder"):
+    with refused(names=("normalize_observation", "normalize: true", "PerceptronEncoder")):
         ActorCritic(PICTURE, ACTION, encoder=SMALL, normalize_observation=True)
-    with pytest.raises(ConfigurationError, match="actor_keys=\\['a'\\] chooses among the keys"):
+    with refused(names=("actor_keys=['a']", "Dict", "Box")):
         ActorCritic(PICTURE, ACTION, encoder=SMALL, actor_keys=["a"])
 
 
@@ -439,11 +441,9 @@ def test_the_actor_needs_no_key_that_only_the_critic_reads(cls, encoder):
 
 
 def test_unknown_keys_are_refused_with_those_that_there_are():
-    with pytest.raises(
-        ConfigurationError, match=r"critic_keys names 'hiden'.*close matches: hidden"
-    ):
+    with refused(names=("critic_keys", "'hiden'", "close matches: hidden")):
         ActorCritic(PRIVILEGED, ACTION, critic_keys=["hiden"])
-    with pytest.raises(ConfigurationError, match=r"actor_keys names 'b'.*the keys hidden, seen"):
+    with refused(names=("actor_keys", "'b'", "hidden, seen")):
         ActorOnly(PRIVILEGED, ACTION, actor_keys=["b"])
 
 
@@ -454,7 +454,7 @@ def test_a_mask_of_actions_is_no_input_unless_it_is_asked_for():
     assert ActorCritic(space, Discrete(4), actor_keys=["position", "action_mask"]).actor[0].in_features == 7  # fmt: skip
     encoded = ActorCritic(space, Discrete(4), encoder=DictEncoder)
     assert list(encoded.encoder.encoders) == ["position"]
-    with pytest.raises(ConfigurationError, match="action_mask is an input only"):
+    with refused(names=("action_mask", "actor_keys")):
         ActorCritic(Dict({"action_mask": space["action_mask"]}), Discrete(4))
 
 
@@ -462,9 +462,7 @@ def test_a_critics_encoder_that_cannot_take_its_keys_is_refused_and_the_cure_nam
     space = Dict({"camera": PICTURE, "state": Box(-1, 1, (3,))})
     make = partial(DictEncoder, encoders={"camera": SMALL})
     keys = {"actor_keys": ["camera"], "critic_keys": ["state"]}
-    with pytest.raises(
-        ConfigurationError, match=r"has the keys state.*Set critic_encoder to use another"
-    ):
+    with refused(names=("DictEncoder.encoders", "'camera'", "state", "critic_encoder")):
         ActorCritic(space, ACTION, encoder=make, **keys)
     policy = ActorCritic(space, ACTION, encoder=make, critic_encoder=PerceptronEncoder, **keys)
     assert isinstance(policy.critic_encoder, PerceptronEncoder)
@@ -606,7 +604,7 @@ def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
 
 
 def test_only_pictures_are_shifted_and_where_there_are_none_it_is_refused():
-    with pytest.raises(ConfigurationError, match="random_shift=4 shifts pictures, but there are"):
+    with refused(names=("random_shift=4", "Box")):
         SAC(SquashedActorCritic(Box(-1, 1, (3,)), ACTION), random_shift=4)
 
 
@@ -693,7 +691,7 @@ def test_a_warm_start_takes_the_encoder_and_may_leave_that_of_the_critic(tmp_pat
     own = module.state_dict()["policy.encoder.layers.0.weight"]
     torch.testing.assert_close(own, first["policy.encoder.layers.0.weight"])
     other = settings("PPO") | {"policy": {"encoder": partial(SMALL, size=9)}}
-    with pytest.raises(ConfigurationError, match=r"entries differ.*encoder\.layers"):
+    with refused(names=("encoder.layers.5.weight", "[8, 24]", "[9, 24]")):
         train(tmp_path / "third", **other, trainer=begin)
 
 
@@ -869,11 +867,9 @@ def test_a_replay_holds_what_a_frozen_encoder_made_of_pictures(key, tmp_path):
 
 
 def test_features_of_weights_that_are_trained_are_not_kept():
-    with pytest.raises(ConfigurationError, match="NatureCNN has trainable weights, but a replay"):
+    with refused(names=("EncodedObservations", "NatureCNN", "FrozenEncoder")):
         EncodedObservations(2, SEEN, SMALL)
-    with pytest.raises(
-        ConfigurationError, match="key='camera' is not in the observation, which has no"
-    ):
+    with refused(names=("EncodedObservations", "key='camera'")):
         EncodedObservations(2, SEEN, SMALL, "camera")
 
 
@@ -898,9 +894,7 @@ model:
 def test_a_checkpoint_may_name_encoders_of_ours_by_key_and_no_others(tmp_path):
     trusted = checked_config(ENCODERS % "lightning_rl.FrozenEncoder", tmp_path)
     assert "a.b" in trusted.reads.values()
-    with pytest.raises(
-        ConfigurationError, match=r"names 'os\.system'.*is not an Encoder of lightning_rl"
-    ):
+    with refused(names=("'os.system'", "encoder", "Encoder", "--trust_code true")):
         checked_config(ENCODERS % "os.system", tmp_path)
 
 
@@ -946,6 +940,6 @@ def test_a_task_is_seen_in_its_last_pictures_the_newest_last(task):
 
 
 def test_pictures_without_pixels_are_refused():
-    with pytest.raises(ConfigurationError, match=r"pictures\.size must be at least 1, got 0"):
+    with refused(names=("pictures.size", "at least 1", "0")):
         Pictures(size=0)
     assert isinstance(PushCube(2, pictures=Pictures(8, 1)).single_observation_space, gymnasium.spaces.Box)  # fmt: skip

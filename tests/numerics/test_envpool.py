@@ -13,8 +13,8 @@ from gymnasium.spaces import Box
 from lightning_rl import EnvPoolEnv
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, make_data, make_ppo, train
+from tests.messages import assert_names, refused
 from tests.numerics.test_envs import plain, play, random_actions, row
 
 # --- without EnvPool ---
@@ -22,7 +22,7 @@ from tests.numerics.test_envs import plain, play, random_actions, row
 
 def test_a_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'lightning-rl\[envpool\]'"):
+    with refused(names="pip install 'lightning-rl[envpool]'"):
         EnvPoolEnv(2, "CartPole-v1")
 
 
@@ -31,7 +31,7 @@ def test_the_command_line_says_what_is_missing(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         run(["fit", "--config", "ppo.yaml", "--data.env.class_path", "EnvPoolEnv"])
     assert stop.value.code == 1
-    assert "pip install 'lightning-rl[envpool]'" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "pip install 'lightning-rl[envpool]'")
 
 
 def test_the_package_is_imported_when_an_env_is_made_and_not_before():
@@ -186,7 +186,7 @@ def test_large_seeds_are_taken(make):
     env = make(2, "CartPole-v1")
     assert not torch.equal(*plain(env.reset(seed=2**31 - 1)[0]))
     env.reset(seed=[2**40, np.int64(7)])
-    with pytest.raises(ConfigurationError, match="Expected 2 seeds, one per env, got 3"):
+    with refused(names=("2 seeds", "3")):
         env.reset(seed=[1, 2, 3])
     env.close()
 
@@ -242,7 +242,7 @@ def test_success_is_said_at_every_step(make):
 
 def test_closing_twice_and_stepping_without_a_reset(make):
     env = make(2, "CartPole-v1")
-    with pytest.raises(ConfigurationError, match="Call reset before the first step"):
+    with refused(names="reset"):
         env.step(torch.zeros(2, dtype=torch.int64))
     env.reset(seed=0)
     env.close()
@@ -254,16 +254,16 @@ def test_closing_twice_and_stepping_without_a_reset(make):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"id": "CartPol-v1"}, r"No EnvPool env 'CartPol-v1'; close matches: .*CartPole-v1"),
-        ({"id": ""}, "id is empty"),
-        ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
-        ({"num_threads": -1}, "num_threads must be at least 0, got -1"),
-        ({"env_kwargs": {"gravitas": 1}}, "'CartPole-v1' could not be made: .*gravitas"),
-        ({"env_kwargs": {"seed": 1}}, "env_kwargs cannot set 'seed'"),
+        ({"id": "CartPol-v1"}, ("'CartPol-v1'", "CartPole-v1")),
+        ({"id": ""}, "id"),
+        ({"num_envs": 0}, ("num_envs", "at least 1", "0")),
+        ({"num_threads": -1}, ("num_threads", "at least 0", "-1")),
+        ({"env_kwargs": {"gravitas": 1}}, ("'CartPole-v1'", "gravitas")),
+        ({"env_kwargs": {"seed": 1}}, ("env_kwargs", "'seed'")),
     ],
 )
 def test_an_env_that_cannot_be_made_says_why(envpool, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         EnvPoolEnv(**{"num_envs": 2, "id": "CartPole-v1"} | arguments)
 
 
@@ -279,7 +279,7 @@ def test_evaluation_depends_on_the_seed_of_an_episode_alone(make):
 def test_a_resumed_run_warns_and_restarts_its_episodes(make, tmp_path):
     factory = partial(make, id="CartPole-v1")
     train(tmp_path, env=factory)
-    with pytest.warns(UserWarning, match=r"could not be restored.*its state could not be saved"):
+    with refused(UserWarning, names="state"):
         module, *_ = train(
             tmp_path, env=factory, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(tmp_path)
         )

@@ -22,9 +22,9 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
-from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, ScriptedVector, Walk
 from tests.helpers import assert_same
+from tests.messages import refused
 from tests.variants import concrete
 
 
@@ -410,41 +410,41 @@ def test_a_vector_entry_point_that_resets_in_the_same_step():
 
 
 def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'CartPole-v1'.*NEXT_STEP.*sync or async"):
+    with refused(names=("'CartPole-v1'", "NEXT_STEP", "vectorization: sync or async")):
         GymnasiumEnv(2, "CartPole-v1", vectorization="vector_entry_point")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"id": "CartPol-v1"}, r"No Gymnasium env 'CartPol-v1'; close matches: .*CartPole-v1"),
-        ({"id": "cartpole-v1"}, r"close matches: .*CartPole-v1"),
-        ({"id": "CartPole-v99"}, r"No Gymnasium env 'CartPole-v99'; close matches: .*CartPole-v1"),
-        ({"id": "Echo-v1"}, "close matches: Echo-v0"),
-        ({"id": ""}, "id is empty"),
-        ({"id": "CartPole-v1", "num_envs": 0}, "num_envs must be at least 1, got 0"),
-        ({"id": "CartPole-v1", "num_envs": -3}, "num_envs must be at least 1, got -3"),
-        ({"id": "CartPole-v1", "env_kwargs": {"gravitas": 1}}, "could not be made: .*gravitas"),
-        ({"id": "no_such_module:Env-v0"}, "not installed: No module named 'no_such_module'"),
+        ({"id": "CartPol-v1"}, ("'CartPol-v1'", "CartPole-v1")),
+        ({"id": "cartpole-v1"}, ("close matches", "CartPole-v1")),
+        ({"id": "CartPole-v99"}, ("'CartPole-v99'", "CartPole-v1")),
+        ({"id": "Echo-v1"}, ("close matches", "Echo-v0")),
+        ({"id": ""}, "id"),
+        ({"id": "CartPole-v1", "num_envs": 0}, ("num_envs", "at least 1", "0")),
+        ({"id": "CartPole-v1", "num_envs": -3}, ("num_envs", "at least 1", "-3")),
+        ({"id": "CartPole-v1", "env_kwargs": {"gravitas": 1}}, "gravitas"),
+        ({"id": "no_such_module:Env-v0"}, "'no_such_module'"),
         ({"id": "Tree-v0", "vectorization": "vector_entry_point"}, "vector entry point"),
         (
             {"id": "Vector-v0", "vectorization": "vector_entry_point", "wrappers": [doubled]},
-            "wrappers need vectorization sync or async",
+            ("wrappers", "vectorization", "sync or async"),
         ),
     ],
 )
 def test_an_env_that_cannot_be_made_says_why(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         GymnasiumEnv(**{"num_envs": 2} | arguments)
 
 
 @pytest.mark.parametrize(
     ("id", "error", "cure"),
     [
-        ("HalfCheetah-v5", "mujoco is not installed", r"pip install 'lightning-rl\[mujoco\]'"),
-        ("LunarLander-v3", "Box2D is not installed", r"pip install 'gymnasium\[box2d\]'"),
-        ("CartPole-v1", "pygame is not installed", r"pip install 'gymnasium\[classic-control\]'"),
-        ("Tree-v0", "frobnicate is not installed", "frobnicate is not installed"),
+        ("HalfCheetah-v5", "mujoco is not installed", "pip install 'lightning-rl[mujoco]'"),
+        ("LunarLander-v3", "Box2D is not installed", "pip install 'gymnasium[box2d]'"),
+        ("CartPole-v1", "pygame is not installed", "pip install 'gymnasium[classic-control]'"),
+        ("Tree-v0", "frobnicate is not installed", "frobnicate"),
     ],
 )
 def test_a_missing_package_names_the_cure(id, error, cure, monkeypatch):
@@ -452,7 +452,7 @@ def test_a_missing_package_names_the_cure(id, error, cure, monkeypatch):
         raise gymnasium.error.DependencyNotInstalled(error)
 
     monkeypatch.setattr(gymnasium, "make", fail)
-    with pytest.raises(ConfigurationError, match=f"'{id}' needs a package .*: {cure}"):
+    with refused(names=(f"'{id}'", cure)):
         GymnasiumEnv(2, id)
 
 
@@ -472,7 +472,7 @@ def module_with_an_env(tmp_path, monkeypatch):
 
 
 def test_a_module_before_the_id_is_imported(module_with_an_env):
-    with pytest.raises(ConfigurationError, match="No Gymnasium env"):
+    with refused(names="'FromModule-v0'"):
         GymnasiumEnv(1, "FromModule-v0")
     env = GymnasiumEnv(1, f"{module_with_an_env}:FromModule-v0")
     assert env.reset(seed=0)[0].shape == (1, 2)
@@ -480,7 +480,7 @@ def test_a_module_before_the_id_is_imported(module_with_an_env):
 
 
 def test_a_misspelt_id_after_a_module_names_the_right_one(module_with_an_env):
-    with pytest.raises(ConfigurationError, match="FromModule"):
+    with refused(names=("module_with_an_env:FromModul-v0", "close matches: FromModule-v0")):
         GymnasiumEnv(1, f"{module_with_an_env}:FromModul-v0")
 
 
@@ -651,7 +651,7 @@ def test_a_saved_state_does_not_change_with_the_env():
 def test_another_number_of_envs_is_not_restored():
     env, other = GymnasiumEnv(2, "Counter-v0"), GymnasiumEnv(3, "Counter-v0")
     env.reset(seed=0)
-    with pytest.raises(RestoreError, match="saved with 2 envs, but there are 3"):
+    with refused(RestoreError, names=("2 envs", "3")):
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()
@@ -661,7 +661,7 @@ def test_an_env_that_depends_on_something_else_is_not_restored():
     env, other = GymnasiumEnv(2, "Forgetful-v0"), GymnasiumEnv(2, "Forgetful-v0")
     env.reset(seed=0)
     play(env, torch.zeros(5, 2, dtype=torch.int64))
-    with pytest.raises(RestoreError, match="a different observation"):
+    with refused(RestoreError, names="observation"):
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()
@@ -672,7 +672,7 @@ def test_an_env_with_other_settings_is_not_restored():
     env.reset(seed=0)
     play(env, torch.zeros(5, 2, dtype=torch.int64))
     other = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 3})
-    with pytest.raises(RestoreError, match="ended too early"):
+    with refused(RestoreError, names="episode"):
         other.load_state_dict(env.state_dict())
     env.close()
     other.close()
@@ -733,13 +733,13 @@ def test_a_start_does_not_come_again():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: walk(0), "num_envs must be at least 1, got 0"),
-        (lambda: walk(2, max_episode_steps=0), "max_episode_steps must be at least 1, got 0"),
-        (lambda: walk(2).reset(seed=[1, 2, 3]), "Expected 2 seeds, one per env, got 3"),
+        (lambda: walk(0), ("num_envs", "at least 1", "0")),
+        (lambda: walk(2, max_episode_steps=0), ("max_episode_steps", "at least 1", "0")),
+        (lambda: walk(2).reset(seed=[1, 2, 3]), ("2 seeds", "3")),
     ],
 )
 def test_a_torch_env_refuses_what_makes_no_sense(make, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         make()
 
 

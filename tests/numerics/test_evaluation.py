@@ -17,10 +17,10 @@ from lightning_rl.collectors.evaluation import (
     wilson_interval,
 )
 from lightning_rl.envs import PointMass, PushCube
-from lightning_rl.system.errors import ConfigurationError
 from tests.callbacks import callback, fail
 from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
 from tests.helpers import assert_same, last, load, make_data, make_ppo, policy_for, scalars, train
+from tests.messages import refused
 from tests.policies import ScriptedPolicy
 from tests.variants import after, variant
 
@@ -281,7 +281,7 @@ def test_the_evaluation_has_an_env_of_its_own_settings():
     assert [len(batch) for batch in data.val_dataloader()] == [3, 2]
     other = make_data("CartPole-v1", eval_env=partial(GymnasiumEnv, id="Acrobot-v1"))
     make_ppo(other)
-    with pytest.raises(ConfigurationError, match="same spaces"):
+    with refused(names=("data.eval_env", "data.env", "(6,)", "(4,)")):
         _ = other.eval_env
 
 

@@ -40,11 +40,11 @@ from lightning_rl.deploy.loading import load_trained
 from lightning_rl.envs import TwoDoors
 from lightning_rl.functional import flow_transition, interpolate
 from lightning_rl.policies.vla import Features, FlowHead
-from lightning_rl.system.errors import ConfigurationError
 from tests import references
 from tests.algorithms import with_first_ratios
 from tests.arms import HELP
 from tests.helpers import assert_same_run, last, make_collector, scalars
+from tests.messages import refused
 
 SDE, LEARNT = FlowSettings(), FlowSettings(steps=3, noise="learnt")
 DOORS = partial(ActionChunk, env=TwoDoors, chunk_size=8)
@@ -239,22 +239,22 @@ def test_it_acts_deterministically_from_one_fixed_noise():
 def test_what_a_flow_cannot_do_is_refused():
     policy = make_policy()
     for algorithm in (PPO, partial(GRPO, group_size=2), BehaviorCloning):
-        with pytest.raises(
-            ConfigurationError, match=r"ent_coef=0.1 needs an entropy, but the entropy of"
-        ):
+        with refused(names=("ent_coef=0.1", "VLAPolicy", "noise: learnt")):
             algorithm(policy, ent_coef=0.1)
         algorithm(make_policy(flow=LEARNT), ent_coef=0.1)
-    with pytest.raises(ConfigurationError, match="flow is for head: flow, but head is gaussian"):
+    with refused(names=("flow", "head", "gaussian")):
         make_policy(BLOCKS, VLAPolicy, head="gaussian", flow=SDE)
-    with pytest.raises(ConfigurationError, match="temperature=2 is for tokens and Gaussians"):
+    with refused(names=("temperature=2", "flow.noise_level")):
         make_policy(temperature=2.0)
-    with pytest.raises(ConfigurationError, match=r"flow.steps must be at least 1, got 0"):
+    with refused(names=("flow.steps", "at least 1", "0")):
         make_policy(flow=FlowSettings(steps=0))
-    with pytest.raises(ConfigurationError, match=r"flow.noise_level must be positive, got 0"):
+    with refused(names=("flow.noise_level", "0.0")):
         make_policy(flow=FlowSettings(noise_level=0.0))
-    with pytest.raises(ConfigurationError, match=r"smallest < largest, got \[0.2, 0.1\]"):
+    with refused(names=("flow.noise_range", "[0.2, 0.1]")):
         make_policy(flow=FlowSettings(noise_range=(0.2, 0.1)))
-    with pytest.raises(ConfigurationError, match="the space is Dict"):  # TinyVLA needs pictures
+    with refused(
+        names=("rgb, uint8", "Dict('proprio'", "VLAObservation")
+    ):  # TinyVLA needs pictures
         make_policy(cls=VLAPolicy, head="flow")
 
 
@@ -538,31 +538,29 @@ def test_critics_judge_what_was_done_and_those_of_noise_what_the_flow_makes_of_i
 
 
 def test_what_cannot_be_steered_is_refused(clone, tmp_path):
-    with pytest.raises(ConfigurationError, match="VLAPolicy has no initial noise that could be st"):
+    with refused(names=("VLAPolicy", "head: flow")):
         make_policy(BLOCKS, NoisePolicy, base=VLAPolicy)
-    with pytest.raises(ConfigurationError, match="give either checkpoint, a file or a run direc"):
+    with refused(names=("checkpoint", "base")):
         make_policy(cls=NoisePolicy)
-    with pytest.raises(ConfigurationError, match="give either checkpoint"):
+    with refused(names=("checkpoint", "base")):
         make_policy(cls=NoisePolicy, base=flow_policy, checkpoint=str(clone))
-    with pytest.raises(ConfigurationError, match="checkpoint: last changes with each run"):
+    with refused(names="checkpoint: last"):
         make_policy(cls=NoisePolicy, checkpoint="last")
-    with pytest.raises(ConfigurationError, match="bound must be positive, got 0"):
+    with refused(names=("bound", "0")):
         make_policy(cls=NoisePolicy, checkpoint=str(clone), bound=0)
     four = partial(ActionChunk, env=TwoDoors, chunk_size=4)
-    with pytest.raises(ConfigurationError, match=r"The base policy reads observations .* data.env"):
+    with refused(names=("base policy", "data.env", "(8, 1)", "(4, 1)")):
         make_policy(four, NoisePolicy, checkpoint=str(clone))
     steered = make_policy(cls=NoiseActorCritic, checkpoint=str(clone))
-    with pytest.raises(
-        ConfigurationError, match="random_env_steps=5000 draws random actions, but the cri"
-    ):
+    with refused(names=("random_env_steps=5000", "NoiseActorCritic", "random_env_steps: 0")):
         SAC(steered)
-    with pytest.raises(ConfigurationError, match="SteeredActorCritic cannot learn from given act"):
+    with refused(names=("SteeredActorCritic", "base policy")):
         NoiseSAC(make_policy(cls=SteeredActorCritic, checkpoint=str(clone)), random_env_steps=5)
     td = TensorDict({"action": torch.zeros(2, 8, 1), "executed_action": torch.zeros(2, 8, 1)}, [2])
-    with pytest.raises(ConfigurationError, match="a person takes over in this env"):
+    with refused(names=("NoiseActorCritic", "SteeredActorCritic", "NoiseSAC")):
         steered.replayed(td)
-    with pytest.raises(ConfigurationError, match="NoisePolicy cannot learn from given actions"):
+    with refused(names=("NoisePolicy", "base policy")):
         make_policy(cls=NoisePolicy, checkpoint=str(clone)).fields_of(torch.zeros(2, 8, 1))
     for policy in (ActorCritic, SquashedActorCritic):
-        with pytest.raises(ConfigurationError, match="has no initial noise"):
+        with refused(names=("ActorCritic", "head: flow")):
             make_policy(BLOCKS, NoisePolicy, base=partial(policy, ignore_keys=["rgb", "language"]))

@@ -37,6 +37,7 @@ from lightning_rl.system.errors import EnvFaultError
 from tests import arms
 from tests.envs import ScriptedEnv
 from tests.helpers import last, scalars, train
+from tests.messages import assert_names, refused
 from tests.variants import after, before
 
 
@@ -150,7 +151,7 @@ def test_terms_are_weighed_and_one_that_is_not_said_is_named():
         "PenaltyTerms adds up 'cost', but the info of the step has 'success', 'discrete_penalty': `terms` must "
         "name entries that the env reports at each step."
     )
-    with pytest.raises(ConfigurationError, match="PenaltyTerms has no terms"):
+    with refused(names=("PenaltyTerms", "terms: {discrete_penalty: 1.0}")):
         PenaltyTerms(env, {})
 
 
@@ -276,10 +277,7 @@ def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
     for target, source in module.target_networks():
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             torch.testing.assert_close(slow, fast)
-    assert (
-        "GripperSAC starts with the policy of the checkpoint, and with copies of its critics as target networks; "
-        "optimizers and all other parameters start fresh."
-    ) in caplog.text
+    assert_names(caplog.text, "GripperSAC", "checkpoint")
 
 
 def test_cloning_teaches_arm_and_gripper():
@@ -436,7 +434,7 @@ def test_smaller_pictures_are_means_of_blocks_of_pixels():
     planes = torch.from_numpy(picture).permute(2, 0, 1).double()
     wanted = torch.nn.functional.avg_pool2d(planes, 2).permute(1, 2, 0).round()
     np.testing.assert_array_equal(smaller(picture, 4), wanted)
-    with pytest.raises(ConfigurationError, match=r"size must be a divisor of 8.* got 3"):
+    with refused(names=("size", "8", "3")):
         PickCube(simulation(cameras=True), size=3)
     with pytest.raises(ConfigurationError, match=r"size=4 .* has none: set image_obs: true"):
         PickCube(simulation(), size=4)
@@ -499,14 +497,14 @@ def test_only_a_gripper_that_really_opens_or_closes_is_penalised(sign, as_dict):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"index": 2}, "reads number 2 of key None"),
-        ({"key": "state"}, "reads number 1 of key state"),
-        ({"closed_at": 0.8}, "are both 0.8"),
-        ({"weight": -0.1}, "GripperPenalty.weight must be positive"),
+        ({"index": 2}, ("number 2", "None")),
+        ({"key": "state"}, ("number 1", "state")),
+        ({"closed_at": 0.8}, "0.8"),
+        ({"weight": -0.1}, "GripperPenalty.weight"),
     ],
 )
 def test_a_gripper_penalty_that_does_not_fit_is_refused(changed, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         GripperPenalty(played([0.0]), **{"index": 1, "open_at": 0.8, "closed_at": 0.2, **changed})
 
 

@@ -16,9 +16,9 @@ from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.rollout.contract import flat_transitions
-from lightning_rl.system.errors import ConfigurationError
 from tests.envs import NUMBER, ScriptedEnv, ScriptedTask
 from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
+from tests.messages import refused
 from tests.references import group_advantage
 from tests.variants import after, before
 
@@ -74,9 +74,7 @@ def test_members_of_a_group_begin_alike_and_groups_do_not(vectorization, tmp_pat
 
 
 def test_an_env_whose_start_does_not_follow_its_seed_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigurationError, match=r"4 members of a group began .* ScriptedTask must"
-    ):
+    with refused(names=("4 members", "ScriptedTask", "reset")):
         learn(tmp_path, env=lambda n: countdown(n, shared=False))
 
 
@@ -203,7 +201,7 @@ def test_groups_that_agree_on_success_are_left_out(tmp_path):
 
 
 def test_a_filter_needs_an_env_that_says_success(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"needs an env that reports info\['success'\]"):
+    with refused(names=("filter_groups: true", "info['success']", "filter_groups: false")):
         learn(tmp_path, filter_groups=True)
 
 
@@ -346,31 +344,29 @@ def test_rollouts_go_on_where_the_plan_does_not_reset(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"group_size": 1}, "group_size must be at least 2, got 1"),
-        ({"group_size": 3}, r"num_envs=8 is no multiple of .*group_size=3.*such as 9"),
-        ({"eps": 0.0}, "eps must be positive, got 0.0"),
-        ({"clip_coef": 1.0}, r"clip_coef must lie in \(0, 1\), got 1.0"),
-        ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1.0"),
+        ({"group_size": 1}, ("group_size", "at least 2", "1")),
+        ({"group_size": 3}, ("num_envs=8", "group_size=3", "9")),
+        ({"eps": 0.0}, ("eps", "0.0")),
+        ({"clip_coef": 1.0}, ("clip_coef", "(0, 1)", "1.0")),
+        ({"kl_coef": -1.0}, ("kl_coef", "at least 0", "-1.0")),
         (
             {"mode": "trajectory", "truncate_at_first_done": False},
-            "mode: trajectory needs whole episodes",
+            "mode: trajectory",
         ),
         (
             {"filter_groups": True, "truncate_at_first_done": False},
-            "filter_groups: true needs whole episodes",
+            "filter_groups: true",
         ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         learn(tmp_path, **settings)
 
 
 def test_ppo_refuses_a_policy_without_a_critic():
     data = make_data()
-    with pytest.raises(
-        ConfigurationError, match="ActorOnly has none: use ActorCritic, train with GRPO"
-    ):
+    with refused(names=("PPO", "ActorOnly", "ActorCritic")):
         PPO(ActorOnly(data.observation_space, data.action_space))
 
 

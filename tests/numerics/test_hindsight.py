@@ -26,6 +26,7 @@ from lightning_rl.envs import TwoDoors
 from lightning_rl.rollout.contract import final_storage, map_tree, successors
 from tests.goal_envs import GoalProbe
 from tests.helpers import train
+from tests.messages import refused
 from tests.numerics.test_replay import ACTION, SlowReplay, Stream
 from tests.variants import after
 
@@ -211,18 +212,18 @@ def run(**changed):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"env": "Pendulum-v1"}, "HindsightReplay needs a goal env, as in Gymnasium-Robotics"),
-        ({"data": {"replay": partial(HindsightReplay, share=1.5)}}, "data.replay.share must lie in"),
-        ({"env": lambda n: ActionChunk(n, point, 3)}, "with compute_reward, and without ActionChunk"),
-        ({"policy": {"memory": partial(GRU, size=4)}, "model": {"sequence_length": 2}}, "the rollouts have the states of a memory"),
+        ({"env": "Pendulum-v1"}, ("HindsightReplay", "Gymnasium-Robotics")),
+        ({"data": {"replay": partial(HindsightReplay, share=1.5)}}, "data.replay.share"),
+        ({"env": lambda n: ActionChunk(n, point, 3)}, ("compute_reward", "ActionChunk")),
+        ({"policy": {"memory": partial(GRU, size=4)}, "model": {"sequence_length": 2}}, "memory"),
         (
             {"env": partial(point, wrappers=[partial(gymnasium.wrappers.TransformReward, func=lambda r: r - 3)])},
-            "The env paid -[34] for a step, but compute_reward returns -[01] for",
+            ("env", "compute_reward"),
         ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_relabelled_is_refused(changed, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         train(tmp_path, **run(**changed))
 
 
@@ -276,26 +277,26 @@ def telling(axis):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"env": point, "extra_fields": {"speed": []}}, "names 'speed', but the info of a step of Env 'tests/Point-v0' has 'moved', 'force': name"),
-        ({"env": point, "extra_fields": {"force": [2]}}, r"an info force of shape \[3\] instead of \[2\]"),
-        ({"env": point, "extra_fields": {"force": []}}, "an info force that is .* instead of numbers"),
-        ({"env": GoalProbe, "extra_fields": {"moved": []}}, r"GoalProbe announces info\['moved'\]"),
-        ({"env": telling(0), "extra_fields": {"moved": []}}, r"an info moved of shape \[2\] instead of \[4\]"),
-        ({"env": point, "extra_fields": {"success": []}}, "names 'success', which is read without it"),
-        ({"env": point, "extra_fields": {"force": [0]}}, r"extra_fields.force is the shape \[0\]"),
-        ({"env": lambda n: ActionChunk(n, point, 3), "extra_fields": KEPT}, "a step of ActionChunk is several steps"),
-        ({"env": point, "extra_fields": KEPT, "replay": mixed}, "MixedReplay joins the steps with demonstrations"),
+        ({"env": point, "extra_fields": {"speed": []}}, ("'speed'", "'tests/Point-v0'", "'moved', 'force'")),
+        ({"env": point, "extra_fields": {"force": [2]}}, ("info force", "[3]", "[2]")),
+        ({"env": point, "extra_fields": {"force": []}}, ("info force", "numbers")),
+        ({"env": GoalProbe, "extra_fields": {"moved": []}}, ("GoalProbe", "info['moved']")),
+        ({"env": telling(0), "extra_fields": {"moved": []}}, ("info moved", "[2]", "[4]")),
+        ({"env": point, "extra_fields": {"success": []}}, "'success'"),
+        ({"env": point, "extra_fields": {"force": [0]}}, ("extra_fields.force", "[0]")),
+        ({"env": lambda n: ActionChunk(n, point, 3), "extra_fields": KEPT}, "ActionChunk"),
+        ({"env": point, "extra_fields": KEPT, "replay": mixed}, "MixedReplay"),
     ],
 )  # fmt: skip
 def test_entries_that_cannot_be_kept_are_refused(changed, message, tmp_path):
     env = changed.pop("env")
-    with pytest.raises((ConfigurationError, RuntimeError), match=message):
+    with refused((ConfigurationError, RuntimeError), names=message):
         train(tmp_path, **run(env=env, data=changed))
 
 
 def test_demonstrations_have_no_infos(tmp_path):
     data = {"collector": partial(Demonstrations, episodes=2), "extra_fields": {"moved": []}}
-    with pytest.raises(ConfigurationError, match="demonstrations have no infos"):
+    with refused(names=("data.extra_fields", "moved")):
         train(tmp_path, env=TwoDoors, data=data, model={"algorithm": BehaviorCloning})
 
 
@@ -304,7 +305,7 @@ def test_a_resumed_run_keeps_the_same_entries(tmp_path):
     train(tmp_path, **run(env=telling(1), data=data))
     more = {"data": {"total_env_steps": 128, "extra_fields": {}}, "env": telling(1)}
     checkpoint = tmp_path / "checkpoints" / "last.ckpt"
-    with pytest.raises(ConfigurationError, match="restored replay holds info/moved of the infos"):
+    with refused(names=("info/moved", "data.extra_fields", "--restore_replay false")):
         train(tmp_path, ckpt_path=checkpoint, **run(**more))
     more["data"]["extra_fields"] = {"moved": []}
     module, *_ = train(tmp_path, ckpt_path=checkpoint, **run(**more))

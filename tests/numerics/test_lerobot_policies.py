@@ -34,7 +34,6 @@ from lightning_rl.policies.lerobot.directory import read_directory
 from lightning_rl.policies.lerobot.processors import Normalizer, Processors
 from lightning_rl.policies.networks.resnet import IMAGENET
 from lightning_rl.policies.vla.instructions import InstructionTokenizer
-from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, draw
 from tests.golden.make_lerobot import (
     PIXELS,
@@ -54,6 +53,7 @@ from tests.helpers import (
     make_collector,
     make_data,
 )
+from tests.messages import refused
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECIPES = recipes()
@@ -175,7 +175,7 @@ WEIGHTS = {
     "missing": (lambda w: w.pop(NAME), f"1 missing: {NAME}"),
     "additional": (lambda w: w.update(more=torch.ones(1)), "1 unexpected: more"),
     "of another shape": (lambda w: w.update({NAME: torch.ones(4)}), f"another shape: {NAME}"),
-    "not a number": (lambda w: w[NAME].fill_(torch.nan), "not all finite numbers: backbone"),
+    "not a number": (lambda w: w[NAME].fill_(torch.nan), "backbone"),
 }
 
 
@@ -184,7 +184,7 @@ def test_a_wrong_weight_is_refused(kind, broken):
     path = broken("act")
     change, message = WEIGHTS[kind]
     spoil(path, change)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         LeRobotPolicy(path=str(path))
 
 
@@ -192,7 +192,7 @@ def test_a_cut_file_of_weights_is_refused(broken):
     path = broken("act")
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ConfigurationError, match="damaged"):
+    with refused(names=("model.safetensors", "damaged")):
         LeRobotPolicy(path=str(path))
 
 
@@ -203,28 +203,32 @@ OPTIONS = [
     (
         "act",
         {"vision_backbon": "resnet18"},
-        "'vision_backbon', which is not a field.*vision_backbone",
+        ("'vision_backbon'", "vision_backbone"),
     ),
-    ("act", {"dim_model": "wide"}, "dim_model is 'wide', not <class 'int'>"),
-    ("act", {"feedforward_activation": "glu"}, "feedforward_activation is 'glu'"),
-    ("act", {"n_action_steps": 9}, r"n_action_steps=9 must lie in \[1, 8\]"),
-    ("act_cameras", {"vision_backbone": "resnet50"}, "supported are resnet18, resnet34"),
-    ("act_cameras", {"replace_final_stride_with_dilation": True}, "final_stride_with_dilation: tr"),
+    ("act", {"dim_model": "wide"}, ("dim_model", "'wide'", "int")),
+    ("act", {"feedforward_activation": "glu"}, ("feedforward_activation", "'glu'")),
+    ("act", {"n_action_steps": 9}, ("n_action_steps=9", "[1, 8]")),
+    ("act_cameras", {"vision_backbone": "resnet50"}, "resnet18, resnet34"),
+    (
+        "act_cameras",
+        {"replace_final_stride_with_dilation": True},
+        "replace_final_stride_with_dilation: true",
+    ),
     ("diffusion", {"compile_model": True}, "compile_model: true"),
-    ("diffusion", {"horizon": 18}, "horizon=18 is no multiple of 4"),
+    ("diffusion", {"horizon": 18}, ("horizon=18", "4")),
     ("diffusion", {"num_inference_steps": 13}, "num_inference_steps"),
     ("smolvla", {"empty_cameras": 1}, "empty_cameras: 1"),
     ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
     ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
-    ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "give the local directory as langu"),
-    ("smolvla", {"type": "pi0"}, "type 'pi0', but only act, diffusion, smolvla can be read"),
+    ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "language"),
+    ("smolvla", {"type": "pi0"}, ("'pi0'", "act, diffusion, smolvla")),
 ]
 
 
 @pytest.mark.parametrize(("name", "overrides", "message"), OPTIONS)
 def test_an_option_that_is_not_done_is_refused_by_name(name, overrides, message, place):
     path = place(name) if "cameras" not in name else GOLDEN / name  # without its weights
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         LeRobotPolicy(path=str(path), overrides=overrides)
 
 
@@ -260,12 +264,12 @@ def without_a_statistic(path):
 
 
 PROCESSORS = [
-    (relative, "relative_actions_processor' with enabled: true"),
-    (unknown_step, "'clip_processor', which is not supported"),
+    (relative, ("relative_actions_processor", "enabled: true")),
+    (unknown_step, "'clip_processor'"),
     (half_precision, "float_dtype: bfloat16"),
-    (without_a_statistic, "no observation.state.std"),
-    (lambda path: (path / "policy_postprocessor.json").unlink(), "has no policy_postprocessor.js"),
-    (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), "which is missing"),
+    (without_a_statistic, "observation.state.std"),
+    (lambda path: (path / "policy_postprocessor.json").unlink(), "policy_postprocessor.json"),
+    (lambda path: next(path.glob("*unnorm*.safetensors")).unlink(), ".safetensors"),
 ]
 
 
@@ -273,7 +277,7 @@ PROCESSORS = [
 def test_processors_that_are_not_done_are_refused(spoil, message, broken):
     path = broken("act")
     spoil(path)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         LeRobotPolicy(path=str(path))
 
 
@@ -410,7 +414,7 @@ def test_a_smolvla_is_trained_with_lora_resumed_exactly_and_written_back(place, 
     changed = {name for name in written if not torch.equal(written[name], begun[name])}
     assert any("lm_expert.layers.1.self_attn.q_proj" in name for name in changed), "merged"
     assert not [name for name in changed if ".vlm." in name], "train_expert_only"
-    with pytest.raises(ConfigurationError, match="exists"):
+    with refused(names="saved"):
         trained.save_directory(str(tmp_path / "saved"))
     again = trained.read_saved(str(tmp_path / "saved"))
     td = TensorDict({"observation": example_of(trained)}, [1])
@@ -500,13 +504,15 @@ def test_noise_steers_a_diffusion_that_reads_several_observations(place, tmp_pat
     base = partial(LeRobotPolicy, path=str(place("diffusion")), overrides=fast)
     steering = partial(NoisePolicy, base=base)
     assert_resumes_exactly(tmp_path, arm(4, [stack]), steering, iterations=2)
-    with pytest.raises(ConfigurationError, match="critic"):
+    with refused(names=("PPO", "LeRobotPolicy", "critic")):
         fit(tmp_path / "direct", arm(4, [stack]), base)
-    with pytest.raises(ConfigurationError, match="FrameStackObservation"):
+    with refused(
+        names=("'agent_pos'", "gymnasium.wrappers.FrameStackObservation", "stack_size: 2")
+    ):
         fit(tmp_path / "one", arm(4), base)
     made = base()
     td = TensorDict({"observation": example_of(made)}, [1])
-    with pytest.raises(ConfigurationError, match="train its noise"):
+    with refused(names=("diffusion policy", "class_path: NoisePolicy")):
         made.evaluate_actions(td)
 
 
@@ -516,20 +522,20 @@ def example_of(policy):
 
 
 SPACES = [
-    ("act", arm(4), {}, "executes 8 actions of a chunk, but the env.s chunks have 4"),
-    ("act", arm(8, action_size=2), {}, "chunks of actions of 3 numbers"),
+    ("act", arm(4), {}, ("8 actions", "4")),
+    ("act", arm(8, action_size=2), {}, "3 numbers"),
     ("act", arm(8), {"keys": {"observation.state": "top"}}, "keys: {observation.state: KEY}"),
     ("act", arm(8), {"keys": {"observation.stat": "top"}}, "close matches: observation.state"),
-    ("act", arm(8), {"keys": {"observation.state": None}}, "which act needs"),
-    ("act", arm(8), {"lora": {"r": 4}}, "is a act, which has no setting lora; it has log_std_init"),
-    ("act", arm(8), {"noise": "sde"}, "has no setting noise"),
-    ("act", arm(8), {"freeze": ["*visual*"]}, "matches no parameter"),
-    ("smolvla", push_blocks, {"log_std_init": -1.0}, "has no setting log_std_init"),
+    ("act", arm(8), {"keys": {"observation.state": None}}, "act"),
+    ("act", arm(8), {"lora": {"r": 4}}, ("act", "lora", "log_std_init")),
+    ("act", arm(8), {"noise": "sde"}, "noise"),
+    ("act", arm(8), {"freeze": ["*visual*"]}, "*visual*"),
+    ("smolvla", push_blocks, {"log_std_init": -1.0}, "log_std_init"),
     (
         "smolvla",
         arm(4, action_size=2, cameras=1),
         {"keys": {"observation.state": "agent_pos"}},
-        "has the shape \\[2\\]",
+        "[2]",
     ),
 ]
 
@@ -538,7 +544,7 @@ SPACES = [
 def test_spaces_and_settings_that_do_not_fit_are_refused(name, factory, settings, message, place):
     env = factory(1)
     spaces = env.single_observation_space, env.single_action_space
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         LeRobotPolicy(*spaces, path=str(place(name)), **settings)
 
 
@@ -578,7 +584,7 @@ def test_a_dataset_whose_tasks_are_words_is_cloned_with_the_tokens_of_the_direct
     assert (tokens[:, length:] == 0).all()
     instruction = InstructionTokenizer(tokenizer, 8)(TASKS[0])
     assert instruction.tolist()[:length] == tokens[0, :length].tolist()
-    with pytest.raises(ConfigurationError, match="no labels and no tasks in words"):
+    with refused(names=("tokenizer", "rl-cli label")):
         make_collector(Demonstrations, env, policy, 4, 0, tokenizer=tokenizer)
 
 
@@ -611,5 +617,5 @@ def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_pat
         assert torch.equal(again(picture), ours(picture))
     named.pop("layer4.1.conv2.weight")
     save_file(named, tmp_path / "torchvision.safetensors")
-    with pytest.raises(ConfigurationError, match=r"1 missing: layer4.1.conv2.weight"):
+    with refused(names=("1 missing", "layer4.1.conv2.weight", "strict: false")):
         ResNet18(space, weights=str(tmp_path / "torchvision.safetensors"))

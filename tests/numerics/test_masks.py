@@ -21,9 +21,10 @@ from lightning_rl.envs import ActionMask
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.rollout.masks import check_allowed
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv
 from tests.helpers import draw_from, make_collector
+from tests.messages import refused
 from tests.probes import MaskProbe, StructureProbe
 from tests.references import masked_categorical
 
@@ -108,19 +109,23 @@ def test_a_choice_with_one_category_left_is_frozen():
 @pytest.mark.parametrize(
     ("mask", "action_space", "message"),
     [
-        (MultiBinary(4), Discrete(5), r"choices of 5 categories: .* of shape \(5,\)"),
-        (MultiBinary(5), MultiDiscrete([3, 4]), r"choices of 3 \+ 4 categories: .* shape \(7,\)"),
-        (Box(0, 1, (5,)), Discrete(5), "must be a MultiBinary, or a Box of bool or integers"),
-        (MultiBinary(2), STATE, "but the action space .* has no choices: it is continuous"),
+        (MultiBinary(4), Discrete(5), ("'action_mask'", "Discrete(5)", "5 categories", "(5,)")),
+        (
+            MultiBinary(5),
+            MultiDiscrete([3, 4]),
+            ("'action_mask'", "MultiDiscrete([3 4])", "3 + 4 categories", "(7,)"),
+        ),
+        (Box(0, 1, (5,)), Discrete(5), ("'action_mask'", "MultiBinary", "Box")),
+        (MultiBinary(2), STATE, ("'action_mask'", "Box(-1.0, 1.0, (3,), float32)")),
     ],
 )
 def test_a_mask_that_does_not_fit_is_refused_at_construction(mask, action_space, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         ActorCritic(observed(mask), action_space)
 
 
 def test_sac_has_nothing_to_mask():
-    with pytest.raises(ConfigurationError, match="has no choices: it is continuous"):
+    with refused(names=("action_mask", "Box")):
         SquashedActorCritic(observed(MultiBinary(2)), STATE)
 
 
@@ -160,14 +165,11 @@ def test_an_evaluation_holds_to_it_drawn_and_by_the_mode():
 
 
 def test_an_env_that_allows_nothing_is_named_with_env_and_step():
-    message = (
-        "GymnasiumEnv allows no action: the 'action_mask' of env 0 at step 3 is 0 for all of 5 "
-        "categories. Allow at least one"
-    )
+    message = ("GymnasiumEnv", "'action_mask'", "env 0 at step 3", "5 categories")
     env = env_with_masks(empty_at=3)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         make_collector(SyncCollector, env, policy_for(env), 8, seed=0).collect()
-    with pytest.raises(ConfigurationError, match=r"allows no action: .* of env 0 at step 3"):
+    with refused(names=("action_mask", "env 0 at step 3", "5 categories")):
         run_episodes(policy_for(env), env, [1, 2, 3, 4], deterministic=True)
 
 
@@ -176,7 +178,7 @@ def test_of_several_choices_the_empty_one_is_named():
     choose = action_function(policy, 2, None)
     mask = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.int8)
     observation = TensorDict({"state": torch.zeros(2, 3), "action_mask": mask}, [2])
-    with pytest.raises(ConfigurationError, match=r"allows no action in choice 1 of 2: .* of env 1"):
+    with refused(names=("choice 1 of 2", "action_mask", "env 1", "3 categories")):
         choose(observation, torch.tensor([True, True]))
     choose(observation, torch.tensor([True, False]))  # that episode is over
 
@@ -186,7 +188,7 @@ def test_of_several_choices_the_empty_one_is_named():
     [
         (
             {"silent_at": 2},
-            "looks for 'action_mask' with 5 entries, one per category, but the info has",
+            ("ActionMask", "'action_mask'", "5 entries"),
         ),
         ({"key": "legal"}, None),
     ],
@@ -197,7 +199,7 @@ def test_the_infos_key_is_a_setting_and_is_missed(kwargs, message):
     if message is None:
         collector.collect()
         return
-    with pytest.raises(EnvFaultError, match=message):
+    with refused(EnvFaultError, names=message):
         collector.collect()
 
 
@@ -208,9 +210,9 @@ def test_masks_of_several_choices_are_joined_and_continuous_ones_refused():
     env = ActionMask(choices)
     assert env.reset()[0]["action_mask"].tolist() == [1, 0, 0, 1, 1]
     assert env.observation_space.contains(env.reset()[0])
-    with pytest.raises(ConfigurationError, match="has no choices: it is continuous"):
+    with refused(names=("action_mask", "Box")):
         ActionMask(gymnasium.make("Pendulum-v1"))
-    with pytest.raises(ConfigurationError, match="already has 'action_mask'"):
+    with refused(names=("ActionMask", "'action_mask'")):
         ActionMask(env)
 
 
@@ -220,9 +222,7 @@ def test_a_forbidden_demonstration_is_refused_and_padding_is_not_looked_at():
     rollout["observation", "action_mask"][..., 4] = 1
     rollout["action"].fill_(4)
     rollout["action"][1, 2] = 7
-    with pytest.raises(
-        ConfigurationError, match="The action of env 1 at step 2 of the rollout, 7, is not allowed"
-    ):
+    with refused(names=("env 1 at step 2", "7", "action_mask")):
         check_allowed(rollout, env.single_action_space)
     rollout["padding"] = torch.zeros_like(rollout["done"])
     rollout["padding"][1, 2] = True

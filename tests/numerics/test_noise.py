@@ -17,9 +17,9 @@ from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.policies.base import StepwiseActor, first_state
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
-from lightning_rl.system.errors import ConfigurationError
 from tests.envs import PARTS
 from tests.helpers import draw_from, make_collector
+from tests.messages import refused
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
 CORRELATION = 0.8
@@ -136,19 +136,19 @@ def test_an_evaluation_draws_it_episode_by_episode_whoever_plays_beside():
 @pytest.mark.parametrize(
     ("space", "correlation", "message"),
     [
-        (ARM, 1.0, "noise_correlation must be at least 0 and below 1, got 1.0"),
-        (ARM, -0.1, "at least 0"),
-        (Discrete(3), 0.5, "noise_correlation=0.5 is for continuous actions"),
+        (ARM, 1.0, ("noise_correlation", "at least 0", "1.0")),
+        (ARM, -0.1, ("noise_correlation", "at least 0", "-0.1")),
+        (Discrete(3), 0.5, ("noise_correlation=0.5", "Discrete(3)")),
     ],
 )
 def test_what_it_cannot_be_is_refused(space, correlation, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         ActorCritic(STATE, space, noise_correlation=correlation)
 
 
 def test_without_its_state_it_says_what_is_missing():
     policy, _ = make("SAC")
-    with pytest.raises(ValueError, match="needs the `state` of the previous step; first_state"):
+    with refused(ValueError, names=("`state`", "first_state(policy, num_envs)")):
         policy(TensorDict({"observation": torch.zeros(4, 3)}, [4]))
 
 

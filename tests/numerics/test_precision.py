@@ -30,8 +30,8 @@ from lightning_rl.policies import VLAPolicy
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward
-from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, fit_in, last, train
+from tests.messages import refused
 from tests.variants import before
 
 BF16 = {"precision": "bf16-mixed"}
@@ -117,9 +117,7 @@ def test_a_scaled_loss_is_refused(monkeypatch):
     """On a CPU Lightning takes bf16-mixed instead, so there is no such trainer here."""
     trainer = RLTrainer(**PLAIN, accelerator="cpu", enable_progress_bar=False)
     monkeypatch.setattr(RLTrainer, "precision", "16-mixed")
-    with pytest.raises(
-        ConfigurationError, match="16-mixed is not supported: the update does not support a sc"
-    ):
+    with refused(names=("trainer.precision", "16-mixed", "bf16-mixed")):
         check_trainer(trainer)
 
 
@@ -179,8 +177,8 @@ class Unconverted(ActorCritic):
 
 
 def test_a_policy_that_returns_bfloat16_is_told_to_convert_it(tmp_path):
-    message = "'sample_log_prob' as torch.bfloat16 .* must be torch.float32 .* by .float()"
-    with pytest.raises(ConfigurationError, match=message):
+    message = ("'sample_log_prob'", "torch.bfloat16", "torch.float32", ".float()")
+    with refused(names=message):
         train(tmp_path, policy={"policy_class": Unconverted}, trainer=PLAIN | BF16)
 
 
@@ -233,15 +231,8 @@ def test_resume_is_exact(settings, tmp_path):
     assert_same_run(whole, broken)
 
 
-@pytest.mark.parametrize(
-    ("precision", "reason"),
-    [
-        ("bf16-true", "convert the rollouts"),
-        ("16-true", "convert the rollouts"),
-        ("64-true", "convert the rollouts"),
-    ],
-)
-def test_other_precisions_are_refused(precision, reason, tmp_path):
-    message = f"trainer.precision {precision} is not supported: .*{reason}.*Use 32-true or bf16"
-    with pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
+def test_other_precisions_are_refused(precision, tmp_path):
+    message = (f"trainer.precision {precision}", "rollouts", "32-true or bf16-mixed")
+    with refused(names=message):
         train(tmp_path, trainer={"precision": precision})

@@ -25,7 +25,6 @@ from lightning_rl import (
     BackboneEncoder,
     BehaviorCloning,
     ConditionedPolicy,
-    ConfigurationError,
     EpisodeWriter,
     FlowSettings,
     PerceptronBackbone,
@@ -47,6 +46,7 @@ from lightning_rl.envs import ActionChunk, FiveDoors, TwoDoors
 from lightning_rl.functional import advantage_weight, guide
 from tests.commands import Command
 from tests.helpers import assert_same, fit_in, last, load, train
+from tests.messages import assert_names, refused
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
@@ -176,18 +176,18 @@ class Own(ActorCritic):
 
 KEYS = Dict({"state": FLAT, "goal": FLAT})
 REFUSED = {
-    "actor_keys": (partial(ActorCritic, actor_keys=["state"]), KEYS, {}, "ignores the condition: it reads state"),
-    "memory": (partial(ActorCritic, memory=partial(GRU, size=8)), FLAT, {}, "a policy without a memory"),
-    "guidance": (Own, KEYS, {"guidance": 2.0}, "guidance=2 needs a VLAPolicy, an ActorCritic"),
-    "space": (ActorCritic, Box(0, 255, (4,), np.uint8), {}, "adds two numbers to a flat Box"),
-    "number": (ActorCritic, FLAT, {"guidance": -1}, "guidance must be at least 0"),
+    "actor_keys": (partial(ActorCritic, actor_keys=["state"]), KEYS, {}, ("condition", "state")),
+    "memory": (partial(ActorCritic, memory=partial(GRU, size=8)), FLAT, {}, "memory"),
+    "guidance": (Own, KEYS, {"guidance": 2.0}, ("guidance=2", "VLAPolicy", "ActorCritic")),
+    "space": (ActorCritic, Box(0, 255, (4,), np.uint8), {}, ("Box", "condition")),
+    "number": (ActorCritic, FLAT, {"guidance": -1}, ("guidance", "at least 0", "-1")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_policy_that_would_ignore_the_condition_is_refused(name):
     policy, space, settings, message = REFUSED[name]
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         ConditionedPolicy(space, Discrete(3), policy, **settings)
 
 
@@ -236,9 +236,7 @@ def test_a_share_of_the_conditions_is_dropped():
     dropped = minibatch["condition"] == 0
     assert float(dropped.float().mean()) == pytest.approx(0.3, abs=0.03)
     assert torch.equal(minibatch["condition"][~dropped], condition[~dropped])
-    with pytest.raises(
-        ConfigurationError, match=r"condition_dropout=0.1 is for a ConditionedPolicy"
-    ):
+    with refused(names=("condition_dropout=0.1", "ConditionedPolicy", "ActorOnly")):
         BehaviorCloning(ActorOnly(FLAT, Discrete(3)), condition_dropout=0.1)
 
 
@@ -251,7 +249,7 @@ def test_weights_of_advantages_have_mean_1_and_leave_padding_out():
     raw = np.exp([1, -1])
     np.testing.assert_allclose(weight, [[*(raw / raw.mean()), 0]], rtol=1e-5)
     for broken in (rollout.exclude("advantage"), rollout.set("advantage", advantage * torch.nan)):
-        with pytest.raises(ConfigurationError, match="Label the dataset with rl-cli label PATH"):
+        with refused(names=("advantage_temperature=0.1", "rl-cli label PATH")):
             module._weight(broken, mask)
 
 
@@ -360,9 +358,7 @@ def test_the_value_reads_pictures_by_a_backbone(tmp_path):
     }
     model = fit(tmp_path / "run", path, policy=own, n_epochs=6)
     assert model.evaluation["metrics"]["error_over_spread"] < 0.9, "after 192 minibatches"
-    with pytest.raises(
-        ConfigurationError, match="has goal, which PerceptronBackbone does not read"
-    ):
+    with refused(names=("goal", "PerceptronBackbone")):
         BackboneEncoder(Dict({"proprio": FLAT, "goal": FLAT}), PerceptronBackbone())
 
 
@@ -386,28 +382,28 @@ def test_the_value_is_told_the_task(tmp_path):
 
 
 BAD = {
-    "few episodes": ({"folds": 9}, "has 8 episodes, fewer than folds=9"),
-    "one fold": ({"folds": 1}, "folds must be at least 2"),
-    "other folds": ({"folds": 2}, "data.env.folds is 2, and model.folds is 4"),
+    "few episodes": ({"folds": 9}, ("8 episodes", "folds=9")),
+    "one fold": ({"folds": 1}, ("folds", "at least 2")),
+    "other folds": ({"folds": 2}, ("data.env.folds", "2", "model.folds", "4")),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_a_value_cannot_be_fitted_to_is_refused(name, dataset, tmp_path):
     frames, message = BAD[name]
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         fit(tmp_path / "run", dataset, frames=frames)
 
 
 def test_unknown_success_and_other_observations_are_refused(dataset, tmp_path):
     path = record(tmp_path / "data", 4, known=False)
-    with pytest.raises(ConfigurationError, match="There is no success label for episodes 0, 1"):
+    with refused(names=("episodes 0, 1", "--success", "--reward env")):
         fit(tmp_path / "run", path)
     model = fit(tmp_path / "run", dataset, iterations=2)
     pictures = record(tmp_path / "pictures", 4, seen=CAMERA, view=picture)
-    with pytest.raises(ConfigurationError, match=r"was fitted to observations Box.*fit it to this"):
+    with refused(names=("Box", "pictures", "Dict")):
         model.values(pictures)
-    with pytest.raises(ConfigurationError, match="needs an ActorOnly without a memory"):
+    with refused(names=("ValueFit", "ActorOnly", "VLAPolicy")):
         ValueFit(VLAPolicy(PROPRIO, CHUNK, PerceptronBackbone()))
 
 
@@ -415,12 +411,12 @@ def test_a_checkpoint_of_a_value_labels_by_its_own_returns(tmp_path, capsys):
     path = record(tmp_path / "data", 8)
     fit(tmp_path / "run", path, frames={"gamma": 0.9}, iterations=2)
     run(["label", path, "--value", str(tmp_path / "run"), "--n_steps", "1"])
-    assert "value error / spread" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "error / spread")
     expected = ReturnFrames(1, path, gamma=0.9).returns[3]
     torch.testing.assert_close(read_episodes(path)[3].extra["return"], expected.float())
     with pytest.raises(SystemExit):
         run(["label", path, "--value", str(tmp_path / "run"), "--gamma", "0.8"])
-    assert "was fitted to returns with" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "returns")
 
 
 # --- the rounds ---
@@ -547,7 +543,7 @@ def test_rounds_that_are_killed_in_every_phase_end_as_uninterrupted(
     assert one == other
     with pytest.raises(SystemExit):
         run([*command, "--positive", "0.5"])
-    assert "of a run with another positive: resume it with its own" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "positive")
 
 
 def test_recordings_take_the_place_of_the_first_collection(whole, monkeypatch):
@@ -614,16 +610,16 @@ def config_with(**changes):
 
 PLAIN = {"class_path": "VLAPolicy"}
 NOT_FOR_ROUNDS = {
-    "algorithm": ({"model__class_path": "PPO"}, "recap clones: .* needs model: {class_path: Beh"),
-    "policy": ({"model__init_args__policy": PLAIN}, "ignores the labels, so no round can improve"),
-    "processes": ({"trainer__devices": 2}, "trains in one process, .* trainer.devices: 2"),
+    "algorithm": ({"model__class_path": "PPO"}, "model: {class_path: BehaviorCloning"),
+    "policy": ({"model__init_args__policy": PLAIN}, "labels"),
+    "processes": ({"trainer__devices": 2}, "trainer.devices: 2"),
 }
 
 
 @pytest.mark.parametrize("name", NOT_FOR_ROUNDS)
 def test_a_config_that_rounds_cannot_improve_is_refused(name, tmp_path):
     changes, message = NOT_FOR_ROUNDS[name]
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         rounds._checked(config_with(**changes), "doors.yaml")
     weights = {"model__init_args__policy": PLAIN, "model__init_args__advantage_temperature": 0.05}
     assert rounds._asking_for(rounds._checked(config_with(**weights), ""), "good")
@@ -646,7 +642,7 @@ def test_chunks_are_executed_as_by_the_env_of_chunks():
         chunk = torch.zeros(2, 4, 1)
         chunk[:, :2] = torch.stack([one.action[step : step + 2] for one in played])
         observation, *_ = env.step(chunk)
-    with pytest.raises(ConfigurationError, match="The policy has the observation space"):
+    with refused(names=("observation space", "(2,)", "(3,)")):
         list(play_policy(FiveDoors(1), policy, [0], 8, chunk_size=4))
 
 

@@ -17,6 +17,7 @@ from lightning_rl.rollout.contract import (
     final_observations,
     map_tree,
 )
+from tests.messages import refused
 
 VECTOR = Box(-1.0, 1.0, (3,))
 PICTURE = Box(0, 255, (4, 4, 3), np.uint8)
@@ -362,9 +363,7 @@ def test_what_a_call_draws_depends_on_the_generator_alone(monkeypatch):
 
 def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
     empty = ReplayBuffer(VECTOR, ACTION, 4, "cpu", capacity=100)
-    with pytest.raises(
-        RuntimeError, match=r"The replay is empty: nothing can be drawn\. Call extend\(\) first\."
-    ):
+    with refused(RuntimeError, names=("replay", "extend()")):
         empty.batches(1, 1)
     refusals = {
         "data.replay.capacity must be at least 1, got 0.": {"capacity": 0},
@@ -380,9 +379,7 @@ def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError) as error:
             ReplayBuffer(VECTOR, ACTION, 4, "cpu", 1, directory=tmp_path, **settings)
         assert str(error.value) == message
-    with pytest.raises(
-        ConfigurationError, match=r"Space Text\(.* cannot be stored in a rollout: use Box"
-    ):
+    with refused(names=("Text", "Box, Discrete")):
         ReplayBuffer(Text(5), ACTION, 4, "cpu", capacity=100)
 
 

@@ -16,7 +16,6 @@ from lightning_rl import (
     ActorOnly,
     AsyncCollector,
     ClassifiedReward,
-    ConfigurationError,
     DictEncoder,
     EpisodeWriter,
     GymnasiumEnv,
@@ -32,6 +31,7 @@ from lightning_rl.datasets import Recorder
 from lightning_rl.datasets.record import script_action_function
 from tests.envs import UNIT, ScriptedEnv
 from tests.helpers import assert_same_run, fit_in, last, load, train, uncompiled_traces
+from tests.messages import assert_names, refused
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
@@ -200,24 +200,24 @@ REFUSED = {
     "no success is said": (
         [None] * 3,
         {},
-        "has 0 successful episodes, 3 in all, of which 3 have no success label",
+        ("0 successful", "3 have no success label"),
     ),
-    "one success": ([True, False, False], {}, "has 1 successful episodes"),
-    "one failure": ([True, True, False], {}, "has 1 failed episodes.*negatives: all"),
-    "no failure is wanted": ([True, True], {"negatives": "failures"}, "has 0 failed episodes"),
+    "one success": ([True, False, False], {}, "1 successful"),
+    "one failure": ([True, True, False], {}, ("1 failed", "negatives: all")),
+    "no failure is wanted": ([True, True], {"negatives": "failures"}, "0 failed"),
     "no beginnings": (
         [True] * 2,
         {"positive_frames": 9},
-        "with 8 frames its shortest episode",
+        ("8 frames", "9"),
     ),
-    "a share of all": ([True] * 2, {"held_out": 1.0}, r"held_out must lie in \(0, 1\), got 1.0"),
+    "a share of all": ([True] * 2, {"held_out": 1.0}, ("held_out", "(0, 1)", "1.0")),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_dataset_that_cannot_teach_it_is_refused(name, tmp_path):
     outcomes, settings, message = REFUSED[name]
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         LabelledFrames(1, path=record(tmp_path / "data", outcomes), **settings)
 
 
@@ -304,7 +304,7 @@ def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     assert model.error_rates.tolist() == [0, 0]
     steps = played(ClassifiedReward(gymnasium.make("WalkSeen-v0"), str(tmp_path / "run")))
     assert [reward for reward, *_ in steps] == [0.0] * (GOAL - 1) + [1.0]
-    with pytest.raises(ConfigurationError, match=r"was trained on observations Dict\('camera'"):
+    with refused(names=("reward classifier", "Dict('camera'", "Box")):
         ClassifiedReward(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
 
 
@@ -339,15 +339,15 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(datase
 
 
 def test_an_env_of_something_else_is_refused(dataset, tmp_path):
-    with pytest.raises(
-        ConfigurationError, match=r"data.env is a GymnasiumEnv: set data.env: {class"
+    with refused(
+        names=("RewardClassifier", "data.env", "GymnasiumEnv", "class_path: LabelledFrames")
     ):
         train(tmp_path, env="CartPole-v1", model={"algorithm": RewardClassifier})
     data = classifier_data(dataset)
     data._make_eval_env = partial(LabelledFrames, path=dataset, split_seed=1)
     policy = ActorOnly(data.observation_space, data.action_space)
     runner = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
-    with pytest.raises(ConfigurationError, match=r"could contain training data\. Remove data\.ev"):
+    with refused(names=("RewardClassifier", "data.eval_env")):
         runner.fit(RewardClassifier(policy), data)
 
 
@@ -485,8 +485,7 @@ WRONG = {
     "other observations": (
         "classifier",
         "CartPole-v1",
-        r"was trained on observations Box\(-inf, inf, \(2,\), float32\), but the env's observations are "
-        r"Box\(.*\(4,\), float32\): give the env the wrappers",
+        ("reward classifier", "(2,)", "(4,)"),
     ),
 }
 
@@ -497,7 +496,7 @@ def test_what_does_not_fit_is_refused_with_one_message(name, trained, tmp_path):
     if kind == "policy":
         train(tmp_path / "policy")
     checkpoint = trained if kind == "classifier" else str(tmp_path / kind)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         ClassifiedReward(gymnasium.make(env or "Walk-v0"), checkpoint)
 
 
@@ -518,4 +517,4 @@ def test_a_checkpoint_cannot_ask_for_code(trained, tmp_path, monkeypatch, capsys
         run(["fit", "--ckpt_path", str(path), "--data.total_env_steps", "1000"])
     error = capsys.readouterr().err
     assert "sets trust_code: true" in error
-    assert "A checkpoint is data" in error
+    assert_names(error, "--trust_code true")

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from lightning_rl import (
-    ConfigurationError,
     GymnasiumEnv,
     Intervention,
     InterventionDecision,
@@ -28,6 +27,7 @@ from lightning_rl.robots import bus
 from lightning_rl.robots.env import RobotEnv
 from lightning_rl.robots.stand_in import JOINTS, StandInArm
 from lightning_rl.system.errors import EnvFaultError
+from tests.messages import assert_names, refused
 
 ARM = "lightning_rl.robots.stand_in.StandInArm"
 LEADER = "lightning_rl.robots.stand_in.StandInLeader"
@@ -107,7 +107,7 @@ def test_an_arm_that_begins_outside_moves_in_at_its_speed(clock):
 def test_a_target_that_is_no_number_is_refused(clock, target):
     arm = arm_of(clock)
     arm.connect()
-    with pytest.raises(bus.RobotLost, match=r"elbow.pos is"):
+    with refused(bus.RobotLost, names=("elbow.pos", "nan")):
         arm.step(both(0.0, float(target)))
 
 
@@ -136,11 +136,11 @@ def test_failures_are_bridged_and_then_the_arm_is_lost(clock):
     seen = [arm.step(both(float(k))) for k in range(1, 5)]
     assert [one[0]["shoulder.pos"] for one in seen] == [1.0, 1.0, 3.0, 4.0]
     assert [one[1]["dropped"] for one in seen] == [0, 1, 0, 0]
-    lost = "3 calls in a row failed, the last with ConnectionError: no status packet"
+    lost = ("3 calls", "ConnectionError")
     arm.step(both(0.0))  # the motion before the lost read, and that read
-    with pytest.raises(bus.RobotLost, match=lost):
+    with refused(bus.RobotLost, names=lost):
         arm.step(both(0.0))
-    assert "could not be stopped (ConnectionError" in arm.stop()
+    assert_names(arm.stop(), "ConnectionError")
 
 
 def test_a_stop_is_tried_again_and_holds_where_the_arm_is(clock, tmp_path):
@@ -286,32 +286,29 @@ def test_a_reset_goes_home_and_runs_its_script_and_kinematics_turn_steps_into_jo
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"limits": {"shoulder.pos": [-9, 9]}}, "takes the actions shoulder.pos, elbow.pos"),
-        ({"limits": {**LIMITS, "elbow.pos": [9, -9]}}, "limits of elbow.pos are"),
-        (
-            {"max_speed": {"elbow.pos": 3.0}},
-            "max_speed is .* shoulder.pos, elbow.pos",
-        ),
-        ({"max_speed": 0.0}, "max_speed of shoulder.pos must be positive"),
-        ({"home": {"wrist.pos": 1.0}}, "home has wrist.pos"),
-        ({"robot": "no_path"}, "robot must be the import path"),
-        ({"robot": "nowhere.to.be_found"}, "The robot failed: ModuleNotFoundError"),
-        ({"on_stop": "drop"}, "on_stop must be hold or relax"),
+        ({"limits": {"shoulder.pos": [-9, 9]}}, "shoulder.pos, elbow.pos"),
+        ({"limits": {**LIMITS, "elbow.pos": [9, -9]}}, ("limits", "elbow.pos")),
+        ({"max_speed": {"elbow.pos": 3.0}}, ("max_speed", "shoulder.pos, elbow.pos")),
+        ({"max_speed": 0.0}, ("max_speed", "shoulder.pos")),
+        ({"home": {"wrist.pos": 1.0}}, ("home", "wrist.pos")),
+        ({"robot": "no_path"}, "robot"),
+        ({"robot": "nowhere.to.be_found"}, "ModuleNotFoundError"),
+        ({"on_stop": "drop"}, ("on_stop", "hold or relax")),
         ({"step_size": 1.0, "kinematics": "a.b"}, "give one of them"),
-        ({"fps": 0}, "fps must be positive"),
+        ({"fps": 0}, "fps"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_message(changed, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         RobotEnv(**SETTINGS | changed)
 
 
 @pytest.mark.parametrize(
     ("fails", "settings", "message"),
     [
-        ({9: "lost"}, {"max_dropped": 2}, "3 calls in a row failed.*The arm could not be stopped"),
-        ({9: "drop"}, {"max_dropped": 0}, "1 calls in a row failed.*The arm holds its position"),
-        ({9: 60.0}, {"timeout_s": 0.5}, "did not answer within 0.5 s"),
+        ({9: "lost"}, {"max_dropped": 2}, "3 calls"),
+        ({9: "drop"}, {"max_dropped": 0}, "1 calls"),
+        ({9: 60.0}, {"timeout_s": 0.5}, "0.5 s"),
     ],
 )
 def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
@@ -326,7 +323,7 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(tmp_path / "data", *spaces, FPS, "")
     choose = script_action_function(lambda observation: observation + 1.0, spaces[1])
-    with pytest.raises(EnvFaultError, match=message):
+    with refused(EnvFaultError, names=message):
         list(recorder.record_episodes(writer, 5, lambda _: choose, seed=0))
     env.close()
     writer.finalise()
@@ -396,7 +393,7 @@ def test_a_chunk_that_comes_too_late_is_waited_for_and_outdated_actions_are_skip
 
 @pytest.mark.parametrize("execute", [0, 5])
 def test_a_chunk_executes_some_of_its_actions(execute):
-    with pytest.raises(ConfigurationError, match="execute must"):
+    with refused(names=("execute", "[1, 4]", "0")):
         ChunksAhead(4, execute)
 
 
@@ -412,7 +409,7 @@ def test_nothing_is_recorded_without_somebody_who_acts(tmp_path, monkeypatch, ca
     }
     with pytest.raises(SystemExit):
         run(["record", "--path", "data", f"--data.env={json.dumps(env)}"])
-    assert "No source of actions" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "source")
 
 
 def test_a_leader_arm_acts_or_takes_over(tmp_path):
@@ -443,11 +440,11 @@ def test_a_leader_arm_acts_or_takes_over(tmp_path):
                 assert info["executed_action"].tolist() == [1.0, 1.0]
                 assert info["intervened"]
             else:
-                with pytest.raises(ConfigurationError, match="no get_teleop_events"):
+                with refused(names=("get_teleop_events", "--script")):
                     env.step(np.zeros(2, np.float32))
         finally:
             env.close()
-    with pytest.raises(ConfigurationError, match="steers a RobotEnv"):
+    with refused(names=("RobotEnv", "PendulumEnv", "Gamepad")):
         Teleoperator(LEADER).open(gymnasium.make("Pendulum-v1"))
 
 
@@ -498,7 +495,7 @@ def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tm
     assert module.env_steps == 48
     assert {"metrics/late_ticks", "metrics/dropped_frames"} <= set(known)
     before = len(sends(journal))
-    with pytest.warns(UserWarning, match="could not be restored"):
+    with refused(UserWarning, names=("env", "state")):
         module, _, _ = train(
             tmp_path / "run",
             data=data | {"total_env_steps": 56},
@@ -511,7 +508,7 @@ def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tm
 
 def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
     text = f"data: {{env: {{class_path: GymnasiumEnv, init_args: {{id: lightning_rl/Robot-v0, env_kwargs: {{robot: {ARM}}}}}}}}}"
-    with pytest.raises(ConfigurationError, match=rf"names '{ARM}' as data\.env.*robot"):
+    with refused(names=(ARM, "data.env", "robot", "--trust_code true")):
         checked_config(
             text.replace("GymnasiumEnv", "lightning_rl.GymnasiumEnv"), tmp_path / "x.ckpt"
         )
@@ -536,7 +533,7 @@ def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypat
     assert np.asarray(episode.action).shape == (9, 1)
     with pytest.raises(SystemExit):
         run([*options, "--execute", "5", "--trust_code", "true"])
-    assert "execute must lie in [1, 4], got 5" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "execute", "[1, 4]", "5")
 
 
 @pytest.mark.parametrize("given", ["env", "eval_env"])
@@ -558,7 +555,7 @@ def test_chunks_that_would_stop_an_arm_are_refused(given, tmp_path):
             data = make_data(chunked, num_envs=1, num_eval_episodes=1)
             RLTrainer(run_dir=str(tmp_path), accelerator="cpu").validate(make_ppo(data), data)
 
-    with pytest.raises(ConfigurationError, match="ActionChunk would stop the arm"):
+    with refused(names=("ActionChunk", "data.env", "rl-cli record --ckpt_path")):
         act()
     assert not sends(journal)
 
@@ -571,7 +568,7 @@ def test_two_envs_that_would_move_one_arm_are_refused(num_envs, trainer, message
     from tests.helpers import train
 
     data = {"num_envs": num_envs, "buffer_size": 8, "total_env_steps": 48}
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         train(
             tmp_path / "run",
             env=lambda n: robot_env(

@@ -19,7 +19,7 @@ from lightning_rl.rollout.contract import (
     validate,
 )
 from lightning_rl.system import ranks
-from lightning_rl.system.errors import ConfigurationError
+from tests.messages import refused
 
 N, T = 3, 5
 NESTED = Dict(
@@ -125,12 +125,12 @@ def test_a_space_has_a_shape_and_a_dtype(space, spec):
     ],
 )
 def test_a_space_that_is_no_array_is_refused(space):
-    with pytest.raises(ConfigurationError, match="cannot be stored in a rollout: use Box"):
+    with refused(names=("Text", "Box, Discrete")):
         space_spec(space)
 
 
 def test_a_refused_space_deep_in_a_tree_is_found():
-    with pytest.raises(ConfigurationError, match=r"Text.* cannot be stored"):
+    with refused(names="Text"):
         allocate(Dict({"a": Dict({"instruction": gymnasium.spaces.Text(5)})}))
 
 
@@ -225,7 +225,7 @@ def test_what_is_allocated_is_valid():
     ],
 )
 def test_data_without_time_is_refused(reshape):
-    with pytest.raises(ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*not flattened"):
+    with refused(ValueError, names="[num_envs, steps + 1]"):
         validate(reshape(allocate()))
 
 
@@ -233,7 +233,7 @@ def test_data_without_time_is_refused(reshape):
 def test_a_missing_field_is_named(key):
     rollout = allocate()
     del rollout[key]
-    with pytest.raises(ValueError, match=f"no field '{key}'; it has .*'"):
+    with refused(ValueError, names=f"'{key}'"):
         validate(rollout)
 
 
@@ -241,7 +241,7 @@ def test_a_missing_field_is_named(key):
 def test_a_trailing_dimension_of_one_is_refused(key):
     rollout = allocate()
     rollout[key] = rollout[key].unsqueeze(-1)
-    with pytest.raises(ValueError, match=f"'{key}' is .*without a trailing dimension of one"):
+    with refused(ValueError, names=f"'{key}'"):
         validate(rollout)
 
 
@@ -252,7 +252,7 @@ def test_a_trailing_dimension_of_one_is_refused(key):
 def test_another_dtype_is_refused(key, dtype):
     rollout = allocate()
     rollout[key] = rollout[key].to(dtype)
-    with pytest.raises(ValueError, match=f"'{key}' is {dtype} .*expected"):
+    with refused(ValueError, names=(f"'{key}'", dtype)):
         validate(rollout)
 
 

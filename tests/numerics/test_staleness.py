@@ -31,10 +31,10 @@ from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
-from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.phases import no_phases
 from tests.callbacks import callback
 from tests.helpers import make_collector, make_data, make_ppo, scalars, train
+from tests.messages import refused
 from tests.variants import variant
 
 BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -577,7 +577,7 @@ def test_a_rollout_staler_than_promised_is_refused(tmp_path):
     """The rule of admission is watched, not trusted."""
 
     eager = variant(AsyncCollector, _may_begin=lambda collector, version: True)
-    with pytest.raises(RuntimeError, match=r"collected \d updates ago, but only 1 are allowed"):
+    with refused(RuntimeError, names=("updates", "1")):
         train(tmp_path, data={"collector": partial(eager, max_staleness=1)}, trainer=SLOW_UPDATES)
 
 
@@ -610,7 +610,7 @@ def test_an_error_of_the_thread_comes_with_its_traceback():
         raise ZeroDivisionError("the env is broken")
 
     collector = make_collector(AsyncCollector, variant(Counting, step=step)(), WeightPolicy(), 4, 1)
-    with pytest.raises(WriterError, match="ZeroDivisionError: the env is broken") as caught:
+    with refused(WriterError, names="ZeroDivisionError") as caught:
         collector.collect()
     frames = traceback.extract_tb(caught.value.__cause__.__traceback__)
     assert frames[-1].name == "step"
@@ -640,5 +640,5 @@ def test_a_slow_policy_is_the_one_inside_but_later(monkeypatch):
     slow.evaluate_actions(rollouts[1][:, :-1].flatten())
     slow.get_value(rollouts[1][:, :-1].flatten())
     assert waited == []
-    with pytest.raises(ConfigurationError, match="delay_ms must be at least 0, got -1"):
+    with refused(names=("delay_ms", "at least 0", "-1")):
         SlowPolicy(*spaces, ActorOnly, delay_ms=-1)

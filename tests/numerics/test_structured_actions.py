@@ -22,9 +22,9 @@ from lightning_rl import (
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
-from lightning_rl.system.errors import ConfigurationError
 from tests.envs import PARTS
 from tests.helpers import draw_from, make_collector
+from tests.messages import refused
 from tests.probes import StructureProbe
 from tests.references import gaussian_log_prob, masked_categorical
 
@@ -68,7 +68,7 @@ def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
     for category in (0, 2**24 - 2, 2**24 - 1):
         laid_out = space.flatten((np.int64(category + 7),))
         assert space.unflatten(laid_out) == (category + 7,)
-    with pytest.raises(ConfigurationError, match="part '0' has 16,777,217 categories, but float32"):
+    with refused(names=("'0'", "16,777,217", "float32", "MultiDiscrete")):
         StructuredActions(Tuple([Discrete(2**24 + 1)]))
 
 
@@ -77,14 +77,14 @@ def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
     [
         (
             Dict({"word": gymnasium.spaces.Text(3)}),
-            "part 'word' is Text.* which is not supported",
+            ("'word'", "Text", "Box", "Discrete, MultiDiscrete"),
         ),
-        (Dict({"a": Dict({"b": Box(0, 9, (2,), np.int64)})}), "part 'a.b' is Box"),
-        (Dict({}), "has no parts"),
+        (Dict({"a": Dict({"b": Box(0, 9, (2,), np.int64)})}), ("'a.b'", "int64")),
+        (Dict({}), "Dict()"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(space, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         flat_actions(space)
 
 
@@ -197,14 +197,14 @@ def test_an_intervention_stands_around_the_flat_form():
 
 
 def test_sac_and_chunks_refuse_it_and_say_who_does_not():
-    message = r"the action space is StructuredActions\(Dict.* Use PPO for actions of several parts"
-    with pytest.raises(ConfigurationError, match=message):
+    message = ("StructuredActions(Dict", "PPO")
+    with refused(names=message):
         SquashedActorCritic(STATE, flat_actions(ARM))
-    with pytest.raises(ConfigurationError, match="needs a floating-point Box of one dimension"):
+    with refused(names=("GripperActorCritic", "StructuredActions", "SquashedActorCritic")):
         GripperActorCritic(STATE, flat_actions(ARM))
-    with pytest.raises(ConfigurationError, match="cannot be chunked"):
+    with refused(names=("Dict", "Box", "Discrete")):
         ActionChunk(2, takes_parts, 3)
-    with pytest.raises(ConfigurationError, match="squash is for continuous actions"):
+    with refused(names=("squash", "MultiBinary(3)")):
         make(MultiBinary(3), squash=True)
 
 

@@ -7,8 +7,8 @@ import torch
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.managers import DeltaPosition, Force, Position, Velocity
 from lightning_rl.envs.tasks.drawing import Canvas
-from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same
+from tests.messages import refused
 
 TASKS = [CartPole, PushCube, PointMass]
 
@@ -376,17 +376,25 @@ def test_bounds_of_the_action_space_are_those_of_the_term():
     [
         (
             lambda: PushCube(2, rewards={"goal_progres": 1.0}),
-            "PushCube has no reward term 'goal_progres'; allowed: reach_progress, .*; close matches: goal_progress",
+            (
+                "PushCube",
+                "'goal_progres'",
+                "reach_progress, goal_progress",
+                "close matches: goal_progress",
+            ),
         ),
-        (lambda: CartPole(2, rewards={"upright": float("nan")}), "'upright' must be finite"),
-        (lambda: PushCube(2, action=Force()), "PushCube cannot be driven by Force .*DeltaPosition"),
-        (lambda: DeltaPosition(0.0), "DeltaPosition: scale must be above 0, got 0"),
-        (lambda: Velocity(1.0, clip=-1.0), "Velocity: clip must be above 0, got -1"),
-        (lambda: PointMass(2, max_episode_steps=0), "max_episode_steps must be at least 1"),
+        (lambda: CartPole(2, rewards={"upright": float("nan")}), ("CartPole", "'upright'", "nan")),
+        (
+            lambda: PushCube(2, action=Force()),
+            ("PushCube", "Force", "DeltaPosition, Position, Velocity"),
+        ),
+        (lambda: DeltaPosition(0.0), ("DeltaPosition: scale", "0")),
+        (lambda: Velocity(1.0, clip=-1.0), ("Velocity: clip", "0", "-1.0")),
+        (lambda: PointMass(2, max_episode_steps=0), ("max_episode_steps", "at least 1", "0")),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         make()
 
 
@@ -453,5 +461,5 @@ def test_areas_and_edges_of_shapes():
 def test_an_env_without_pictures_says_so():
     from lightning_rl.envs import ValueProbe
 
-    with pytest.raises(ConfigurationError, match="ValueProbe cannot be drawn"):
+    with refused(names=("ValueProbe", "render(rows)")):
         ValueProbe(2).render([0])

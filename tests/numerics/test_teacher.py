@@ -17,7 +17,6 @@ from lightning_rl import (
     ActorOnly,
     AsyncCollector,
     BehaviorCloning,
-    ConfigurationError,
     Demonstrations,
     ReplayBuffer,
     TorchEnv,
@@ -34,6 +33,7 @@ from tests.helpers import (
     scalars,
     uncompiled_traces,
 )
+from tests.messages import assert_names, refused
 from tests.variants import variant
 
 PLACE, WIND = Box(-np.inf, np.inf, (1,)), Box(-1, 1, (1,))
@@ -184,7 +184,7 @@ def test_each_row_is_told_by_the_teacher_that_the_observation_names():
     expected = torch.stack([told[1][0], told[0][1], told[0][2]])
     assert torch.equal(teacher.actions(td["observation"]), expected)
     for key in (None, "place", "colour"):
-        with pytest.raises(ConfigurationError, match=f"2 teachers, but teacher_key is {key}"):
+        with refused(names=("2 teachers", "teacher_key", key)):
             Teacher(policies, ActorOnly(space, ACTION), key=key)
 
 
@@ -309,7 +309,7 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
     Path("teacher.ckpt").unlink()
     trusted = ["--ckpt_path", "last", "--trust_code", "true"]
     run(["validate", *trusted])
-    assert "average return" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "return")
     student = BehaviorCloning.load_from_checkpoint("last")
     assert list(student.policy.actor_keys) == ["place"]
     with pytest.raises(SystemExit):
@@ -318,20 +318,18 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
 
 
 def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
-    with pytest.raises(ConfigurationError, match=r"teacher_env_steps is 5 .* there is no teacher"):
+    with refused(names=("teacher_env_steps", "5", "teacher: PATH")):
         teach(tmp_path / "a", None, teacher_env_steps=5)
-    with pytest.raises(ConfigurationError, match="BehaviorCloning trains on fresh rollouts only"):
+    with refused(names=("data.replay", "ReplayBuffer", "BehaviorCloning", "uses_replay")):
         teach(tmp_path / "e", None, data={"collector": NOTHING, "replay": REPLAY})
-    with pytest.raises(
-        ConfigurationError, match=r"Demonstrations does not run the policy. Set data.collec"
-    ):
+    with refused(names=("teacher", "Demonstrations", "data.collector: SyncCollector")):
         teach(tmp_path / "b", teacher, data={"collector": NOTHING})
-    with pytest.raises(ConfigurationError, match=r"or set model\.teacher"):
+    with refused(names=("BehaviorCloning", "SyncCollector", "model.teacher")):
         teach(tmp_path / "c", None)
     monkeypatch.setattr(ActorOnly, "replayed_space", WIND)
-    with pytest.raises(ConfigurationError, match="labels of single actions"):
+    with refused(names=("BehaviorCloning", "ActorOnly", "data.replay")):
         teach(tmp_path / "f", teacher, data={"replay": REPLAY})
-    with pytest.raises(ConfigurationError, match="nowhere"):
+    with refused(names=("nowhere", ".ckpt")):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
 
 
@@ -347,13 +345,13 @@ MISFITS = {
     "reads more": (
         (Dict({"place": PLACE}), ACTION),
         ActorCritic,
-        r"The teacher reads observations Dict\('place'.*select the student's with actor_keys",
+        ("teacher", "Dict('place'", "actor_keys"),
     ),
-    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "use a teacher of an env with"),
+    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, ("teacher", "env")),
     "remembers": (
         (SPACE, ACTION),
         variant(ActorOnly, "Remembers", extra_fields={"state": ((4,), torch.float32)}),
-        "a Remembers with a memory, which labels whole rollouts and does not act",
+        ("Remembers", "memory"),
     ),
 }
 
@@ -361,7 +359,7 @@ MISFITS = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_teacher_that_does_not_fit_is_refused(name):
     spaces, cls, message = MISFITS[name]
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         Teacher([cls(SPACE, ACTION)], ActorOnly(*spaces), env_steps=10)
 
 

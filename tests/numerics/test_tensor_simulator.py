@@ -13,7 +13,6 @@ from lightning_rl import (
     GRPO,
     PPO,
     ActorCritic,
-    ConfigurationError,
     ReplayBuffer,
     SyncCollector,
     TensorSimulator,
@@ -22,6 +21,7 @@ from lightning_rl.envs.managers import Event
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train
+from tests.messages import refused
 from tests.variants import after, before, variant
 
 LIMIT, EDGE = 5, 2.0
@@ -278,16 +278,12 @@ def test_a_memory_and_a_late_reset_do_not_go_together():
 
     env = late(3)
     policy = remembers(env.single_observation_space, env.single_action_space)
-    with pytest.raises(ConfigurationError, match="the memory of Remembers would carry"):
+    with refused(names=("TensorSimulator", "Remembers")):
         make_collector(SyncCollector, env, policy, 4, seed=1)
 
 
 def test_a_time_out_that_it_does_not_explain_is_an_error_that_says_what_to_do():
-    with pytest.raises(
-        ConfigurationError,
-        match=r"IsaacLike truncated the episode of env \d without final_obs or final_observation in"
-        r".*missing_final: last_observation\.",
-    ):
+    with refused(names=("IsaacLike", "env", "final_obs", "missing_final: last_observation")):
         collected(IsaacLike)
 
 
@@ -365,15 +361,13 @@ def test_events_change_the_simulator_at_the_start_after_resets_and_at_intervals(
 def test_an_event_of_a_simulator_that_returns_something_or_cannot_fire_is_refused():
     env = TensorSimulator(3, ManiSkillLike, seeds="each")
     env.add_events({"e": Event("randomize", {"name": "x", "low": 0, "high": 1})})
-    with pytest.raises(ConfigurationError, match="SimulatorEvents has no state entry 'x'"):
+    with refused(names=("SimulatorEvents", "'x'")):
         env.reset(seed=1)
     env.add_events({"e": Event(lambda env: {})})
-    with pytest.raises(ConfigurationError, match=r"changes `env\.simulator` itself"):
+    with refused(names=("ManiSkillLike", "'e' of events", "env.simulator", "env.rows")):
         env.reset(seed=1)
     late_env = TensorSimulator(3, Late, resets="a_step_late")
-    with pytest.raises(
-        ConfigurationError, match="resets one step late, so reset events cannot fire"
-    ):
+    with refused(names=("Late", "e")):
         late_env.add_events({"e": Event(shift, {"by": 1.0})})
 
 
@@ -388,11 +382,11 @@ REFUSED = {
     ),
     "another number": (
         lambda n: ManiSkillLike(n + 1),
-        "a simulator of 4 envs, but 3 were requested",
+        ("simulator", "4 envs", "3"),
     ),
     "no simulator": (
         lambda n: SimpleNamespace(unwrapped=None, num_envs=3, device="cpu"),
-        "a SimpleNamespace, which has no single_action_space",
+        ("SimpleNamespace", "single_action_space"),
     ),
 }
 
@@ -400,7 +394,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_such_simulator_is_refused(name):
     make, message = REFUSED[name]
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(names=message):
         TensorSimulator(3, make)
 
 
@@ -413,15 +407,13 @@ def test_a_critic_that_knows_more_trains_on_it_and_a_resumed_run_says_what_is_lo
     module, *_ = train(tmp_path, env=simulated, policy=keys, trainer={"max_epochs": 1})
     assert module.policy.actor[0].in_features == 1
     assert module.policy.critic[0].in_features == 2
-    with pytest.warns(
-        UserWarning, match="The env could not be restored to its state in the checkpoint"
-    ):
+    with refused(UserWarning, names=("env", "state")):
         train(tmp_path, env=simulated, policy=keys, ckpt_path=last(tmp_path))
     assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 4 * 16 * 6
 
 
 def test_groups_of_equal_starts_are_refused_where_there_is_one_seed(tmp_path):
-    with pytest.raises(ConfigurationError, match="began their episodes in different states"):
+    with refused(names=("2 members", "TensorSimulator", "reset")):
         train(tmp_path, env=simulated, model={"algorithm": GRPO, "group_size": 2})
 
 
@@ -430,7 +422,7 @@ def test_it_draws_its_envs_one_by_one_or_says_that_it_does_not():
     env.simulator.render = lambda: torch.arange(3)[:, None, None, None].expand(3, 4, 5, 3).byte()
     assert env.render([2, 0])[:, 0, 0, 0].tolist() == [2, 0]
     env.simulator.render = lambda: np.zeros((4, 5, 3))
-    with pytest.raises(ConfigurationError, match="ManiSkillLike cannot draw single envs"):
+    with refused(names=("ManiSkillLike", "render()", "rgb_array")):
         env.render([0])
     env.close()
     assert env.simulator.closed

@@ -12,6 +12,7 @@ from lightning_rl.cli.app import run as run_cli
 from lightning_rl.policies.vla.heads import action_bounds
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import make_collector
+from tests.messages import refused
 
 
 class Kitchen(gymnasium.Env):
@@ -135,9 +136,9 @@ def test_a_picture_that_is_no_depth_is_refused():
         "floats in metres or uint16 in millimetres, of one size for all cameras. Name pictures of "
         "colours as rgb."
     )
-    with pytest.raises(ConfigurationError, match=r"depth: depth/small is .* of one size for all"):
+    with refused(names=("depth/small", "[H, W]")):
         wrapped(depth=["depth/metres", "depth/small"])
-    with pytest.raises(ConfigurationError, match="No 'depth/metre' in the observation of Kitchen"):
+    with refused(names=("'depth/metre'", "Kitchen", "close matches")):
         wrapped(depth="depth/metre")
 
 
@@ -172,17 +173,17 @@ def test_a_policy_sees_the_depth_that_the_rollout_keeps():
 
 
 def test_what_is_not_there_is_named(tokenizer, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"No 'pixels/topp' in the observation of Kitchen"):
+    with refused(names=("'pixels/topp'", "Kitchen", "close matches: top")):
         wrapped(rgb="pixels/topp")
-    with pytest.raises(ConfigurationError, match=r"rgb: agent_pos is Box"):
+    with refused(names=("rgb: agent_pos", "uint8 [H, W, 3]")):
         wrapped(rgb="agent_pos")
-    with pytest.raises(ConfigurationError, match="No instruction 'wish' in the observation"):
+    with refused(names=("'wish'", "Kitchen")):
         wrapped(instruction="wish", tokenizer=tokenizer).reset()
-    with pytest.raises(ConfigurationError, match=r"'open it' has 2 tokens, more than length=1"):
+    with refused(names=("'open it'", "2 tokens", "length=1")):
         wrapped(instruction="task", tokenizer=tokenizer, length=1).reset()
-    with pytest.raises(ConfigurationError, match="No tokenizer at None"):
+    with refused(names=("tokenizer", "None", "tokenizer.json")):
         wrapped(instruction="task")
-    with pytest.raises(ConfigurationError, match="holds no tokenizer"):
+    with refused(names="tokenizer"):
         wrapped(instruction="task", tokenizer=str(tmp_path))
 
 
@@ -261,20 +262,20 @@ def test_action_statistics_say_what_one_stands_for(content, tmp_path):
     unit = torch.tensor([[-1.0, -1, 0, 0, 1, 1]])
     assert policy.head.to_action(unit).tolist() == [[[-2, 0], [0, 2], [2, 4]]]
     torch.testing.assert_close(policy.head.to_unit(policy.head.to_action(unit)), unit)
-    with pytest.raises(ConfigurationError, match="has actions of 2 numbers, but the env's have 1"):
+    with refused(names=("dataset_statistics.json", "2 numbers", "1")):
         VLAPolicy(space, env.single_action_space, action_statistics=str(path))
     env.close()
 
 
 def test_statistics_that_are_missing_or_of_something_else_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="No action statistics at nowhere"):
+    with refused(names=("nowhere.json", "action_statistics")):
         action_bounds(BOX, "nowhere.json")
     path = tmp_path / "s.json"
     for content, message in {
-        "{": "cannot be read",
-        '{"state": {}, "mean": [0]}': "needs q01 and q99, or min and max, of actions; it has state",
-        '{"q01": [1, 1], "q99": [1, 2]}': "need finite bounds, low < high",
+        "{": "s.json",
+        '{"state": {}, "mean": [0]}': ("q01 and q99", "min and max", "state"),
+        '{"q01": [1, 1], "q99": [1, 2]}': ("s.json", "bounds"),
     }.items():
         path.write_text(content)
-        with pytest.raises(ConfigurationError, match=message):
+        with refused(names=message):
             action_bounds(BOX, str(path))
