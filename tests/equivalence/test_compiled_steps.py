@@ -21,6 +21,7 @@ from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, Spat
 from lightning_rl.policies.networks.memory import LSTM
 from tests.envs import ScriptedTask, Walk
 from tests.helpers import assert_same, load, make_collector, train
+from tests.messages import refused
 from tests.policies import ScriptedPolicy
 from tests.probes import MaskProbe, RecallProbe, StructureProbe
 from tests.variants import passing, variant
@@ -354,39 +355,37 @@ REFUSED = {
     "a list": (
         walk("Lists", lists, past=list),
         None,
-        "a step changes Lists.past, which is not part of the state",
+        "Lists.past",
     ),
     "an attribute": (
         walk("Sets", sets, steps=int),
         None,
-        "a step changes Sets.steps, which is not part of the state",
+        "Sets.steps",
     ),
     "a tensor written": (
         walk("Writes", writes, sum=lambda: torch.zeros(4, 1)),
         None,
-        "a step changes Writes.sum, which is not part of the state",
+        "Writes.sum",
     ),
     "global draws": (
         walk("Draws", lambda env, state, action: (state, action + torch.randn(4, 1))),
         None,
-        "random numbers are drawn by aten.randn.default: draw by",
+        "aten.randn.default",
     ),
     "a step of its own": (
         passing(Walk, "StepsItself", step=lambda env, action: (action * 2,)),
         None,
-        "StepsItself overrides step",
+        "StepsItself",
     ),
-    "a policy's own state": (Walk, remembering, "a step changes Remembers.past, which is not part"),
-    "multinomial": (Walk, own_draws, "random numbers are drawn by aten.multinomial.default"),
+    "a policy's own state": (Walk, remembering, "Remembers.past"),
+    "multinomial": (Walk, own_draws, "aten.multinomial.default"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_a_graph_runs_eagerly_and_says_why(name, traced_only):
     make_env, make_policy, why = REFUSED[name]
-    with pytest.warns(
-        UserWarning, match="the env is stepped uncompiled|The env is stepped uncompiled"
-    ) as said:
+    with refused(UserWarning, names=why) as said:
         ours = collector_of(make_env, True, 8, make_policy)
     assert sum(why in str(one.message) for one in said) == 1, [str(one.message) for one in said]
     assert not is_compiled(ours)
@@ -402,8 +401,7 @@ def test_what_cannot_be_a_graph_runs_eagerly_and_says_why(name, traced_only):
 
 
 def test_a_state_of_another_shape_in_each_step_is_refused(traced_only):
-    why = "the state of ScriptedTask takes another shape or dtype in each step"
-    with pytest.warns(UserWarning, match=why):
+    with refused(UserWarning, names=("ScriptedTask", "shape", "dtype")):
         ours = collector_of(grows, True, 2)
     assert_alike(ours.collect(), collector_of(grows, False, 2).collect(), 0)
 

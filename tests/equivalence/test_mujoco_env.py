@@ -32,6 +32,7 @@ from lightning_rl.envs.mujoco.rendering import Marker
 from lightning_rl.functional.rotations import angle_between, heading, inverse, product, rotate
 from tests.commands import rl_cli
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
+from tests.messages import assert_names, refused
 from tests.references import angle_of, matrix_of
 
 mujoco = import_mujoco()  # as users do, who have no display
@@ -170,7 +171,7 @@ def test_parts_of_the_state_have_their_names():
     ):
         np.testing.assert_allclose(found[1].numpy(), expected, rtol=0, atol=1e-6)
     assert env.observe(env.state).shape == (3, 8 + 7 + 2)  # without the frames of bodies and sites
-    with pytest.raises(ConfigurationError, match="no xpos of 'bal'; allowed: arm, ball; close"):
+    with refused(names=("xpos", "'bal'", "arm, ball")):
         view.xpos("bal")
 
 
@@ -248,7 +249,7 @@ def test_what_cannot_be_is_refused_by_name(settings, message):
 def test_a_delayed_sensor_is_refused_because_its_history_would_be_lost():
     spec = rod()
     spec.sensors[0].nsample, spec.sensors[0].delay = 3, 0.02
-    with pytest.raises(ConfigurationError, match="remove delays, plugins"):
+    with refused(names=("qpos, qvel", "delays")):
         world(2, lambda: spec)
 
 
@@ -286,11 +287,9 @@ def test_a_run_of_a_model_of_ones_own_is_evaluated_and_only_a_function_needs_tru
     assert made.returncode == 0, made.stderr
     asked = rl_cli("validate", "--ckpt_path", "run")
     if model == "arm.xml":
-        assert "reads these files as data: arm.xml" in asked.stderr
+        assert_names(asked.stderr, "arm.xml")
     else:
-        assert (
-            "'mine.arm' as data.env.init_args.model, which is not a file of a robot" in asked.stderr
-        )
+        assert_names(asked.stderr, "'mine.arm'", "data.env.init_args.model", "--trust_code true")
         asked = rl_cli("validate", "--ckpt_path", "run", "--trust_code", "true")
     assert asked.returncode == 0, asked.stderr
 
@@ -429,13 +428,13 @@ def test_mujoco_warp_steps_as_the_c_library_does():
     from scripts.mujoco_backends import difference, overflow
 
     assert difference(MODEL, 20, SUBSTEPS) < 1e-5
-    with pytest.raises(ConfigurationError, match="max_contacts"):
+    with refused(names="max_contacts"):
         overflow(MODEL)
 
 
 def test_without_mujoco_warp_its_backend_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "warp", None)
-    with pytest.raises(ConfigurationError, match=r"lightning-rl\[warp\]"):
+    with refused(names=("backend: warp", "pip install 'lightning-rl[warp]'")):
         world(2, backend="warp")
 
 

@@ -18,6 +18,7 @@ from lightning_rl.policies.distributions.gaussians import (
     distribution_for,
 )
 from tests.helpers import assert_same_run, last, load, train
+from tests.messages import refused
 
 LOW, HIGH = (0.0, -2.0), (512.0, -1.0)
 
@@ -135,15 +136,15 @@ def test_boxes_without_other_bounds_keep_the_plain_gaussian(space):
         (
             [0, -1],
             [512, np.inf],
-            r"\[0, 512\] \(entry \[0\]\)|entry \[0\] with the bounds \[0, 512\]",
+            ("entry [0]", "[0, 512]"),
         ),
-        ([-1, 0], [1, np.inf], r"entry \[1\] with the bounds \[0, inf\]"),
-        ([-3, 2], [3, 2], r"entry \[0\] with the bounds \[-3, 3\]"),
+        ([-1, 0], [1, np.inf], ("entry [1]", "[0, inf]")),
+        ([-3, 2], [3, 2], ("entry [0]", "[-3, 3]")),
     ],
 )
 def test_a_box_bounded_in_part_keeps_it_with_a_warning(low, high, words):
     space = Box(np.float32(low), np.float32(high))
-    with pytest.warns(UserWarning, match=f"{words}.*set rescale_action: false"):
+    with refused(UserWarning, names=(*words, "rescale_action: false")):
         distribution = make(space)
     assert type(distribution) is DiagonalGaussian
     with warnings.catch_warnings():
@@ -178,5 +179,5 @@ def test_demonstrated_actions_are_taken_in_units_of_the_bounds():
     plain = ActorCritic(Box(-1.0, 1.0, (2,)), Box(-1.0, 1.0, (2,)))
     assert plain.fields_of(action) == {}
     squashed = ActorCritic(Box(-1.0, 1.0, (2,)), Box(-1.0, 1.0, (2,)), squash=True)
-    with pytest.raises(ValueError, match="ActorCritic cannot learn from demonstrations"):
+    with refused(ValueError, names=("ActorCritic", "fields_of(action)")):
         squashed.fields_of(action)

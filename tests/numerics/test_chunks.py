@@ -317,9 +317,9 @@ def test_what_cannot_be_chunked_is_refused():
         )
     with refused(names=("execute", "[1, chunk_size=4]", "5")):
         ActionChunk(2, walk, 4, execute=5)
-    with pytest.raises(ConfigurationError, match="chunk_size must be at least 1, got 0"):
+    with refused(names=("chunk_size", "at least 1", "0")):
         ActionChunk(2, walk, 0)
-    with pytest.raises(ConfigurationError, match="cannot be chunked"):
+    with refused(names=("Text", "Box", "Discrete")):
         repeated(gymnasium.spaces.Text(3), 2)
     assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])
 
