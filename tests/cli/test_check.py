@@ -82,12 +82,14 @@ def test_it_says_what_the_run_will_do(capsys):
         "it runs uncompiled: 7,824 minibatches, and compiling pays from 20,000",
         "observations are not scaled, rewards are scaled",
     ]
-    assert texts(findings, "evaluation")[0] == (
-        "21 evaluations of 2 episodes, 2 at a time: up to 8,400 env steps, in addition to the 500,000 of training"
+    assert_names(
+        texts(findings, "evaluation")[0],
+        "21 evaluations",
+        "2 episodes",
+        "8,400 env steps",
+        "500,000",
     )
-    assert texts(findings, "rollout")[1] == (
-        "gamma 0.99 has a horizon of about 100 env steps; an episode lasts up to 200"
-    )
+    assert_names(texts(findings, "rollout")[1], "gamma 0.99", "100 env steps", "200")
     out = capsys.readouterr().out
     assert "ok      env         8 × GymnasiumEnv Pendulum-v1, vectorization: sync\n" in out
     assert out.endswith("0 errors, 0 warnings, 1 note.\n")  # 200 steps are more than it plays here
@@ -98,11 +100,8 @@ def test_it_says_what_the_run_will_do(capsys):
 def test_rollouts_that_cut_whole_episodes_are_told():
     _, findings = check("--config", "grpo.yaml", "--data.buffer_size", "100")
     (cut,) = [one for one in findings if one.level == "warning"]
-    assert cut.text == (
-        "32 envs × 100 env steps, and an episode may last 500: the rollout cuts long episodes, and compares "
-        "their returns up to the cut"
-    )
-    assert cut.cure == "Raise data.buffer_size, or shorten the episodes."
+    assert_names(cut.text, "32 envs", "100 env steps", "500")
+    assert_names(cut.cure, "data.buffer_size")
 
 
 def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
@@ -115,9 +114,7 @@ def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
     code, findings = check("--config", "grpo.yaml", "--data.env.id", "Anywhere-v0")
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
-    assert fault.text == (
-        "the 8 members of a group must begin in the same state, but the same seed gave different starts"
-    )
+    assert_names(fault.text, "8 members", "seed")
 
 
 def without_seed(env, *, seed=None, options=None):
@@ -148,11 +145,8 @@ def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
     assert fault.topic == "env"
-    assert fault.text == (
-        "Env 'Broken-v0' returned an observation of shape [1] instead of [2]: correct its step and reset, or its "
-        "space."
-    )
-    assert fault.cure == "Correct the env: training would end here."
+    assert_names(fault.text, "'Broken-v0'", "[1]", "[2]")
+    assert_names(fault.cure, "env")
     assert texts(findings, "update")
 
 
@@ -160,10 +154,8 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
     with pytest.raises(SystemExit) as stop:
         run(["fit", *broken])
     assert stop.value.code == 1
-    assert capsys.readouterr().err == (
-        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: "
-        "correct its step and reset, or its space.\nrl-cli check, with the same options, plays the "
-        "env for some seconds and reports more.\n"
+    assert_names(
+        capsys.readouterr().err, "rl-cli: error:", "'Broken-v0'", "[1]", "[2]", "rl-cli check"
     )
 
 
@@ -199,8 +191,8 @@ def test_what_fit_refuses_is_refused(arguments, message, capsys):
 def test_it_asks_for_a_config(capsys):
     with pytest.raises(SystemExit):
         run(["check"])
-    assert capsys.readouterr().err.startswith(
-        "rl-cli: error: check needs a config or a checkpoint: --config FILE, or --ckpt_path last. "
+    assert_names(
+        capsys.readouterr().err, "rl-cli: error:", "check", "--config FILE", "--ckpt_path last"
     )
 
 
@@ -208,7 +200,7 @@ def test_a_metric_of_a_success_that_is_never_reported_is_an_error():
     code, findings = check("--config", "ppo.yaml", "--trainer.best_metric", "eval/success_rate")
     assert code == 1
     (fault,) = [one for one in findings if one.level == "error"]
-    assert fault.text == "trainer.best_metric is eval/success_rate, but the env reports no success"
+    assert_names(fault.text, "trainer.best_metric", "eval/success_rate")
 
 
 def test_several_processes_are_named_and_not_begun():
@@ -248,10 +240,7 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rl-cli", "chek"])
     with pytest.raises(SystemExit):
         main()
-    assert capsys.readouterr().err == (
-        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, play, export, sweep, report, "
-        "record, label, recap, collect.\n"
-    )
+    assert_names(capsys.readouterr().err, "'chek'", "fit, validate, test, check")
     with pytest.raises(SystemExit):
         run(["check", "--help"])
     page = capsys.readouterr().out

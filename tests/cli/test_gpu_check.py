@@ -121,7 +121,7 @@ def test_what_fails_is_reported_with_its_traceback_and_the_others_run(made_up):
 def test_what_hangs_is_ended_and_says_where(made_up):
     status, found, text = made_up("hangs", "fine", options=["--timeout", "2"])
     assert status == 1
-    assert found["hangs"]["error"] == "no end within 2 s"
+    assert_names(found["hangs"]["error"], "2 s")
     assert "| hangs: before | yes | done |" in text
     assert 'made_up.py", line' in found["hangs"]["output"], "where it hung"
     assert found["fine"]["status"] == "passed"
@@ -178,7 +178,7 @@ def test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts(st
     equal, replayed = steps_of()
     assert equal["passed"] is True, equal["figure"]
     assert equal["numbers"]["ended"] > 16, "each env has had a new start"
-    assert replayed["figure"] == "not on a CPU"
+    assert_names(replayed["figure"], "CPU")
 
 
 def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):

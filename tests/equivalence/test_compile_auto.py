@@ -18,7 +18,7 @@ from lightning_rl.compiled.choice import PAYS_FROM, Choice, StepsChoice
 from tests.algorithms import peek
 from tests.callbacks import callback
 from tests.helpers import assert_same_run, last, load, train
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.variants import after, variant
 
 CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
@@ -81,9 +81,7 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
 )
 def test_what_ends_the_run_before_its_budget_counts(trainer, minibatches, tmp_path, said):
     train(tmp_path, trainer=trainer)
-    assert said()[0].startswith(
-        f"The update runs uncompiled (compile: auto): {minibatches} minibatches, and compiling pays"
-    )
+    assert_names(said()[0], "compile: auto", f"{minibatches} minibatches")
 
 
 def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compiled(tmp_path, said):
@@ -130,7 +128,7 @@ def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(
     assert not [w for w in seen if "ompile" in str(w.message)]
     assert module.optimizer_steps == STEPS
     (line,) = said()
-    assert line.startswith(f"The update runs uncompiled (compile: auto): {why}")
+    assert_names(line, "compile: auto", why)
     assert computing(tmp_path)["compiled"] is False
     assert computing(tmp_path)["why"].startswith(why)
 
@@ -155,7 +153,7 @@ def test_a_resumed_run_goes_on_as_it_began(compiled, tmp_path, monkeypatch, said
     module, *_ = train(tmp_path / "parts", ckpt_path=last(tmp_path / "parts"))
     assert (module.learner.graphs is not None) is compiled
     how = "is compiled" if compiled else "runs uncompiled"
-    assert said()[-1] == f"The update {how} (compile: auto): as in the checkpoint."
+    assert_names(said()[-1], "compile: auto", how)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 

@@ -21,7 +21,7 @@ from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, Spat
 from lightning_rl.policies.networks.memory import LSTM
 from tests.envs import ScriptedTask, Walk
 from tests.helpers import assert_same, load, make_collector, train
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.policies import ScriptedPolicy
 from tests.probes import MaskProbe, RecallProbe, StructureProbe
 from tests.variants import passing, variant
@@ -438,5 +438,5 @@ def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
 
 def test_gymnasiums_envs_are_stepped_as_ever_without_a_word(tmp_path, traced_only, recwarn):
     module, *_ = train(tmp_path, data={"total_env_steps": 64}, model={"compile": True})
-    assert module.step_compilation.why == "GymnasiumEnv is not a batched env in torch"
+    assert_names(module.step_compilation.why, "GymnasiumEnv")
     assert not [one for one in recwarn if "stepped" in str(one.message)]

@@ -30,7 +30,7 @@ from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import assert_same, fit_in, last, make_data, train
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.variants import variant
 
 BUDGET = {"total_env_steps": 64, "num_eval_episodes": 3}
@@ -277,9 +277,7 @@ def test_an_observation_that_is_none_is_refused():
         assert str(error.value) == message
     with pytest.raises(ConfigurationError) as error:
         policy.act({"joints": ["a", "b", "c"], "action_mask": mask})
-    assert str(error.value) == (
-        "The observation's 'joints' is ['a', 'b', 'c'], which is not an array of numbers [3]."
-    )
+    assert_names(str(error.value), "'joints'", "['a', 'b', 'c']", "[3]")
 
 
 # --- what is remembered ---
@@ -307,10 +305,7 @@ def test_it_remembers_until_it_is_told_of_another_episode():
     assert (after[1] != third[1]).any()
     with pytest.raises(ConfigurationError) as error:
         policy.act(seen[0][0])
-    assert str(error.value) == (
-        "ActorCritic has a memory of 2 episodes, but the observation has 1 rows: call reset() when new episodes "
-        "begin."
-    )
+    assert_names(str(error.value), "ActorCritic", "2 episodes", "1 rows", "reset()")
     with refused(names=("reset(rows)", "[3]")):
         policy.reset(rows=[True] * 3)
 
@@ -355,9 +350,7 @@ def test_a_class_of_the_users_own_needs_trust(tmp_path):
     assert "names 'tests.equivalence.test_load_policy.Mine' as model.init_args.policy" in str(
         error.value
     )
-    assert str(error.value).endswith(
-        "Pass trust_code=True if you trust its source, or pass the object yourself: policy=..."
-    )
+    assert_names(str(error.value), "trust_code=True", "policy=...")
     assert type(load_policy(path, trust_code=True).module) is Mine
     given = Mine(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
     assert load_policy(path, policy=given).module is given
@@ -375,12 +368,8 @@ def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
     path = trained_by(tmp_path, variant(ActorCritic, "Local"))
     with pytest.raises(ConfigurationError) as error:
         load_policy(path)
-    assert str(error.value) == (
-        f"The checkpoint {path} cannot hold policy (an object of Local). Pass it: load_policy(path, policy=...)."
-    )
+    assert_names(str(error.value), path, "Local", "load_policy(path, policy=...)")
     narrow = ActorCritic(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), (8,))
     with refused(names="actor.0.weight") as error:
         load_policy(path, policy=narrow)
-    assert str(error.value).endswith(
-        "Pass the policy of the training run, or no policy if the file describes it."
-    )
+    assert_names(str(error.value), "policy")

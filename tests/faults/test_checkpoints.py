@@ -313,10 +313,11 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
     assert content.count(text) == 1
     path.write_bytes(content.replace(text, flipped))
     for subcommand in ("fit", "validate"):
-        assert failure(capsys, subcommand, "--ckpt_path", str(path)) == (
-            f"rl-cli: error: The checkpoint {path} cannot be read: it is damaged, or not a "
-            "checkpoint at all. Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the "
-            "same run."
+        assert_names(
+            failure(capsys, subcommand, "--ckpt_path", str(path)),
+            "rl-cli: error:",
+            path,
+            "iteration_*.ckpt",
         )
 
 
@@ -337,10 +338,7 @@ def test_a_broken_config_in_a_run_directory_is_one_message(
     config.write_bytes(content)
     error = failure(capsys, "fit", "--ckpt_path", str(path))
     assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
-    assert error.endswith(
-        " rl-cli needs this file to resume the run in its directory. Repair the file, or copy the "
-        "checkpoint to another directory to start a new run."
-    )
+    assert_names(error, "rl-cli", "copy")
     elsewhere = tmp_path / "copy.ckpt"
     elsewhere.write_bytes(path.read_bytes())
     run(["fit", "--ckpt_path", str(elsewhere), "--data.total_env_steps", "128"])

@@ -269,16 +269,15 @@ def test_a_value_outside_of_its_bounds_is_named_with_its_place():
     assert (fault.topic, fault.level) == ("observation", "warning")
     assert fault.text.startswith("observation[")
     assert fault.text.endswith((" below its low of -1", " above its high of 1"))
-    assert fault.cure == "Clip it in the env, or announce wider bounds in observation_space."
+    assert_names(fault.cure, "observation_space")
 
 
 def test_a_reward_that_never_changes_or_is_huge_is_told():
     (constant,) = found(factory("ConstantReward"))
-    assert constant.text.startswith("it was 0 at each of ")
-    assert_names(constant.text, "reward")
+    assert_names(constant.text, "0", "reward")
     (huge,) = found(factory("HugeReward"))
     assert huge.text.startswith("it is as large as ")
-    assert huge.cure == "Set model.normalize_reward: true, or scale the reward in the env."
+    assert_names(huge.cure, "model.normalize_reward: true")
 
 
 def test_episodes_that_never_end_are_told():
@@ -293,14 +292,13 @@ def test_episodes_that_never_end_are_told():
 def test_a_truncation_without_its_final_observation_is_an_error():
     texts = [one.text for one in found(FAULTY["WithoutFinal"], "error")]
     assert len(texts) == 1
-    assert texts[0].startswith("WithoutFinal truncated the episode of env 0, at step 4 of the")
-    assert_names(texts[0], "info['final_obs']", "[N, ...]")
+    assert_names(texts[0], "WithoutFinal", "env 0", "step 4", "info['final_obs']", "[N, ...]")
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_an_error():
     (fault,) = found(factory("Arrays"), "error")
     assert fault.topic == "resume"
-    assert fault.text.startswith("its state cannot be read from a checkpoint: UnpicklingError: ")
+    assert_names(fault.text, "UnpicklingError")
 
 
 def test_what_an_env_raises_is_a_finding_with_its_place():
@@ -308,17 +306,13 @@ def test_what_an_env_raises_is_a_finding_with_its_place():
     assert (fault.topic, fault.level) == ("env", "error")
     assert fault.text.startswith(f"it raised KeyError: 'gripper', at {__file__}, line ")
     (refused,) = found(factory("WrongShape"))
-    assert refused.text == (
-        "Env 'CheckWrongShape-v0' returned an observation of shape [3] instead of [4]: correct its step and reset, "
-        "or its space."
-    )
+    assert_names(refused.text, "'CheckWrongShape-v0'", "[3]", "[4]")
 
 
 def test_a_step_that_hangs_is_a_finding_with_its_stack():
     (fault,) = found(factory("Hangs"), timeout_s=0.5)
     assert fault.level == "error"
-    assert fault.text.startswith("Env 0 of 4 of the check")
-    assert_names(fault.text, "step", "data.env_timeout_s: 0.5")
+    assert_names(fault.text, "Env 0 of 4", "check", "step", "data.env_timeout_s: 0.5")
     assert "time.sleep(60)" in fault.text
 
 

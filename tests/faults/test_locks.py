@@ -43,7 +43,7 @@ from lightning_rl.system.texts import imported
 from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, train
-from tests.messages import refused
+from tests.messages import assert_names, refused
 
 TRAINER_KINDS = {
     "callbacks": (Callback, "lightning.pytorch.callbacks"),
@@ -437,10 +437,7 @@ def test_a_configuration_beyond_all_bounds_is_refused(name, place, trained, caps
     finally:
         signal.alarm(0)
     bound = "100 levels" if name == "depth" else "10,000 values, or itself"
-    assert capsys.readouterr().err == (
-        f"rl-cli: error: The configuration in {last(run_dir)} holds more than {bound}, which is too large for a configuration. "
-        "Give one as --config.\n"
-    )
+    assert_names(capsys.readouterr().err, "rl-cli: error:", last(run_dir), bound, "--config")
 
 
 def test_aliases_that_stay_small_are_fine():

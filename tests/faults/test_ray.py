@@ -251,16 +251,11 @@ def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
     refused = RuntimeError(
         "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: missing or incorrect"
     )
-    assert ray_cluster.why_not_joined("node0:6379", refused).endswith(
-        "because the tokens differ: copy ~/.ray/auth_token from the machine of the cluster's head to this machine, "
-        "or set RAY_AUTH_TOKEN to the content of that file."
-    )
+    assert_names(ray_cluster.why_not_joined("node0:6379", refused), "tokens", "~/.ray/auth_token")
     other = RuntimeError(
         "Version mismatch: The cluster was started with Ray: 2.50.0, this process uses 2.60.0"
     )
-    assert ray_cluster.why_not_joined("node0:6379", other).endswith(
-        "Install the same versions on all machines."
-    )
+    assert_names(ray_cluster.why_not_joined("node0:6379", other), "versions")
 
 
 def test_a_node_with_other_versions_or_without_the_env_says_so():
@@ -334,7 +329,7 @@ def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
     assert kept == "InvalidAuthToken: missing or incorrect"
     assert capfd.readouterr().err == "after"
     why = ray_cluster.why_not_joined("node0:6379", RuntimeError("Failed to connect"), kept)
-    assert why.endswith("or set RAY_AUTH_TOKEN to the content of that file.")
+    assert_names(why, "RAY_AUTH_TOKEN")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):

@@ -313,36 +313,39 @@ def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
     path = half / "checkpoints" / "replay" / files(half)[0]
     content = path.read_bytes()
     path.write_bytes(content[:-100])
-    assert (
-        refusal(toy, half) == f"The checkpoint's replay cannot be read: {path} is damaged. {CURE}"
-    )
+    assert_names(refusal(toy, half), "replay", path, CURE)
     changed = torch.load(path.with_name(path.name) if path.write_bytes(content) else path)
     changed["reward",][0] += 1
     torch.save(changed, path)
-    assert (
-        refusal(toy, half) == f"The checkpoint's replay cannot be read: {path} is damaged. {CURE}"
-    )
+    assert_names(refusal(toy, half), "replay", path, CURE)
     path.unlink()
-    assert refusal(toy, half) == (
-        f"The checkpoint's replay cannot be read: its file {path} is missing. {CURE}"
-    )
+    assert_names(refusal(toy, half), "replay", path, CURE)
     said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
     assert_names(said, "restore_replay")
     run(toy, half, ckpt_path=last(half), data={"total_env_steps": 224})  # the choice was for once
 
 
 def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
-    assert refusal(toy, half, data={"num_envs": 4}) == (
-        "The checkpoint's replay has 2 envs, but data.num_envs is 4. Resume with --data.num_envs 2, or start with an "
-        "empty replay: --restore_replay false."
+    assert_names(
+        refusal(toy, half, data={"num_envs": 4}),
+        "2 envs",
+        "data.num_envs",
+        "4",
+        "--data.num_envs 2",
+        "--restore_replay false",
     )
     state = load(last(half))["RLDataModule"]["replays"][0]
     other = ReplayBuffer(NESTED, ACTION, 2, "cpu", 1, capacity=100)
     with pytest.raises(ConfigurationError) as error:
         other.load_state_dict(state, half / "checkpoints" / "replay")
-    assert str(error.value) == (
-        f"The checkpoint's replay does not fit this run: observation.arm.joints in {files(half)[0]} is missing, but "
-        f"the spaces of data.env require torch.float32 of shape [50, 2, 3]. {CURE}"
+    assert_names(
+        str(error.value),
+        "observation.arm.joints",
+        files(half)[0],
+        "data.env",
+        "torch.float32",
+        "[50, 2, 3]",
+        CURE,
     )
 
 
@@ -357,10 +360,7 @@ def test_a_checkpoint_names_files_of_its_own_folder_only(name, tmp_path, monkeyp
     monkeypatch.setattr(torch, "load", None)
     with pytest.raises(ConfigurationError) as error:
         ReplayBuffer(VECTOR, ACTION, 2, "cpu", 1, capacity=100).load_state_dict(state, tmp_path)
-    assert str(error.value) == (
-        f"The checkpoint names '{name}' as a file of its replay, but replay files have other "
-        f"names. {CURE}"
-    )
+    assert_names(str(error.value), f"'{name}'", CURE)
 
 
 def test_who_would_rather_not_is_told_what_that_means(toy, tmp_path):

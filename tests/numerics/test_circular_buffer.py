@@ -22,7 +22,7 @@ from lightning_rl.rollout.contract import (
     validate,
 )
 from tests.helpers import assert_same
-from tests.messages import refused
+from tests.messages import assert_names, refused
 
 N, T = 2, 3
 OBSERVATION = Dict(
@@ -516,9 +516,7 @@ def test_a_segment_is_written_by_one_writer_at_a_time():
     buffer.begin_write()
     with pytest.raises(RuntimeError) as error:
         buffer.begin_write()
-    assert str(error.value) == (
-        "Segment 0 is still being written: call commit() before the next begin_write()."
-    )
+    assert_names(str(error.value), "Segment 0", "commit()", "begin_write()")
 
 
 # --- state ---
@@ -595,10 +593,7 @@ def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
     plainer = make(extra_fields={})
     with refused(UserWarning, names=("'noise'", "extra_fields")) as warned:
         plainer.load_state_dict(state)
-    assert str(warned[0].message) == (
-        "A rollout of the checkpoint is dropped: its field 'noise' is ([4], torch.float32), the "
-        "buffer's is missing; allocate both for the same spaces and extra_fields."
-    )
+    assert_names(str(warned[0].message), "'noise'", "([4], torch.float32)", "extra_fields")
     assert plainer.statistics()["dropped_steps"] == N * 6
 
     smaller = make(max_staleness=0)

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import ConfigurationError, Gamepad, Intervention, Keyboard, SpaceMouse
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.numerics.test_taking_over import shows
 
 GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
@@ -101,9 +101,7 @@ def test_one_person_steers_one_env(window):
     env.reset()
     with pytest.raises(ConfigurationError) as error:
         other.reset()
-    assert str(error.value) == (
-        "A Keyboard already controls another env of this process: a device controls one env. Set data.num_envs: 1."
-    )
+    assert_names(str(error.value), "Keyboard", "data.num_envs: 1")
     env.close()
     other.reset()
     other.close()
@@ -114,9 +112,8 @@ def test_without_a_display_it_says_what_to_do(monkeypatch):
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(ConfigurationError) as error:
         opened(Keyboard())
-    assert str(error.value) == (
-        "The Keyboard reads the keys of a window, but there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, "
-        "or a desktop), or use a Gamepad, a function, or a queue.Queue."
+    assert_names(
+        str(error.value), "Keyboard", "DISPLAY", "WAYLAND_DISPLAY", "Gamepad", "queue.Queue"
     )
 
 
@@ -245,10 +242,7 @@ def test_no_gamepad(pads):
     pads.clear()
     with pytest.raises(ConfigurationError) as error:
         opened(Gamepad())
-    assert str(error.value) == (
-        "There is no gamepad 0: 0 found. Plug it in, and check that your user may read /dev/input/js* (group input "
-        "on most systems: usermod -aG input $USER, and log in again)."
-    )
+    assert_names(str(error.value), "gamepad 0", "/dev/input/js*", "usermod -aG input $USER")
 
 
 class Mouse:
@@ -315,10 +309,7 @@ def test_a_space_mouse_that_is_pulled_out(mouse, monkeypatch):
     monkeypatch.setattr(mouse, "read", fail)
     with pytest.raises(ConfigurationError) as error:
         source.poll(None)
-    assert str(error.value) == (
-        "The space-mouse has become unreadable (read error): plug it in again, and resume the run: rl-cli fit "
-        "--ckpt_path last."
-    )
+    assert_names(str(error.value), "space-mouse", "read error", "rl-cli fit --ckpt_path last")
     source.close()
 
 
@@ -326,19 +317,19 @@ def test_no_space_mouse(mouse):
     mouse.plugged = []
     with pytest.raises(ConfigurationError) as error:
         opened(SpaceMouse())
-    assert str(error.value) == (
-        "There is no space-mouse: plug it in, or give another source (Keyboard, Gamepad)."
-    )
+    assert_names(str(error.value), "space-mouse", "Keyboard, Gamepad")
 
 
 def test_a_space_mouse_that_may_not_be_read(mouse):
     mouse.allowed = False
     with pytest.raises(ConfigurationError) as error:
         opened(SpaceMouse())
-    assert str(error.value) == (
-        "The space-mouse SpaceMouse Compact may not be read (open failed). Let your user read it: put the line "
-        'KERNEL=="hidraw*", ATTRS{idVendor}=="256f", TAG+="uaccess" into /etc/udev/rules.d/70-space-mouse.rules, and '
-        "plug it in again."
+    assert_names(
+        str(error.value),
+        "SpaceMouse Compact",
+        "open failed",
+        'ATTRS{idVendor}=="256f"',
+        "/etc/udev/rules.d/70-space-mouse.rules",
     )
 
 
@@ -346,7 +337,4 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "hid", None)
     with pytest.raises(ConfigurationError) as error:
         opened(SpaceMouse())
-    assert str(error.value) == (
-        "A SpaceMouse needs the package hid, which cannot be imported (import of hid halted; None in sys.modules): "
-        "pip install 'lightning-rl[hil-devices]'"
-    )
+    assert_names(str(error.value), "SpaceMouse", "hid", "pip install 'lightning-rl[hil-devices]'")

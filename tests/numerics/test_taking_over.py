@@ -40,7 +40,7 @@ from tests.helpers import (
     scalars,
     train,
 )
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.variants import before, variant
 
 LENGTH = 7
@@ -202,10 +202,12 @@ def test_actions_in_two_units_are_refused():
     wrappers = [partial(Intervention, source=Person()), rescale]
     with pytest.raises(ConfigurationError) as error:
         GymnasiumEnv(1, "Shows-v0", wrappers=wrappers)
-    assert str(error.value) == (
-        "The wrapper RescaleAction changes actions from Box(0.0, 1.0, (2,), float32) to Box(-1.0, 1.0, (2,), "
-        "float32), but an inner env reports executed actions in the inner space. Put the reporting wrapper, such as "
-        "Intervention, after it in `wrappers`."
+    assert_names(
+        str(error.value),
+        "RescaleAction",
+        "Box(0.0, 1.0, (2,), float32)",
+        "Box(-1.0, 1.0, (2,), float32)",
+        "Intervention",
     )
     GymnasiumEnv(1, "Shows-v0", wrappers=wrappers[::-1]).close()
 
@@ -305,10 +307,7 @@ def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
     items.put("sucess")
     with pytest.raises(ConfigurationError) as error:
         step()
-    assert str(error.value) == (
-        "The queue of interventions holds 'sucess': put an action, None to hand back, or one of success, failure, "
-        "rerecord."
-    )
+    assert_names(str(error.value), "'sucess'", "success, failure, rerecord")
 
 
 @pytest.mark.parametrize(
@@ -348,10 +347,7 @@ def test_in_a_chunk_one_action_may_be_somebody_elses():
 def test_what_is_no_source_is_refused():
     with pytest.raises(ConfigurationError) as error:
         Intervention(shows(), 3)
-    assert str(error.value) == (
-        "The source of interventions is 3: give a Keyboard, a Gamepad, a SpaceMouse, a function of the observation "
-        "that returns an action or None, or a queue.Queue."
-    )
+    assert_names(str(error.value), "3", "Keyboard", "Gamepad", "SpaceMouse", "queue.Queue")
 
 
 def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number():
