@@ -503,3 +503,46 @@ def test_fakes_are_made_of_those_on_the_shelf():
     ]
     rule = f"{len(classes)} classes stand beside tests, of at most {MOST_HELPER_CLASSES}: use the shelf"
     none(classes if len(classes) > MOST_HELPER_CLASSES else [], rule)
+
+
+SENTENCE = re.compile(r"(?:\b[a-z]+ ){3}[a-z]+\b")
+"""Four words of a sentence; the names of a list have commas between them."""
+
+ASSERTED = re.compile(r"\b(str\(|err|error|stderr|caplog|readouterr|message|refus\w+|warned)\b")
+WHOLE_MESSAGES = {"reports/test_messages.py", "reports/test_faulty_settings.py"}
+
+
+def asserted_messages(tree):
+    """Yield the texts that a test file expects in errors, warnings and what was printed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            names = [
+                *node.args[1:],
+                *(k.value for k in node.keywords if k.arg in ("match", "names")),
+            ]
+            if name in ("pytest.raises", "pytest.warns", "refused", "assert_names"):
+                yield from ((text, node) for argument in names for text in ast.walk(argument))
+            elif name.endswith((".startswith", ".endswith")) and ASSERTED.search(name):
+                yield from ((text, node) for argument in node.args for text in ast.walk(argument))
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.Eq):
+            sides = [node.left, *node.comparators]
+            if any(ASSERTED.search(ast.unparse(side)) for side in sides):
+                yield from ((side, node) for side in sides)
+                yield from ((text, node) for side in sides for text in getattr(side, "values", ()))
+
+
+def test_messages_are_asserted_by_what_they_name():
+    """Rewording a message breaks one test at most: tests/messages.py."""
+    offenders = []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        place = path.relative_to(Path(__file__).parent).as_posix()
+        source = path.read_text() if place not in WHOLE_MESSAGES else ""
+        offenders += [
+            f"{place}:{node.lineno} {text.value}"
+            for text, node in asserted_messages(ast.parse(source))
+            if isinstance(text, ast.Constant) and isinstance(text.value, str)
+            # A text that stands twice in the file is what the test itself raises.
+            if SENTENCE.search(text.value) and source.count(text.value) < 2
+        ]
+    none(offenders, "Assert what a message names, not its sentence:")

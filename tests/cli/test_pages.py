@@ -31,6 +31,7 @@ from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, free_port
 from tests.helpers import assert_same_run, last, newest, uncompiled_traces
 from tests.markdown import blocks
+from tests.messages import assert_names
 from tests.remote import Threads
 from tests.test_architecture import none
 
@@ -433,7 +434,7 @@ def test_the_measure_of_the_overhead_measures(capsys):
     with pytest.raises(SystemExit) as stop:
         as_script("scripts/bench_overhead.py", *small)
     assert stop.value.code in (0, None)
-    assert "Final parameters of the two loops: bit-identical." in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "bit-identical")
 
 
 def evaluated(run_dir):

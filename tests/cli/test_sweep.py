@@ -523,9 +523,8 @@ def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes
         directory, _ = state()
         with pytest.raises(SystemExit):
             run(["sweep", "--resume", "last"])
-        owner = f"process {killed.pid} on "
-        assert f"Sweep {directory} is being run by {owner}" in (error := capfd.readouterr().err)
-        assert f"rl-cli sweep --join {directory}" in error
+        process, join = f"process {killed.pid}", f"rl-cli sweep --join {directory}"
+        assert_names(capfd.readouterr().err, directory, process, join)
         other = fake_sweep("--join", directory, "--sweep.jobs", "1")
         soon(lambda: is_saved(other, 2))
         killed.kill()

@@ -191,7 +191,6 @@ def test_nans_on_one_rank_end_both_and_both_say_why(ranks):
     errors = both(ranks, "only nans", "error")
     assert errors[0] == errors[1]
     assert_names(errors[0], "9 optimizer steps", "sample_log_prob")
-    assert "Inputs that are not finite: sample_log_prob" in errors[0]
 
 
 def test_what_is_no_number_in_an_env_of_one_rank_ends_both_by_name(ranks):

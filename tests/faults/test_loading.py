@@ -410,10 +410,9 @@ def test_what_it_says_it_lacks_steers_no_terminal(trained):
     config = yaml.safe_load(trained[CONFIG_KEY])
     config["model"]["init_args"] = {"pol\x1b[2Jicy": "not written: a\x1b[31m\nlie"}
     path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
-    assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), policy (it holds no configuration of it). "
-        "Pass it: PPO.load_from_checkpoint(path, pol?[2Jicy=..., policy=...)."
-    )
+    message = refusal(PPO, path)
+    assert_names(message, "policy.ckpt", "pol?[2Jicy (a?[31m lie)", "pol?[2Jicy=..., policy=...")
+    assert message.isprintable()
 
 
 def test_the_registry_of_envs_is_not_used_where_the_spaces_are_kept(trained, monkeypatch):

@@ -404,17 +404,13 @@ def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
 
 def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
     buffer = make(max_staleness=0, timeout_s=0.02)
-    ends = "Is it stuck, or do 3 steps of 2 envs take longer than timeout_s?"
-    with pytest.raises(TimeoutError) as error:
+    with refused(TimeoutError, names=("0.02 s", "begun", "3 steps of 2 envs", "timeout_s")):
         buffer.take()
-    begins = "No rollout came within 0.02 s: the collector"
-    assert str(error.value) == f"{begins} has not begun a rollout. {ends}"
     writer = Writer(buffer, lambda: time.sleep(0.1))
     thread, _ = in_thread(writer.write)
     thread.join(0.05)
-    with pytest.raises(TimeoutError) as error:
+    with refused(TimeoutError, names=("0.02 s", "writing", "3 steps of 2 envs", "timeout_s")):
         buffer.take()
-    assert str(error.value) == f"{begins} is writing a rollout. {ends}"
     thread.join(5)
     check(read(buffer), first=0)
 

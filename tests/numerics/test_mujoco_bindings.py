@@ -17,6 +17,7 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import (
 from lightning_rl.system import machine
 from lightning_rl.system.machine import MachineSettings
 from tests.helpers import train
+from tests.messages import assert_names, refused
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -128,12 +129,12 @@ def test_a_simulation_that_is_unstable_warns_and_one_where_warnings_are_errors_g
         data.qvel[0] = np.inf
         mujoco.mj_step(model, data)
 
-    with pytest.warns(RuntimeWarning, match="MuJoCo: Nan, Inf or huge value in QVEL"):
+    with refused(RuntimeWarning, names=("MuJoCo", "Nan, Inf", "QVEL")):
         blow_up()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         blow_up()
-    assert "Nan, Inf or huge value in QVEL" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "Nan, Inf", "QVEL")
 
 
 def test_a_callback_of_the_users_is_left_alone():

@@ -8,6 +8,7 @@ import torch
 from lightning_rl import ConfigurationError, MujocoEnv
 from lightning_rl.envs.managers import Event, Force, Position, Velocity
 from lightning_rl.envs.mujoco.model import import_mujoco
+from tests.messages import refused
 
 mujoco = import_mujoco()
 
@@ -77,7 +78,7 @@ def test_a_servo_goes_to_its_position(extra):
 def test_a_bias_that_an_actuator_does_not_read_makes_no_servo():
     motor = '<general name="a" joint="j" gainprm="5" biastype="none" biasprm="0 -5 0"/>'
     env = partial(MujocoEnv, 1, partial(spec_of, SLIDE.format(motor)))
-    with pytest.raises(ConfigurationError, match="'a' takes a force"):
+    with refused(names=("'a'", "force")):
         env(actions={"joint": Position()})
     env = env(actions={"joint": Force()})
     assert env.metadata["joint_stiffness"] == [0.0]

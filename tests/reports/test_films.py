@@ -121,8 +121,8 @@ def test_a_film_that_cannot_be_made_is_an_error_where_it_is_asked_for(
             run([command, "--ckpt_path", "last", "--trust_code", "true"])
         assert stop.value.code == 1
         error = capfd.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("rl-cli: error: The requested film cannot be made: ")
-        assert reason in error
+        assert error.startswith("rl-cli: error: ")
+        assert_names(error, "film", reason)
     assert names(directory) == []
 
 

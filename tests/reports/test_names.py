@@ -27,6 +27,7 @@ from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.spaces import space_data, space_from
+from tests.messages import refused
 
 mujoco = import_mujoco()
 
@@ -58,7 +59,7 @@ def test_step_sizes_speeds_and_homes_go_to_their_joints(order):
 
 @pytest.mark.parametrize("setting", ["limits", "home", "step_size", "max_speed"])
 def test_a_list_that_stands_for_joints_is_refused(setting):
-    with pytest.raises(ConfigurationError, match=setting):
+    with refused(names=setting):
         gymnasium.make(
             "lightning_rl/Robot-v0",
             **{"robot": ARM, "limits": {name: [-9, 9] for name in JOINTS}, "max_speed": 1.0}

@@ -86,7 +86,7 @@ def test_a_directory_that_is_no_dataset_keeps_all_it_holds(names, tmp_path):
     for name in names:
         put(tmp_path / name)
     before = content(tmp_path)
-    with refused(names=("but not a dataset", names[0].split("/")[0])):
+    with refused(names=(names[0].split("/")[0])):
         EpisodeWriter(tmp_path, *SPACES, 10)
     assert content(tmp_path) == before
 
@@ -156,7 +156,7 @@ def test_links_inside_a_dataset_are_refused_for_writing(name, recorded, tmp_path
     place.symlink_to(victim)
     before = content(tmp_path)
     for write in (lambda: EpisodeWriter(path, *SPACES, 10), lambda: label_dataset(path)):
-        with refused(names="is a link"):
+        with refused(names="link"):
             write()
         assert content(tmp_path) == before
 
@@ -166,7 +166,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 
     put(tmp_path / "victim", "secret")
     (tmp_path / ".lock").symlink_to(tmp_path / "victim")
-    with refused(names="is a link"):
+    with refused(names="link"):
         lock_file(tmp_path / ".lock", "taken")
     assert (tmp_path / "victim").read_text() == "secret"
 
@@ -234,14 +234,14 @@ def with_film(path, size=(16, 16, 3), **settings):
 @pytest.mark.parametrize("kind", texts(0))
 def test_a_picture_is_decoded_as_a_picture_alone(kind, port, tmp_path):
     with_pictures(tmp_path, [texts(port)[kind].encode()] * 2)
-    with refused(names=("broken picture", CAMERA, "PNG")):
+    with refused(names=("picture", CAMERA, "PNG")):
         read_episodes(tmp_path)[0]
 
 
 @pytest.mark.parametrize("kind", texts(0))
 def test_a_film_is_an_mp4_or_matroska_file_alone(kind, port, tmp_path):
     put(with_film(tmp_path), texts(port)[kind])
-    with refused(names="neither MP4 nor Matroska"):
+    with refused(names=("MP4", "Matroska")):
         read_episodes(tmp_path)[0]
 
 
@@ -300,10 +300,10 @@ def test_sizes_of_pictures_are_checked_before_they_are_decoded(said, tmp_path, m
 
     with_pictures(tmp_path / "a", [large_png()] * 2, said)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with refused(names=("3000 x 3000", "info.json says")):
+    with refused(names=("3000 x 3000", "info.json")):
         read_episodes(tmp_path / "a")[0]
     film(with_film(tmp_path / "b", said), np.zeros((4, 128, 64, 3), np.uint8))
-    with refused(names=("128 x 64", "info.json says")):
+    with refused(names=("128 x 64", "info.json")):
         read_episodes(tmp_path / "b")[0]
 
 
@@ -365,7 +365,7 @@ def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypat
 def test_an_episode_of_more_pictures_than_the_memory_holds_is_refused(tmp_path, monkeypatch):
     with_pictures(tmp_path, [png(frame) for frame in greys(1, 2)])
     monkeypatch.setattr("lightning_rl.datasets.lerobot_reader.available_bytes", lambda *_: 1000)
-    with refused(names=("2 pictures", CAMERA, "leave the camera out")):
+    with refused(names=("2 pictures", CAMERA, "camera")):
         read_episodes(tmp_path)[0]
 
 
@@ -376,7 +376,7 @@ def test_a_fifo_is_no_file(name, tmp_path):
     place = place if name == "videos" else tmp_path / name
     place.unlink()
     os.mkfifo(place)
-    with refused(names=("cannot be read", "not a regular file")):
+    with refused(names="regular file"):
         list(read_episodes(tmp_path))
 
 
@@ -394,7 +394,7 @@ JSONS = {
 @pytest.mark.parametrize("name", [INFO, "meta/lightning_rl.json"])
 def test_odd_json_is_one_message(name, kind, tmp_path):
     put(narrow(tmp_path) / name, JSONS[kind])
-    with refused(names=(name, "cannot be read")):
+    with refused(names=name):
         read_episodes(tmp_path)
 
 
@@ -552,7 +552,7 @@ def test_an_episode_of_minari_lies_in_its_file_and_in_memory(change, tmp_path):
     with h5py.File(file, "a") as opened:
         del opened["episode_0/actions"]
         change(h5py, opened["episode_0"], victim)
-    with refused(names=("Minari", "cannot be read")):
+    with refused(names=("Minari", tmp_path)):
         read_episodes(tmp_path / "data")[0]
 
 
@@ -569,7 +569,7 @@ def test_pictures_of_minari_are_jpeg(tmp_path):
         seen = opened["episode_0"].create_dataset("observations", (3,), kind)
         for i in range(3):
             seen[i] = np.frombuffer(texts(0)["eps"].encode(), np.uint8)
-    with refused(names=("Minari", "cannot be read")):
+    with refused(names=("Minari", tmp_path)):
         read_episodes(tmp_path)[0]
 
 
@@ -633,7 +633,7 @@ def test_tables_of_minari_are_read_within_bounds(kind, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("lightning_rl.datasets.minari.MOST_STEPS", 5000)
     rewrite(many, file, kind)
-    with refused(names=("more than the 5,001 rows", "cannot be read")):
+    with refused(names="5,001 rows"):
         read_episodes(tmp_path)[0]
     monkeypatch.setattr("lightning_rl.datasets.minari.available_bytes", lambda *_: 10)
     rewrite(table, file, kind)
@@ -647,7 +647,7 @@ def test_pictures_in_tables_of_minari_are_jpeg(tmp_path):
     column = pa.array([texts(0)["eps"].encode()] * 3, pa.binary())
     at = table.column_names.index("observations")
     rewrite(table.set_column(at, "observations", column), file, "arrow")
-    with refused(names=("Minari", "cannot be read")):
+    with refused(names=("Minari", tmp_path)):
         read_episodes(tmp_path)[0]
 
 
@@ -655,5 +655,5 @@ def test_a_fifo_is_no_file_of_minari(tmp_path):
     file, _ = minari(tmp_path)
     file.unlink()
     os.mkfifo(file)
-    with refused(names="not a regular file"):
+    with refused(names="regular file"):
         read_episodes(tmp_path)
