@@ -268,10 +268,10 @@ def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
 
 def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
     dropping = partial(AsyncCollector, overflow="overwrite", timeout_s=30)
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         train(tmp_path, **settings(collector=dropping))
     assert_names(
-        str(refused.value),
+        str(caught.value),
         "data.collector.overflow=overwrite",
         "SAC",
         "updates_per_env_step=1",

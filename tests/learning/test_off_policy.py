@@ -204,9 +204,9 @@ def test_the_first_steps_are_drawn_uniformly_and_say_so(tmp_path):
 
 
 def message_of(run):
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         run()
-    return str(refused.value)
+    return str(caught.value)
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path):

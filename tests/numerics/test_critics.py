@@ -43,9 +43,9 @@ ATOMS = np.linspace(-2.0, 2.0, 9)
 
 
 def message_of(call):
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         call()
-    return str(refused.value)
+    return str(caught.value)
 
 
 # --- categorical critics ---

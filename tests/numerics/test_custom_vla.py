@@ -153,8 +153,9 @@ def test_it_trains_checkpoints_resumes_and_is_validated_from_yaml_alone(director
     assert_names(
         error,
         last(part),
-        "'my_vla.WithCritic'",
-        "model.init_args.policy.init_args.model_class",
+        "my_vla.WithCritic",
+        "model_class",
+        "model.init_args.policy.init_args",
         "--trust_code true",
         "--config",
     )

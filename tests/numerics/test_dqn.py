@@ -158,9 +158,9 @@ def test_exploration_and_target_follow_env_steps_and_updates(tmp_path):
 
 
 def message_of(call):
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         call()
-    return str(refused.value)
+    return str(caught.value)
 
 
 def test_what_does_not_fit_is_refused():

@@ -562,5 +562,5 @@ def test_what_cannot_be_steered_is_refused(clone, tmp_path):
     with refused(names=("NoisePolicy", "base policy")):
         make_policy(cls=NoisePolicy, checkpoint=str(clone)).fields_of(torch.zeros(2, 8, 1))
     for policy in (ActorCritic, SquashedActorCritic):
-        with refused(names=("ActorCritic", "head: flow")):
+        with refused(names=(policy.__name__, "head: flow")):
             make_policy(BLOCKS, NoisePolicy, base=partial(policy, ignore_keys=["rgb", "language"]))

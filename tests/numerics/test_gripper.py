@@ -93,9 +93,9 @@ def test_it_acts_in_torch_and_says_so():
 
 
 def message_of(make):
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         make()
-    return str(refused.value)
+    return str(caught.value)
 
 
 def test_actions_without_a_gripper_are_refused():
@@ -146,10 +146,10 @@ def test_terms_are_weighed_and_one_that_is_not_said_is_named():
     assert said == [0.0, -1.0, 0.0, 0.0]  # where it is closed already nothing changes
     env = PenaltyTerms(arms.arm(helped=False), {"cost": 1.0})
     env.reset(seed=0)
-    with pytest.raises(EnvFaultError) as refused:
+    with pytest.raises(EnvFaultError) as caught:
         env.step(stay)
     assert_names(
-        str(refused.value), "PenaltyTerms", "'cost'", "'success', 'discrete_penalty'", "`terms`"
+        str(caught.value), "PenaltyTerms", "'cost'", "'success', 'discrete_penalty'", "`terms`"
     )
     with refused(names=("PenaltyTerms", "terms: {discrete_penalty: 1.0}")):
         PenaltyTerms(env, {})

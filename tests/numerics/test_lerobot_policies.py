@@ -220,7 +220,7 @@ OPTIONS = [
     ("smolvla", {"empty_cameras": 1}, "empty_cameras: 1"),
     ("smolvla", {"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha: true"),
     ("smolvla", {"rtc_config": {"enabled": True}}, "rtc_config"),
-    ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "language"),
+    ("smolvla", {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "language_model"),
     ("smolvla", {"type": "pi0"}, ("'pi0'", "act, diffusion, smolvla")),
 ]
 

@@ -210,7 +210,7 @@ def test_masks_of_several_choices_are_joined_and_continuous_ones_refused():
     env = ActionMask(choices)
     assert env.reset()[0]["action_mask"].tolist() == [1, 0, 0, 1, 1]
     assert env.observation_space.contains(env.reset()[0])
-    with refused(names=("action_mask", "Box")):
+    with refused(names=("ActionMask", "Box")):
         ActionMask(gymnasium.make("Pendulum-v1"))
     with refused(names=("ActionMask", "'action_mask'")):
         ActionMask(env)

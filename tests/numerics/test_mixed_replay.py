@@ -167,9 +167,9 @@ def test_interventions_can_be_left_to_what_was_collected():
 
 def test_chunks_are_refused():
     replay = mixed(action=Box(-1, 1, (3, 2)))
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         replay.extend(Stream(VECTOR, 2, seed=1, chunk=3, action=Box(-1, 1, (3, 2))).next(4))
-    assert_names(str(refused.value), "MixedReplay", "ActionChunk", "ReplayBuffer")
+    assert_names(str(caught.value), "MixedReplay", "ActionChunk", "ReplayBuffer")
 
 
 # --- what it begins with ---
@@ -221,9 +221,9 @@ def test_demonstrations_of_a_dataset_are_there_from_the_first_rollout_on(tmp_pat
 
 
 def message_of(make):
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         make()
-    return str(refused.value)
+    return str(caught.value)
 
 
 def test_demonstrations_that_do_not_do_are_refused_before_anything_is_collected(tmp_path):

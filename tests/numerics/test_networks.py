@@ -125,7 +125,7 @@ def test_an_unknown_activation_names_the_close_one(wrong, close):
 
 @pytest.mark.parametrize("hidden", [(0,), (8, -1)])
 def test_sizes_below_one_are_refused(hidden):
-    with refused(names=("at least 1", "hidden_sizes=[0]")):
+    with refused(names=("at least 1", f"hidden_sizes={list(hidden)}")):
         mlp(2, hidden, 1)
 
 

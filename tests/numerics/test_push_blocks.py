@@ -50,7 +50,7 @@ def test_only_the_chosen_instructions_are_drawn():
     drawn = {text_of(row) for row in observation["language"]}
     assert drawn == {"push the red block to the right", "push the blue block to the left"}
     for wrong in ([], [4]):
-        with refused(names=("PushBlocks", "instructions=[]", "0 (push the red")):
+        with refused(names=("PushBlocks", "0 (push the red")):
             PushBlocks(1, instructions=wrong)
 
 

@@ -292,14 +292,14 @@ def test_an_ensemble_is_as_many_perceptrons_as_it_has_critics():
 
 def test_discrete_and_unbounded_actions_are_refused():
     discrete = gymnasium.spaces.Discrete(3)
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         SquashedActorCritic(OBSERVATION_SPACE, discrete)
-    assert_names(str(refused.value), "Discrete(3)", "DiscreteSAC", "DiscreteActorCritic", "PPO")
+    assert_names(str(caught.value), "Discrete(3)", "DiscreteSAC", "DiscreteActorCritic", "PPO")
     unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         DeterministicActorCritic(OBSERVATION_SPACE, unbounded)
     assert_names(
-        str(refused.value),
+        str(caught.value),
         "Box(-inf, inf, (2,), float32)",
         "gymnasium.wrappers.TransformAction",
         "PPO",

@@ -355,7 +355,7 @@ def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_
         pickle.dump({"state_dict": Harm(tmp_path / "harmed")}, file)
     torch.save({"weight": Harm(tmp_path / "harmed")}, tmp_path / "evil2.pt")
     for name in ("evil.pt", "evil2.pt"):
-        with refused(names=("evil.pt", "damaged")):
+        with refused(names=(name, "damaged")):
             load_vla_model("class", str(tmp_path / name), model_class=path, trust_code=True)
     assert not (tmp_path / "harmed").exists()
     with refused(names=("none.pt", ".safetensors")):
