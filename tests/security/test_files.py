@@ -232,3 +232,29 @@ def test_a_sweep_of_a_billion_is_refused_before_it_is_listed(setting, tmp_path):
     kept.write_text(yaml.safe_dump(content | more | {setting: 10**9}))
     with pytest.raises(ConfigurationError, match=rf"sweep\.{setting} must .* got 1000000000"):
         resumed(directory)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("input_features", "observation.state", "shape"), []),
+        (("chunk_size",), -1),
+        (("n_action_steps",), -1),
+        (("n_heads",), -1),
+        (("dim_feedforward",), -1),
+        (("dim_model",), 10**18),
+        (("chunk_size",), 10**15),
+    ],
+)
+def test_numbers_of_a_policy_of_lerobot_that_make_none_are_one_message(path, value, tmp_path):
+    pytest.importorskip("safetensors")
+    from lightning_rl import LeRobotPolicy
+    from tests.golden.make_lerobot import fill
+    from tests.reports.test_forged_states import forged
+
+    fill(GOLDEN / "act", tmp_path / "sent")
+    settings = tmp_path / "sent/config.json"
+    settings.write_text(json.dumps(forged(json.loads(settings.read_text()), path, value)))
+    with pytest.raises(ConfigurationError, match="sent") as caught:
+        LeRobotPolicy(path=str(tmp_path / "sent"))
+    assert "\n" not in str(caught.value)

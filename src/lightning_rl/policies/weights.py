@@ -147,13 +147,15 @@ def check_report(report: KeyReport, source: str, strict: bool) -> None:
 
 @contextmanager
 def one_message(beginning: str) -> Iterator[None]:
-    """Replace errors of transformers or peft by one message that starts with `beginning`.
+    """Replace errors of libraries by one message that starts with `beginning`.
 
     Raises:
-        ConfigurationError: instead of any error in the block.
+        ConfigurationError: instead of any other error in the block.
     """
     try:
         yield
+    except ConfigurationError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigurationError(f"{beginning}: {reason}") from error

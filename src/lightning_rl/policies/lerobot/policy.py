@@ -42,6 +42,7 @@ from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.heads import ActionHead, Level
 from lightning_rl.policies.vla.loading import freeze_matching
 from lightning_rl.policies.vla.policy import ChunkPolicy
+from lightning_rl.policies.weights import one_message
 from lightning_rl.system.construction import construction
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded
@@ -144,20 +145,22 @@ class LeRobotPolicy(ChunkPolicy):
         _check_kind(
             directory, {**vars(exploration), "lora": lora, "language_model": language_model}
         )
-        processors = Processors(directory, dataset_stats)
-        places = [expanded(place) for place in (language_model, path) if place is not None]
-        places += [*(place.parent for place in places), Path()]
-        network, padding = _network(directory, processors, places)
-        load_parts(network.parts(), directory)
-        if isinstance(network, SmolVLANetwork) and lora is not None:
-            network.add_lora(lora)
-        if observation_space is None:
-            observation_space = space_of(directory, processors, network)
-        if action_space is None:
-            shape = (network.action_steps, directory.action_size)
-            action_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
-        _check_actions(directory, network, action_space)
-        inputs = Inputs(directory, processors, network, observation_space, keys or {}, padding)
+        # Anybody may have written the directory: its numbers and names may have any value.
+        with one_message(f"{directory.path} describes no policy that can be made"):
+            processors = Processors(directory, dataset_stats)
+            places = [expanded(place) for place in (language_model, path) if place is not None]
+            places += [*(place.parent for place in places), Path()]
+            network, padding = _network(directory, processors, places)
+            load_parts(network.parts(), directory)
+            if isinstance(network, SmolVLANetwork) and lora is not None:
+                network.add_lora(lora)
+            if observation_space is None:
+                observation_space = space_of(directory, processors, network)
+            if action_space is None:
+                shape = (network.action_steps, directory.action_size)
+                action_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+            _check_actions(directory, network, action_space)
+            inputs = Inputs(directory, processors, network, observation_space, keys or {}, padding)
 
         def make_head(space: gymnasium.spaces.Box) -> ActionHead:
             return network.head(space, exploration, processors.action_bounds())
