@@ -1519,13 +1519,6 @@ MUTATIONS = (
         "faults/test_faults.py",
     ),
     Mutation(
-        "envs/gymnasium/workers.py",
-        "a stack is read while it is being written",
-        "    while not all(map(_is_whole, written)) and",
-        "    while not all(written) and",
-        "faults/test_hangs.py",
-    ),
-    Mutation(
         "training/callbacks/metrics.py",
         "the best value that is logged is always the largest",
         'self._better = max if best_mode == "max" else min',

@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import version
 
 from lightning_rl.system.extensions import SUBCOMMANDS
+from lightning_rl.system.signals import interrupted_by_signals
 
 USAGE = """usage: rl-cli SUBCOMMAND [options]
 
@@ -42,13 +43,22 @@ def main() -> None:
         print(f"lightning-rl {version('lightning-rl')}")
         return
     from lightning_rl.cli.first_check import end_with, first_check
-    from lightning_rl.cli.names_table import current_table, write_table
     from lightning_rl.system.errors import ConfigurationError
 
     try:
         first_check(arguments)
     except ConfigurationError as error:
         end_with(error)
+    with interrupted_by_signals() as came:
+        try:
+            _import_and_run(arguments)
+        except (KeyboardInterrupt, SystemExit):
+            if not came:
+                raise
+            sys.exit(128 + came[0])
+
+
+def _import_and_run(arguments: list[str]) -> None:
     gc.disable()  # garbage collection during imports takes 0.5 s and frees little
     from lightning_rl.cli.app import run
 

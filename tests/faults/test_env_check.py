@@ -179,7 +179,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             (
                 "gymnasium",
                 "warning",
-                "The obs returned by the `step()` method was expecting numpy array dtype to be "
+                "The obs returned by the `reset()` method was expecting numpy array dtype to be "
                 "float32, actual type: float64",
             ),
         ),
@@ -312,7 +312,7 @@ def test_what_an_env_raises_is_a_finding_with_its_place():
 def test_a_step_that_hangs_is_a_finding_with_its_stack():
     (fault,) = found(factory("Hangs"), timeout_s=0.5)
     assert fault.level == "error"
-    assert_names(fault.text, "Env 0 of 4", "check", "step", "data.env_timeout_s: 0.5")
+    assert_names(fault.text, "The 4 envs", "check", "step", "data.env_timeout_s: 0.5")
     assert "time.sleep(60)" in fault.text
 
 

@@ -18,7 +18,6 @@ from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
-from lightning_rl.envs.gymnasium import workers
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from tests.callbacks import at_iteration
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
@@ -126,27 +125,17 @@ ENVS = {
     "vector_entry_point": gymnasium_env("vector_entry_point"),
     "task": lambda where, hang: partial(HangingTask, where=where, hang=hang),
 }
-WHOSE = {
-    "sync": r"Env 0 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
-    "async": r"Envs 0, 1 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
-    "vector_entry_point": r"The 2 envs of the training \(GymnasiumEnv 'Hanging-v0'\)",
-    "task": r"The 2 envs of the training \(HangingTask\)",
-}
-AT = {
-    "sync": r"Env \d is at:\n",
-    "async": r"Env 0 is at:\n",
-    "vector_entry_point": r"It is at:\n",
-    "task": r"It is at:\n",
-}
+NAMES = {"task": r"HangingTask"}
 
 
 def message(kind, where):
     """Return what the whole message has to be; of the stack, the env's line and the last one."""
+    name = NAMES.get(kind, r"GymnasiumEnv 'Hanging-v0'")
+    name = "" if where == "construction" else rf" \({name}\)"  # there is no env yet
     return re.compile(
-        rf"^{WHOSE[kind]} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise this limit "
+        rf"^The 2 envs of the training{name} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise this limit "
         r"if a step may take longer, or set it to null \(no limit\) if a person takes part\. "
-        rf'{AT[kind]}(  .*\n)*  File ".*test_hangs\.py", line \d+, in \w+\n.*hang.*\n(  .*\n)*'
-        r".*(END\.wait|time\.sleep|waiter\.acquire|signaled = |gotit = ).*$"
+        rf'The stack where it hangs:\n(.*\n)*  File ".*test_hangs\.py", line \d+,? in (in_c|step|reset|__init__|hang_in)\n'
     )
 
 
@@ -239,7 +228,7 @@ def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_pa
 def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
     with refused(
         EnvTimeoutError,
-        names=("Envs 0, 1 of 2", "evaluation", "'Hanging-v0'", "step", "data.env_timeout_s"),
+        names=("The 2 envs", "evaluation", "'Hanging-v0'", "step", "data.env_timeout_s"),
     ):
         train(
             tmp_path,
@@ -247,21 +236,6 @@ def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
             data={"env_timeout_s": TIMEOUT, "eval_env": ENVS["async"]("step", in_c)},
             trainer={"num_sanity_val_steps": 1},
         )
-
-
-def test_a_stack_is_read_once_it_is_whole(monkeypatch):
-    """A process that gets no core for a while stops between two of its lines."""
-    lines = [
-        "Stack (most recent call first):\n",
-        '  File "/env.py", line 7 in step\n',
-        '  File "/wrapper.py", line 3 in step\n',
-        f'  File "{workers.__file__}", line 1 in _work\n',
-    ]
-    cut = [lines[:1], lines[:1], lines[:2], lines[:2], lines[:3], lines[:3], lines]
-    reads = iter(["", *map("".join, cut)])
-    monkeypatch.setattr(workers, "_read", lambda file: next(reads))
-    (stack,) = workers._stacks([os.getpid()])
-    assert [frame.filename for frame in stack] == ["/wrapper.py", "/env.py"]
 
 
 def test_one_env_of_many_is_named_in_its_own_process():
@@ -272,18 +246,17 @@ def test_one_env_of_many_is_named_in_its_own_process():
 
     make = partial(ENVS["async"]("never", in_c), wrappers=[third])
     data = make_data(make, env_timeout_s=TIMEOUT)
-    with (
-        refused(EnvTimeoutError, names=("Env 2 of 4", "training", "data.env_timeout_s")),
-        data.calls("reset"),
-    ):
+    names = ("The 4 envs", "training", "data.env_timeout_s", "In the process of env 2")
+    with refused(EnvTimeoutError, names=names) as caught, data.calls("reset"):
         data._env.reset(seed=1)
+    assert str(caught.value).count("In the process") == 1
     data.close()
 
 
 def test_an_env_within_an_env_is_named(tmp_path):
     inner = ENVS["task"]("step", in_c)
     make = partial(ActionChunk, env=inner, chunk_size=30)
-    with refused(Exception, names=("HangingTask", "step", "data.env_timeout_s")):
+    with refused(Exception, names=("ActionChunk", "step", "data.env_timeout_s", "in transition")):
         train(tmp_path, env=make, data={"env_timeout_s": TIMEOUT, "collector": AsyncCollector})
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from lightning_rl.cli.app import run
 from lightning_rl.system.output import tell
-from tests.callbacks import callback
+from lightning_rl.system.signals import STOPS
+from tests.callbacks import callback, send
 from tests.helpers import last, load, train
 from tests.messages import assert_names
 
@@ -98,3 +99,38 @@ def test_a_lost_stream_takes_all_that_follows(monkeypatch, capsys):
     assert_names(shown.err, "Standard output", "Broken pipe")
     assert shown.err.count("\n") == 1
     assert shown.out == "there again\n"
+
+
+def prints(hook):
+    """Make a callback that prints more than a pipe holds, once, and gets a signal meanwhile."""
+    timer = threading.Timer(0.3, send())
+
+    def print_more(trainer, *args):
+        if timer.ident is None:
+            timer.start()
+            tell("a line" * 100_000)
+
+    return callback(**{hook: print_more})
+
+
+@pytest.mark.parametrize("names", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
+def test_a_reader_that_stops_holds_up_no_signal(names, tmp_path, monkeypatch):
+    """As `less` does until its user goes on."""
+    with monkeypatch.context() as patch:
+        read_by_others(os.pipe, patch, *names)
+        settings = {"callbacks": [prints("on_train_batch_end")], "enable_progress_bar": True}
+        _, _, trainer = train(tmp_path / "run", trainer=settings)
+    assert trainer.stop_signal == signal.SIGTERM
+    assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step == 1
+
+
+def test_a_reader_that_stops_before_the_training_holds_up_no_signal(tmp_path, monkeypatch):
+    handlers = [signal.getsignal(number) for number in STOPS]
+    settings = {"callbacks": [prints("on_train_start")]}
+    with monkeypatch.context() as patch:
+        read_by_others(os.pipe, patch, "stdout", "stderr")
+        with pytest.raises(SystemExit) as end:
+            train(tmp_path / "run", trainer=settings)
+    assert end.value.code == 1
+    assert [signal.getsignal(number) for number in STOPS] == handlers
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["outcome"] == "interrupted"

@@ -1,11 +1,13 @@
 """A robot in a process of its own: limits, clock, heartbeat, failures, and what trains and records on it."""
 
+import ast
 import json
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -25,6 +27,7 @@ from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.robots import bus
 from lightning_rl.robots.env import RobotEnv
+from lightning_rl.robots.process import RobotProcess
 from lightning_rl.robots.stand_in import JOINTS, StandInArm
 from lightning_rl.system.errors import EnvFaultError
 from tests.messages import assert_names, refused
@@ -188,7 +191,31 @@ def test_a_learner_that_is_killed_or_stopped_leaves_a_safe_arm(tmp_path, on_stop
     assert ("disconnect" in [entry["call"] for entry in ended]) == (on_stop == "relax")
     said = learner.communicate(timeout=60)[1]
     stopped = "The arm holds its position." if on_stop == "hold" else "The arm is relaxed."
-    assert said.strip() == f"The learner's heartbeat stopped. {stopped}"
+    assert_names(said, stopped, *(["heartbeat_s: 0.5"] if how == signal.SIGSTOP else []))
+
+
+def test_a_silent_learner_is_noticed_once_the_arm_is_connected(monkeypatch):
+    """Before, imports and a slow bus delay the heartbeat; the message names the setting."""
+    monkeypatch.setattr(RobotProcess, "_beat", lambda self, period: None)
+    settings = {
+        "robot": ARM,
+        "kwargs": {},
+        "limits": LIMITS,
+        "max_speed": dict.fromkeys(JOINTS, 1.0),
+    }
+    settings |= {"fps": FPS, "on_stop": "hold", "heartbeat_s": 0.1, "max_dropped": 3}
+    robot = RobotProcess(settings, 10.0)
+    time.sleep(0.3)
+    robot.ask("connect")
+    robot._process.wait(10)
+    with refused(EnvFaultError, names=["heartbeat_s: 0.1", "raise", "holds its position"]):
+        robot.ask("observe")
+
+
+def test_the_process_of_a_robot_needs_no_package_of_ours():
+    tree = ast.parse(Path(bus.__file__).read_text())
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert all(module.split(".")[0] in sys.stdlib_module_names for module in modules)
 
 
 def until(condition, seconds=60.0):

@@ -6,14 +6,17 @@ import av
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch.loggers import Logger
 
 from lightning_rl import GymnasiumEnv
 from lightning_rl.cli.app import run
 from lightning_rl.envs.gymnasium.making import spec_of
+from lightning_rl.envs.vector_env import one_picture
+from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.training.callbacks import VideoSettings
 from tests.helpers import train
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 
 MODULE = """
 import gymnasium
@@ -188,3 +191,53 @@ def test_pictures_of_an_id_with_a_module_and_without_a_version(here):
     assert env.render([1]).shape == (1, 32, 32, 3)
     assert env.render([1]).dtype == np.uint8
     env.close()
+
+
+COLOURS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+GREY = COLOURS[..., 0]
+THREE = np.repeat(GREY[..., None], 3, -1)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "picture"),
+    [
+        (COLOURS, COLOURS),
+        (GREY, THREE),
+        (GREY[..., None], THREE),
+        (GREY.astype(float) / 255, THREE),
+        (GREY > 9, THREE.astype(bool) * 0 + 255 * (THREE > 9)),
+        (COLOURS.astype(np.int64), COLOURS),
+        (COLOURS.tolist(), COLOURS),
+        (torch.from_numpy(COLOURS), COLOURS),
+        (torch.from_numpy(COLOURS / 255.0).movedim(-1, 0), COLOURS),
+        (np.concatenate([COLOURS, COLOURS[..., :1]], -1), COLOURS),
+        ((COLOURS, COLOURS[:2]), np.concatenate([COLOURS, np.pad(COLOURS[:2], ((0, 2), (0, 0), (0, 0)))], 1)),
+        ([GREY, torch.from_numpy(GREY)], np.concatenate([THREE, THREE], 1)),
+    ],
+)  # fmt: skip
+def test_what_render_returns_becomes_a_picture(drawn, picture):
+    made = one_picture("Env 'Drawn-v0'", drawn)
+    assert made.dtype == np.uint8
+    assert np.array_equal(made, picture)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "named"),
+    [
+        (None, "None"),
+        ([], "list"),
+        ("+--+", "str"),
+        ([[1, 2], [3]], "list"),
+        (np.zeros((6, 5, 2), np.uint8), "[6, 5, 2]"),
+        (np.zeros((2, 4, 5, 3), np.uint8), "[2, 4, 5, 3]"),
+        (np.zeros((0, 5, 3), np.uint8), "[0, 5, 3]"),
+        (np.full((4, 5, 3), 200.0), "200"),
+        (np.full((4, 5, 3), np.nan), "nan"),
+        (np.full((4, 5, 3), -1), "-1"),
+        (np.full((4, 5, 3), 70_000), "7e+04"),
+        (np.zeros((4, 5, 3), complex), "complex128"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_name(drawn, named):
+    with refused(EnvFaultError, names=["Env 'Drawn-v0'", "render", "uint8", named]):
+        one_picture("Env 'Drawn-v0'", drawn)

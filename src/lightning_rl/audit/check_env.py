@@ -497,9 +497,10 @@ class EnvCheck:
         """Run Gymnasium's checks on one env: a vector env has already converted its values."""
         assert self._env is not None
         base = _base(self._env)
-        one = base.first_env if isinstance(base, GymnasiumEnv) else None
-        if one is None:
+        outermost = base.first_env if isinstance(base, GymnasiumEnv) else None
+        if outermost is None:
             return
+        one = outermost.env  # type: ignore[attr-defined]  # our wrapper, which converts values
         for check in GYMNASIUM_CHECKS:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

@@ -20,6 +20,7 @@ from lightning_rl.collectors.ray_cluster import (
 )
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.output import tell
+from lightning_rl.system.signals import handle_signals
 
 OPTIONS = {
     "address": Option(
@@ -64,8 +65,7 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
         stopped.append(number)
         process.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    handle_signals((signal.SIGINT, signal.SIGTERM), stop)
     assert process.stdout is not None
     joined, output = False, ""
     for line in process.stdout:

@@ -1,7 +1,6 @@
 """Run `rl-cli record`: write episodes of a person, a script or a checkpoint into a dataset."""
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -50,9 +49,10 @@ from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import read_text
 from lightning_rl.system.jsonargparse_private import accept_plain_numpy_numbers
-from lightning_rl.system.output import losable, tell
+from lightning_rl.system.output import tell, tell_from_handler
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
+from lightning_rl.system.signals import handle_signals
 
 OPTIONS = {
     "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),
@@ -173,16 +173,16 @@ class _Interrupt:
     def __init__(self) -> None:
         # Arrow swallows the exception while it looks for pandas, so remember Ctrl+C.
         self._came = self._deferred = self._holds = False
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self.close = handle_signals([signal.SIGINT], self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._holds:
-            _write("The dataset is being finished; SIGTERM ends that.")
+            tell_from_handler("The dataset is being finished; SIGTERM ends that.")
             return
         again, self._came = self._came, True
         if again or not self._deferred:
             raise KeyboardInterrupt
-        _write("The recording ends after this step (Ctrl+C again to end immediately).")
+        tell_from_handler("The recording ends after this step (Ctrl+C again to end immediately).")
 
     def defer(self) -> None:
         """From now on, let Ctrl+C wait for the end of the step."""
@@ -214,15 +214,6 @@ class _Interrupt:
     def _end_if_asked(self) -> None:
         if self._came:
             raise KeyboardInterrupt
-
-    def close(self) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-
-def _write(text: str) -> None:
-    """Print from a signal handler, which may have interrupted a write to the stream."""
-    with losable(sys.stderr):
-        os.write(2, f"\n{text}\n".encode())
 
 
 def _line(result: Recorded, kept: int, episodes: int) -> str:

@@ -5,10 +5,10 @@ import threading
 import time
 import traceback
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
+from typing import Protocol
 
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import EnvFaultError
@@ -34,16 +34,29 @@ class EnvTimeoutError(EnvFaultError):
     """An env did not respond within `data.env_timeout_s`; the message contains its stack."""
 
 
-class HangReporter(ABC):
-    """A vector env that can name the envs that it is waiting for."""
+class EnvProcesses(Protocol):
+    """Processes of envs that a thread waits for; see `waiting_for`."""
 
-    @abstractmethod
-    def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stacks of the envs that did not respond, by number; empty if unknown."""
+    def stacks(self) -> str:
+        """Return the stacks of the processes that are in their envs."""
 
-    def give_up(self) -> bool:
-        """Kill the processes that the thread waits for; return whether there are any."""
-        return False
+    def kill(self) -> None:
+        """Kill all processes."""
+
+
+_awaited: dict[int, EnvProcesses] = {}
+"""Processes that a thread waits for, by the thread's identifier."""
+
+
+@contextmanager
+def waiting_for(processes: EnvProcesses) -> Iterator[None]:
+    """Mark that this thread waits for processes, which the watch may kill."""
+    thread = threading.get_ident()
+    _awaited[thread] = processes
+    try:
+        yield
+    finally:
+        del _awaited[thread]
 
 
 class EnvWatch:
@@ -79,7 +92,7 @@ class EnvWatch:
         self.is_lost = False
         self.is_idle = timeout_s is not None
         self._num_envs = 0
-        self._env: Callable[[], VectorEnv | None] = lambda: None
+        self.env: Callable[[], VectorEnv | None] = lambda: None
         self._calls: dict[str, _Call] = {}
         self._starting = threading.Lock()
         self._closed = threading.Event()
@@ -99,7 +112,7 @@ class EnvWatch:
         except BaseException:
             self.close()
             raise
-        self._env = weakref.ref(env)
+        self.env = weakref.ref(env)
         return env
 
     def start(self) -> None:
@@ -135,7 +148,7 @@ class EnvWatch:
             return self.is_idle
 
     def _count_seconds(self, passed: float, timeout_s: float) -> bool:
-        env = self._env()
+        env = self.env()
         progress, called = 0 if env is None else env.progress, False
         for call in list(self._calls.values()):
             seen, runs = (call.began, progress), call.ended != call.began
@@ -150,25 +163,19 @@ class EnvWatch:
 
     def _end(self, call: "_Call") -> None:
         """Kill the processes of a call. If it has none, fail the rollout, or exit."""
-        frames = _frames_of(call.thread)
-        owners = [frame.f_locals.get("self") for frame in frames]
-        steppers = [one for one in owners if isinstance(one, HangReporter)]
-        envs = [one for one in owners if isinstance(one, VectorEnv)]
-        hanging_envs = steppers[0].hanging_envs(frames) if steppers else {}
-        which, at, stack = f"The {self._num_envs} envs", "It is", _summary(frames)
-        if hanging_envs:
-            many = "s" if len(hanging_envs) > 1 else ""
-            which = f"Env{many} {', '.join(map(str, hanging_envs))} of {self._num_envs}"
-            at, stack = next((f"Env {i} is", stack) for i, stack in hanging_envs.items())
-        shown = "".join(stack.format()) or "  (no stack: its process is stopped)\n"
+        processes = _awaited.get(call.thread)
+        stacks = _stack_in_env(call.thread) if processes is None else processes.stacks()
+        env = self.env()
         call.error = error = EnvTimeoutError(
-            f"{which} of {self.whose}{_name(envs[0]) if envs else ''} hung: the {call.doing} took "
-            f"more than data.env_timeout_s: {self.timeout_s:g} seconds. Raise this limit if a step "
-            f"may take longer, or set it to null (no limit) if a person takes part. {at} "
-            f"at:\n{shown.rstrip()}"
+            f"The {self._num_envs} envs of {self.whose}{'' if env is None else _name(env)} hung: "
+            f"the {call.doing} took more than data.env_timeout_s: {self.timeout_s:g} seconds. "
+            "Raise this limit if a step may take longer, or set it to null (no limit) if a person "
+            f"takes part. The stack where it hangs:\n{stacks.rstrip()}"
         )
-        if hanging_envs and steppers[0].give_up() and call.ends_within(GRACE_SECONDS):
-            return
+        if processes is not None:
+            processes.kill()
+            if call.ends_within(GRACE_SECONDS):
+                return
         self.is_lost = True
         if not self._on_hang(error):
             end_process(error)
@@ -203,12 +210,25 @@ class _Call:
             error, self.error = self.error, None
             if raised is not None:
                 raise error from None
+        elif isinstance(raised, SystemExit):
+            env = self.watch.env()
+            name = "The env" if env is None else type(env).__name__
+            raise exit_of_env(f"{name} of {self.watch.whose}", raised) from raised
 
     def ends_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self.ended != self.began and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.ended == self.began
+
+
+def exit_of_env(name: str, error: SystemExit) -> EnvFaultError:
+    """Return the error for an env that called `sys.exit`, which would end the run as a success."""
+    return EnvFaultError(
+        f"{name} called sys.exit({'' if error.code is None else error.code}), which would end the "
+        "run without an error. To end an episode return terminated or truncated, and to report a "
+        "fault raise an exception."
+    )
 
 
 def _name(env: VectorEnv) -> str:
@@ -220,26 +240,23 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _all_frames_of(thread: int) -> list[FrameType]:
-    frames, frame = [], sys._current_frames().get(thread)
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
 def _frames_of(thread: int) -> list[FrameType]:
-    frames = _all_frames_of(thread)
-    for depth, frame in enumerate(frames):
-        module = _module(frame)
-        if depth and module.startswith("lightning_rl.") and not module.startswith(OF_ENVS):
-            return frames[:depth]
-    return frames
+    frame = sys._current_frames().get(thread)
+    return [] if frame is None else [inner for inner, _ in traceback.walk_stack(frame)]
+
+
+def _stack_in_env(thread: int) -> str:
+    """Return the stack of a thread below its call into the env."""
+    frames = _frames_of(thread)
+    outside = (
+        depth
+        for depth, frame in enumerate(frames)
+        if _module(frame).startswith("lightning_rl.") and not _module(frame).startswith(OF_ENVS)
+    )
+    inner = frames[: next(outside, None)] or frames
+    walk = ((frame, frame.f_lineno) for frame in reversed(inner))
+    return "".join(traceback.StackSummary.extract(walk).format())
 
 
 def _is_debugged(thread: int) -> bool:
-    return any(_module(one).startswith(DEBUGGERS) for one in _all_frames_of(thread))
-
-
-def _summary(frames: Sequence[FrameType]) -> traceback.StackSummary:
-    return traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(frames))
+    return any(_module(frame).startswith(DEBUGGERS) for frame in _frames_of(thread))

@@ -3,8 +3,9 @@
 This file uses the standard library alone, so that any Python with the robot's package can run it:
 `RobotProcess` starts it, and talks to it through two inherited files.
 
-A killed learner runs no handler. So this process watches a heartbeat: if it is silent for longer
-than `heartbeat_s`, or its pipe closes, the arm is stopped and the process ends.
+A killed learner runs no handler. So this process watches a heartbeat once the arm is connected: if
+it is silent for longer than `heartbeat_s`, or its pipe closes, the arm is stopped and the process
+ends.
 """
 
 import math
@@ -17,8 +18,6 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
-
-from lightning_rl.system.output import tell
 
 STOP_ATTEMPTS = 5
 """Times that a stop is tried, because a bus may lose a packet."""
@@ -194,8 +193,6 @@ class Server:
         served: Any = None
         try:
             settings = self._next()
-            self._silence = settings["heartbeat_s"]
-            self._alive_until = time.monotonic() + self._silence
             made = _make(settings)
             if "limits" in settings:
                 served = Arm(made, settings, self._sleep_until)
@@ -208,10 +205,14 @@ class Server:
                 name, *arguments = self._next()
                 if name == "close":
                     break
-                self._answer(getattr(served, name)(*arguments))
+                answer = getattr(served, name)(*arguments)
+                if name == "connect":  # before, imports and motors delay the heartbeat
+                    self._silence = settings["heartbeat_s"]
+                    self._alive_until = time.monotonic() + self._silence
+                self._answer(answer)
             self._end(served, "ok", "")
-        except LearnerGone:
-            self._end(served, "gone", "The learner's heartbeat stopped.")
+        except LearnerGone as error:
+            self._end(served, "gone", str(error) or "The learner has ended.")
         except Exception as error:
             lost = isinstance(error, RobotLost)
             text = str(error) if lost else f"{type(error).__name__}: {error}"
@@ -226,7 +227,8 @@ class Server:
     def _end(self, served: Any, kind: str, why: str) -> NoReturn:
         text = f"{why} {served.stop()}".strip() if served is not None else why
         if kind == "gone":
-            tell(text, sys.stderr)
+            with suppress(OSError):  # the terminal is lost
+                os.write(sys.stderr.fileno(), f"{text}\n".encode())
         with suppress(OSError):  # a learner that was stopped by SIGSTOP may continue, and read this
             self._commands.send((kind, text))
         # Skip destructors: LeRobot's disconnects the robot, which would relax an arm set to hold.
@@ -256,7 +258,10 @@ class Server:
                 raise LearnerGone
             self._alive_until = time.monotonic() + self._silence
         elif time.monotonic() > self._alive_until:
-            raise LearnerGone
+            raise LearnerGone(
+                f"The learner's heartbeat stopped for longer than heartbeat_s: {self._silence:g} "
+                "seconds. If the learner was only slow, raise heartbeat_s."
+            )
 
 
 def _make(settings: Mapping[str, Any]) -> Any:
@@ -281,11 +286,17 @@ def _name(event: Any) -> str:
 
 
 def _on_signal(number: int, frame: Any) -> NoReturn:
-    raise LearnerGone
+    raise LearnerGone("The robot's process was stopped by SIGTERM.")
+
+
+def _default_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner closes the robot
+    signal.signal(signal.SIGINT, lambda *_: None)  # the learner closes the robot
+    os.register_at_fork(after_in_child=_default_signals)  # processes of the robot's package
     signal.signal(signal.SIGTERM, _on_signal)
     files = [int(text) for text in sys.argv[1:]]
     Server(Connection(files[0]), files[1]).run()

@@ -91,7 +91,8 @@ class RobotProcess:
         if self._commands is None:
             raise EnvFaultError("The robot's process has ended: make a new env.")
         try:
-            self._commands.send(message)
+            with suppress(OSError):  # it has ended; its answer says why
+                self._commands.send(message)
             if not self._commands.poll(patience):
                 self._process.kill()
                 raise self._fault(

@@ -3,7 +3,6 @@
 import gc
 import json
 import math
-import os
 import shutil
 import signal
 import sys
@@ -47,11 +46,11 @@ from lightning_rl.sweeps.sweep_settings import (
 from lightning_rl.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.system.files import expanded, read_text, write_atomically
-from lightning_rl.system.output import losable, tell
+from lightning_rl.system.output import tell, tell_from_handler
 from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
-from lightning_rl.system.process import handle_signals
 from lightning_rl.system.runs import new_run_dir
 from lightning_rl.system.saved_runs import CHECKPOINTS
+from lightning_rl.system.signals import handle_signals
 
 SETTINGS, BASE = "sweep.yaml", "base.yaml"
 """Files of a sweep: its settings, and the base configuration of all trials."""
@@ -470,15 +469,13 @@ class _Sweep:
             self._signal = number
             again = " (again to stop them immediately)"
             name = signal.Signals(number).name
-            with losable(sys.stderr):
-                os.write(2, f"\n{name}: the running trials save and stop{again}\n".encode())
+            tell_from_handler(f"{name}: the running trials save and stop{again}")
 
-        before = handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handle)
+        restore = handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handle)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            restore()
 
     def _end_all(self) -> None:
         for running in self._running.values():

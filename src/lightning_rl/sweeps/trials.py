@@ -99,8 +99,6 @@ def _be_trial(
     try:
         os.setsid()  # Ctrl-C reaches only the sweep, which passes it on
         _end_with(parent)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):
             os.dup2(descriptor, stream)

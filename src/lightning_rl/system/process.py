@@ -1,15 +1,12 @@
-"""Set how the process treats memory, threads, denormal numbers and signals, and end it by force."""
+"""Set how the process treats memory, threads and denormal numbers, and end it by force."""
 
 import ctypes
 import multiprocessing
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any
 
 import torch
 
@@ -62,18 +59,6 @@ def computing_alike() -> Callable[[], None]:
         flush_denormals(flushed)
 
     return begin
-
-
-def handle_signals(
-    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
-) -> dict[int, Any]:
-    """Set a handler of signals, and return the former ones; a SIGHUP that is ignored stays so.
-
-    `nohup` starts a program with SIGHUP ignored, so that it outlives the terminal.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    left_out = {signal.SIGHUP} if ignored else set()
-    return {number: signal.signal(number, handler) for number in numbers if number not in left_out}
 
 
 LAST_ACT_SECONDS = 2.0

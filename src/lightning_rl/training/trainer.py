@@ -38,6 +38,7 @@ from lightning_rl.system.runs import (
     removed_if_refused,
 )
 from lightning_rl.system.saved_runs import CHECKPOINTS, find_checkpoint
+from lightning_rl.system.signals import interrupted_by_signals
 from lightning_rl.training.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -307,7 +308,8 @@ class RLTrainer(Trainer, Constructed):
             refuse_overwriting(self.run_dir, ckpt_path)
         # Lock the directory first, because Lightning opens the loggers before any callback.
         alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
-        with alone, before_forced_exit(self._report_error):
+        # Lightning ignores SIGTERM until the training begins.
+        with alone, before_forced_exit(self._report_error), interrupted_by_signals():
             try:
                 super().fit(
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only

@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,9 +26,11 @@ from lightning_rl.envs.gymnasium.making import (
     spec_of,
 )
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.gymnasium.replay import FOLD_STEPS, Checksums, EpisodeChecksums
 from lightning_rl.envs.infos import (
     EXECUTED_ACTION,
     INTERVENED,
+    EnvReport,
     InfoReader,
     read_interventions,
     read_penalty,
@@ -52,6 +55,12 @@ from lightning_rl.system.machine import offscreen_renderer, settings
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, that a resumed run can replay."""
+
+CURE = (
+    "The env or a wrapper keeps something from episode to episode, or draws from a generator other "
+    "than self.np_random: give it state_dict() and load_state_dict(state), which hold it."
+)
+"""Cure for an env whose episodes do not depend on its generator and the actions alone."""
 
 REPLAY_SECONDS = 5.0
 """Duration of one turn of a replay, in seconds, for all `sync` envs together."""
@@ -126,6 +135,7 @@ class GymnasiumEnv(VectorEnv):
         self.mujoco_profiler: bool | None = None
         self.metadata = dict(self._env.metadata)
         self.render_fps = float(self.metadata.get("render_fps") or self.render_fps)
+        self._checksums = EpisodeChecksums(num_envs)
         self._clear_episodes()
         self.max_episode_steps = self._time_limit()
 
@@ -154,6 +164,7 @@ class GymnasiumEnv(VectorEnv):
         self._profile_mujoco()
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._clear_episodes()
+        self._checksums.begin(self._observation)
         return wrap_arrays(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -181,7 +192,9 @@ class GymnasiumEnv(VectorEnv):
             actions = actions.astype(self._action_dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
-            self._log_actions(actions, terminated | truncated if "final_obs" in info else None)
+            done = terminated | truncated if "final_obs" in info else None
+            self._log_results(reward, info.get("report"), done)
+            self._log_actions(actions, done)
         if info or self.reports_interventions or self.reports_penalty:
             info = self._tensor_info(info, actions, terminated, truncated)
         return self._observation, reward, terminated, truncated, info
@@ -194,9 +207,13 @@ class GymnasiumEnv(VectorEnv):
             return None
         log = np.stack(self._actions) if self._actions else np.empty((0, self.num_envs))
         episodes = [
-            {"start": start, "actions": torch.from_numpy(log[begin - self._first_kept :, i].copy())}
-            for i, (start, begin) in enumerate(
-                zip(starts, self._episode_begin.tolist(), strict=True)
+            {
+                "start": start,
+                "actions": torch.from_numpy(log[begin - self._first_kept :, i].copy()),
+                "checksums": checksums,
+            }
+            for i, (start, begin, checksums) in enumerate(
+                zip(starts, self._episode_begin.tolist(), self._checksums.values(), strict=True)
             )
         ]
         state = {"episodes": episodes, "observation": _copied(self._observation)}
@@ -224,12 +241,15 @@ class GymnasiumEnv(VectorEnv):
                 for e, a, one in zip(episodes, actions, interventions, strict=True)
             ],
         )
-        rows = self._replayed()
+        rows, checksums = zip(*self._replayed(), strict=True)
         if any(row is None for row in rows):
-            raise RestoreError("a replayed episode ended too early")
+            raise RestoreError(f"a replayed episode ended too early. {CURE}")
         self._observation = _stack(self.single_observation_space, rows)
         if not _equal(_copied(self._observation), state["observation"]):
-            raise RestoreError("replaying its actions gave a different observation")
+            raise RestoreError(f"replaying its actions gave a different observation. {CURE}")
+        saved = [episode.get("checksums") for episode in episodes]
+        self._warn_of_differences(saved, checksums)
+        self._checksums.restore(checksums)
         self._restore_log(actions)
         if isinstance(self._env, InlineVectorEnv):
             self._env.set_elapsed([len(a) for a in actions])
@@ -240,7 +260,23 @@ class GymnasiumEnv(VectorEnv):
             replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
             self._turns += 1
             if all(done for done, _ in replayed):
-                return [observation for _, observation in replayed]
+                return [result for _, result in replayed]
+
+    def _warn_of_differences(self, saved: Sequence[Any], replayed: Sequence[Checksums]) -> None:
+        """Warn of values that a replay did not repeat; older checkpoints have no checksums."""
+        differing = [
+            {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+            for old, new in zip(saved, replayed, strict=True)
+            if old is not None
+        ]
+        if names := sorted(set().union(*differing)):
+            count = sum(map(bool, differing))
+            warnings.warn(
+                f"Replaying the running episodes of env '{self.id}' gave a different "
+                f"{', '.join(names)} in {count} of {self.num_envs} envs, so the resumed run may "
+                f"differ from an uninterrupted one (no matter for an entry that is a time). {CURE}",
+                stacklevel=2,
+            )
 
     @property
     def progress(self) -> int:
@@ -303,11 +339,13 @@ class GymnasiumEnv(VectorEnv):
                 pictures = self._env.render()
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise missing_package(self.id, error) from error
+        drawn = [None if pictures is None else pictures[i] for i in rows]
+        is_drawn = self.env_kwargs.get("render_mode") == "rgb_array"
         require(
-            pictures is not None and all(pictures[i] is not None for i in rows),
+            is_drawn or all(picture is not None for picture in drawn),
             f"Env '{self.id}' returns no pictures: call make_renderable() before its reset.",
         )
-        return np.stack([one_picture(pictures[i]) for i in rows])
+        return np.stack([one_picture(f"Env '{self.id}'", picture) for picture in drawn])
 
     def close(self) -> None:
         self._env.close()
@@ -367,6 +405,15 @@ class GymnasiumEnv(VectorEnv):
         self._actions: list[np.ndarray] = []
         self._first_kept = 0
         self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
+
+    def _log_results(self, reward: np.ndarray, report: EnvReport | None, done: Any) -> None:
+        checksums = self._checksums
+        if self._observation is not checksums.observation:
+            checksums.look_at(self._observation)
+        seen = [view.tobytes() for view in checksums.views]
+        checksums.steps.append((seen, reward.tobytes(), report, done))
+        if len(checksums.steps) == FOLD_STEPS:  # sums of single steps would take longer
+            checksums.fold()
 
     def _log_actions(self, actions: np.ndarray, done: np.ndarray | None) -> None:
         self._actions.append(actions)

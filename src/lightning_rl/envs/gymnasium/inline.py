@@ -2,10 +2,7 @@
 
 import copy
 import math
-import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import FrameType
 from typing import Any
 
 import gymnasium
@@ -16,7 +13,6 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.infos import InfoReader
 from lightning_rl.envs.step_results import FLAGS, NUMBERS, check_observation, name_of, read_step
-from lightning_rl.envs.watch import HangReporter
 from lightning_rl.rollout.contract import map_tree
 
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
@@ -31,7 +27,7 @@ class FastDiscrete(gymnasium.spaces.Discrete):
         return super().contains(x)
 
 
-class InlineVectorEnv(SyncVectorEnv, HangReporter):
+class InlineVectorEnv(SyncVectorEnv):
     """Gymnasium's `SyncVectorEnv` with same-step autoreset and less overhead.
 
     Differences: `step` counts the time limit of all envs and bypasses wrappers that only count and
@@ -41,8 +37,7 @@ class InlineVectorEnv(SyncVectorEnv, HangReporter):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> None:
-        numbered = [partial(_make, i, make) for i, make in enumerate(env_fns)]
-        super().__init__(numbered, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         for env in self.envs:
             _use_fast_discrete(env)
         shortcuts = [_shortcut(env) for env in self.envs]
@@ -133,21 +128,6 @@ class InlineVectorEnv(SyncVectorEnv, HangReporter):
             self._first_end = min(self._ends)
         return self._arrays, rewards, terminations, truncations, infos
 
-    def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        for depth, frame in enumerate(frames):
-            if frame.f_code in _NUMBERED and "i" in frame.f_locals:
-                number, inner = frame.f_locals["i"], frames[:depth]
-            elif frame.f_code is ReplayableEpisode.reset.__code__:
-                number, inner = self._number_of(frame.f_locals["self"]), frames[: depth + 1]
-            else:
-                continue
-            walk = ((one, one.f_lineno) for one in reversed(inner))
-            return {number: traceback.StackSummary.extract(walk)}
-        return {}
-
-    def _number_of(self, env: gymnasium.Env) -> int:
-        return next(i for i, one in enumerate(self.envs) if one is env)
-
     def _note_end(self, infos: dict[str, Any], i: int, observation: Any) -> None:
         if "final_obs" not in infos:
             infos["final_obs"] = np.full(self.num_envs, None, dtype=object)
@@ -167,14 +147,6 @@ def _write(place: Any, observation: Any) -> None:
             _write(child, observation[key])
     else:
         place[...] = observation
-
-
-def _make(i: int, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    return make()
-
-
-_NUMBERED = (InlineVectorEnv.step.__code__, _make.__code__)
-# Functions with the number of an env in the local variable `i`.
 
 
 def _use_fast_discrete(env: gymnasium.Env) -> None:

@@ -37,15 +37,15 @@ NAMESPACES = {
 """Namespaces of env ids: the module that registers the envs, and its package."""
 
 EXTRAS = {
-    "mujoco": "pip install 'lightning-rl[mujoco]'",
-    "box2d": "pip install 'gymnasium[box2d]'",
-    "toy_text": "pip install 'gymnasium[toy-text]'",
-    "classic_control": "pip install 'gymnasium[classic-control]'",
-    "phys2d": "pip install 'gymnasium[jax]'",
-    "tabular": "pip install 'gymnasium[jax]'",
-    "ale_py": "pip install 'gymnasium[atari]'",
+    "mujoco": "lightning-rl[mujoco]",
+    "box2d": "gymnasium[box2d]",
+    "cv2": "gymnasium[other]",
+    "opencv": "gymnasium[other]",
+    "pygame": "gymnasium[classic-control]",
+    "jax": "gymnasium[jax]",
+    "ale_py": "gymnasium[atari]",
 }
-"""Packages to install for envs whose module name contains the key."""
+"""Packages to install where the error of an import contains the key."""
 
 
 def make_gymnasium(
@@ -296,10 +296,9 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
             f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "
             f"({' '.join(str(error).split())})"
         )
-    spec = spec_of(id)
-    module = f"{spec.entry_point if spec else ''} {error}"
-    cures = [cure for key, cure in EXTRAS.items() if key in module]
-    cure = f"{cures[0]} ({error})" if cures else str(error)
+    # The env or one of its wrappers may need it.
+    packages = [package for key, package in EXTRAS.items() if key in str(error).lower()]
+    cure = f"pip install '{packages[0]}' ({error})" if packages else str(error)
     return ConfigurationError(f"Env '{id}' needs a package that is not installed: {cure}")
 
 

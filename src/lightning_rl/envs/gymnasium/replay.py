@@ -3,8 +3,9 @@
 import copy
 import multiprocessing
 import random
-import signal
 import time
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
@@ -12,8 +13,24 @@ import numpy as np
 import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
-from lightning_rl.envs.infos import READ
-from lightning_rl.envs.step_results import check_observation, copy_of, read_reset, read_step
+from lightning_rl.envs.infos import KEPT, READ, TREES, EnvReport, InfoReader
+from lightning_rl.envs.step_results import (
+    check_observation,
+    copy_of,
+    name_of,
+    read_reset,
+    read_step,
+)
+from lightning_rl.rollout.contract import map_tree
+
+MOST_NUMBERS = 64
+"""Maximum numbers of one array of an observation that are summed up; a regular sample of more."""
+
+FOLD_STEPS = 1024
+"""Steps that are kept before they are summed up: sums of single steps would take longer."""
+
+Checksums = dict[str, int]
+"""CRC-32 of all values of an episode by name: observations, rewards and numbers of infos."""
 
 
 @runtime_checkable
@@ -52,7 +69,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
 
     An episode is a function of the env's generator state at its reset and of the actions since.
     This wrapper stores the state, `GymnasiumEnv` the actions, and `Intervention` the replaced
-    actions. If an env depends on anything else, its replay ends at another observation.
+    actions. An env or a wrapper with more state has `state_dict()`, which returns plain data, and
+    `load_state_dict(state)`: its state at the start of the episode is stored, too.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -60,6 +78,14 @@ class ReplayableEpisode(gymnasium.Wrapper):
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any], list[dict[str, Any]]] | None = None
         self._replay: tuple[Any, list[Any]] = (None, [])  # last observation, remaining actions
+        self._checksums = EpisodeChecksums(1)
+        self._keepers: list[Any] = [
+            layer
+            for layer in self._layers()
+            if hasattr(type(layer), "load_state_dict")
+            and not isinstance(layer, SupportsInterventions)
+        ]
+        self._reader = InfoReader.of(name_of(env), 1, env.metadata)
         self.picture_wanted = False
         space = env.observation_space
         # Check spaces other than Box at every step: keys of a dict, ranges of choices.
@@ -68,10 +94,6 @@ class ReplayableEpisode(gymnasium.Wrapper):
         self._in_worker = multiprocessing.parent_process() is not None
         self._seed: int | None = None  # `_seed` and `_episode` seed a worker's global generators
         self._episode = 0
-        if self._in_worker:
-            # Only the learner stops workers, not Ctrl-C or a closed terminal.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -86,6 +108,9 @@ class ReplayableEpisode(gymnasium.Wrapper):
             seed_globals(self._seed, self._episode)
             if self.episode_start is not None:
                 self.episode_start |= {"globals": [self._seed, self._episode]}
+        if self._keepers and self.episode_start is not None:
+            kept = [copy.deepcopy(layer.state_dict()) for layer in self._keepers]
+            self.episode_start |= {"kept": kept}
         if self.env.metadata.get("is_real"):
             self.episode_start = None  # a resumed run must not repeat the motions of a robot
         observation, info = read_reset(self.env, self.env.reset(seed=seed, options=options))
@@ -137,19 +162,22 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return [wrapper.state_dict() for wrapper in self._interventions()]
 
     def _interventions(self) -> list[SupportsInterventions]:
-        wrappers: list[SupportsInterventions] = []
-        env = self.env
-        while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, SupportsInterventions):
-                wrappers.append(env)
-            env = env.env
-        return wrappers
+        return [layer for layer in self._layers() if isinstance(layer, SupportsInterventions)]
+
+    def _layers(self) -> list[gymnasium.Env]:
+        layers = [self.env]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        return layers
 
     def picture(self) -> Any:
         return self.env.render() if self.picture_wanted else None
 
-    def replay_episode(self, seconds: float) -> tuple[bool, Any]:
-        """Replay for some seconds; return whether it is complete, and the last observation."""
+    def replay_episode(self, seconds: float) -> tuple[bool, tuple[Any, Checksums]]:
+        """Replay for some seconds; return whether it is complete, and its end.
+
+        The end is the last observation, or None if the episode ended, and the checksums.
+        """
         until = time.monotonic() + seconds
         if self.replay_request is not None:
             start, actions, states = self.replay_request
@@ -159,22 +187,135 @@ class ReplayableEpisode(gymnasium.Wrapper):
             if "globals" in start and self._in_worker:
                 self._seed, self._episode = map(int, start["globals"])
                 seed_globals(self._seed, self._episode)
+            for layer, kept in zip(self._keepers, start.get("kept", []), strict=False):
+                layer.load_state_dict(copy.deepcopy(kept))
             if "seed" in start:
                 observation, _ = self.env.reset(seed=start["seed"])
             else:
-                own = {key: value for key, value in start.items() if key != "globals"}
+                own = {key: value for key, value in start.items() if key not in ("globals", "kept")}
                 self.unwrapped.np_random = _generator(own)
                 observation, _ = self.env.reset()
+            self._checksums.begin(self._batch_of_one(observation))
             self.episode_start = start
             self._replay = observation, list(reversed(actions))
         observation, left = self._replay
         while left and time.monotonic() < until:
             action = copy.copy(left.pop())  # the env may write into it
-            observation, _, terminated, truncated, _ = self.env.step(action)
+            result = read_step(self.env, self.env.step(action))
+            observation, reward, terminated, truncated, info = result
+            report: EnvReport = {}
+            self._reader.gather(report, info, 0)
+            seen = self._batch_of_one(observation)
+            self._checksums.add(seen, np.array([reward], float), report, None)
             if terminated or truncated:
                 observation, left = None, []
         self._replay = observation, left
-        return not left, copy.deepcopy(observation)  # other envs may write into the same array
+        end = (
+            copy.deepcopy(observation),
+            self._checksums.values()[0],
+        )  # other envs may write into it
+        return not left, end
+
+    def _batch_of_one(self, observation: Any) -> Any:
+        copied = copy_of(self.env.observation_space, observation)
+        return map_tree(lambda array: array[None], copied)
+
+
+class EpisodeChecksums:
+    """Checksums of the running episodes of N envs.
+
+    Attributes:
+        steps: results of the last steps, not yet summed up: bytes of `views`, bytes of the rewards,
+            the report, and `done` [N] bool (None: no episode ended). A step of 8 CartPoles takes
+            .3 µs.
+        observation: the observation [N, ...] that `views` look at.
+    """
+
+    steps: list[tuple[list[bytes], bytes, EnvReport | None, Any]]
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self.observation: Any = None
+        self.restore([{}] * num_envs)
+
+    def restore(self, checksums: Sequence[Checksums]) -> None:
+        """Continue saved checksums of each env."""
+        self._sums = [dict(of_env) for of_env in checksums]
+        self.steps = []
+
+    def begin(self, observation: Any) -> None:
+        """Begin an episode in every env, with observation [N, ...]."""
+        self.restore([{}] * self._num_envs)
+        self.add(observation, np.zeros(self._num_envs), None, np.ones(self._num_envs, bool))
+
+    def add(
+        self, observation: Any, reward: np.ndarray, report: EnvReport | None, done: Any
+    ) -> None:
+        """Add the results of a step: `done` [N] bool, or None if no episode ended."""
+        self.look_at(observation)
+        seen = [view.tobytes() for view in self.views]
+        self.steps.append((seen, reward.tobytes(), report, done))
+
+    def look_at(self, observation: Any) -> None:
+        """Make the views of an observation [N, ...], whose arrays later steps overwrite."""
+        named = dict(_views("observation", observation, self._num_envs))
+        self.observation, self._names, self.views = observation, list(named), list(named.values())
+
+    def values(self) -> list[Checksums]:
+        """Return the checksums of all steps so far, of each env."""
+        if self.steps:
+            self.fold()
+        return [dict(of_env) for of_env in self._sums]
+
+    def fold(self) -> None:
+        """Sum up `steps`."""
+        steps, self.steps = self.steps, []
+        starts = np.full(self._num_envs, -1)  # the last step after which a new episode began
+        for t, (*_, done) in enumerate(steps):
+            if done is not None:
+                starts[done] = t
+        for i in np.flatnonzero(starts >= 0):
+            self._sums[i] = {}
+        every = np.arange(len(steps))
+        for number, name in enumerate(self._names):
+            seen = self._of_bytes([step[0][number] for step in steps])
+            self._add_column(name, every, seen, starts - 1)
+        self._add_column("reward", every, self._of_bytes([step[1] for step in steps]), starts)
+        reports: dict[str, dict[int, np.ndarray]] = {}
+        for t, (_, _, report, _) in enumerate(steps):
+            for name, column in _columns(report or {}):
+                reports.setdefault(name, {})[t] = column.reshape(self._num_envs, -1)
+        for name, rows in reports.items():
+            self._add_column(name, np.array(list(rows)), np.stack(list(rows.values())), starts)
+
+    def _of_bytes(self, rows: Sequence[bytes]) -> np.ndarray:
+        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self._num_envs, -1)
+
+    def _add_column(
+        self, name: str, times: np.ndarray, values: np.ndarray, after: np.ndarray
+    ) -> None:
+        """Add `values` [T, N, ...] of steps `times` [T], of env i those after step `after[i]`."""
+        for i, sums in enumerate(self._sums):
+            of_env = values[times > after[i], i]
+            if values.dtype.kind == "f":  # a report, NaN in envs without it
+                of_env = of_env[~np.isnan(of_env).all(-1)]
+            if of_env.size:
+                sums[name] = zlib.crc32(of_env.tobytes(), sums.get(name, 0))
+
+
+def _views(name: str, observation: Any, num_envs: int) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(observation, dict):
+        for key, child in observation.items():
+            yield from _views(f"{name}.{key}", child, num_envs)
+    else:
+        rows = observation.reshape(num_envs, -1)
+        yield name, rows[:, :: -(-rows.shape[1] // MOST_NUMBERS)]
+
+
+def _columns(report: EnvReport) -> Iterator[tuple[str, np.ndarray]]:
+    yield from ((key, report[key]) for key in ("success", "penalty") if key in report)
+    for tree in (*TREES, KEPT):
+        yield from ((f"{tree}.{name}", column) for name, column in report.get(tree, {}).items())
 
 
 def seed_globals(seed: int, number: int) -> None:

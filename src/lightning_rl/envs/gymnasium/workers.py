@@ -5,25 +5,24 @@ import multiprocessing.connection
 import os
 import pickle
 import queue
-import re
 import signal
-import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
+from functools import partial
 from typing import Any
 
-import gymnasium.vector.async_vector_env
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, async_vector_env
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.gymnasium.replay import seed_globals
 from lightning_rl.envs.infos import InfoReader
-from lightning_rl.envs.watch import HangReporter
+from lightning_rl.envs.watch import exit_of_env, waiting_for
+from lightning_rl.system.signals import handle_signals
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
 """Private members of `AsyncVectorEnv`, next to `_async_worker`. Tested with gymnasium 1.4."""
@@ -34,26 +33,30 @@ EXIT_SECONDS = 1.0
 REPORT_SECONDS = 10.0
 """Maximum time to wait for the exception of a failed env."""
 
-STACK_SECONDS = 2.0
-"""Maximum time for processes to write their stacks."""
+STACK_SECONDS = 1.0
+"""Maximum time for a process to write its stack."""
 
-STACK_FILE = "lightning_rl_stack"
-"""Name of the memory file with a process's stack; visible in `/proc`."""
-
-SHOW_STACK = getattr(signal, "SIGURG", None)
+SHOW_STACK = signal.SIGURG
 """Signal by which a process writes its stack, in C, even if Python code is blocked."""
+
+IDLE = f'in recv\n  File "{async_vector_env.__file__}"'
+"""Part of the stack of a process that waits for a command."""
+
+LEARNER_SECONDS = 1.0
+"""Period in which a process looks whether the learner lives."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # what happened, as in `BrokenPipe`
     """The process of an env ended unexpectedly."""
 
 
-class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
+class WorkerVectorEnv(AsyncVectorEnv):
     """Gymnasium's `AsyncVectorEnv` with clear errors and without leftover processes.
 
     An env's exception carries the traceback of its process as a note. If a process dies,
     `WorkerDied` names the env and the exit code. `close` also returns if an env hangs or died. Only
     the info entries that the package reads are collected, in `report` (see `envs.step_results`).
+    The processes that an env starts end with its process, which ends with the learner.
     """
 
     _raised: BaseException | None = None
@@ -61,7 +64,12 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
     def __init__(
         self, env_fns: Iterable[Callable[[], Any]], name: str = "The env", **kwargs: Any
     ) -> None:
-        super().__init__(list(env_fns), worker=_work, **kwargs)
+        descriptor, path = tempfile.mkstemp()
+        self._stacks = os.fdopen(descriptor)
+        try:  # daemons may start no processes
+            super().__init__(list(env_fns), worker=partial(_work, path), daemon=False, **kwargs)
+        finally:
+            os.unlink(path)  # the processes have opened it
         self._reader = InfoReader.of(name, self.num_envs, self.metadata)
 
     def reset(self, **kwargs: Any) -> Any:
@@ -85,23 +93,36 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
         deadline = time.monotonic() + patience
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()  # workers ignore SIGTERM
+        self.kill()
         for process, pipe in zip(self.processes, self.parent_pipes, strict=True):
             process.join()
             pipe.close()
+        self._stacks.close()
 
-    def hanging_envs(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        processes = getattr(self, "processes", [])  # missing while Gymnasium makes a dummy env
-        if len(processes) < self.num_envs:
-            return {}
-        stacks = _stacks([process.pid for process in processes if process.pid is not None])
-        return {i: stack for i, stack in enumerate(stacks) if stack is not None}
+    def stacks(self) -> str:
+        return "".join(
+            f"In the process of env {i}:\n{stack}"
+            for i, process in enumerate(self.processes)
+            if (stack := self._stack_of(process)) and IDLE not in stack
+        )
 
-    def give_up(self) -> bool:
+    def kill(self) -> None:
         for process in self.processes:
-            process.kill()
-        return True
+            if process.is_alive():
+                process.kill()
+            with suppress(ProcessLookupError, PermissionError):  # no process is left
+                os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it was started
+
+    def _stack_of(self, process: Any) -> str:
+        begin, deadline = self._stacks.seek(0, os.SEEK_END), time.monotonic() + STACK_SECONDS
+        text = ""
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, SHOW_STACK)
+        while async_vector_env.__file__ not in text and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self._stacks.seek(begin)
+            text = self._stacks.read()
+        return text
 
     def _check_spaces(self) -> None:
         # The first call to the processes, which raises errors of construction.
@@ -127,7 +148,8 @@ class WorkerVectorEnv(AsyncVectorEnv, HangReporter):
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            with waiting_for(self):
+                return function(*args, **kwargs)
         except (EOFError, OSError) as error:
             ended = None if error is self._raised or self.closed else self._who_died()
             if ended is None:
@@ -190,6 +212,7 @@ class _Reports:
 
 
 def _work(
+    stacks: str,
     index: int,
     make_env: Callable[[], Any],
     pipe: Any,
@@ -198,75 +221,41 @@ def _work(
     errors: Any,
     *settings: Any,
 ) -> None:
-    """Run Gymnasium's worker, but report every exception, also those of construction."""
+    """Run Gymnasium's worker in a process group, and report every exception of the env."""
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    # Only the learner stops workers, not a signal to all processes of a job.
+    handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda *_: None)
+    # A process that the env forks would keep the pipe open after the end of this one.
+    os.register_at_fork(after_in_child=pipe.close)
     seed_globals(int(np.random.randint(2**31)), index)  # a fork copies its parent's generators
+    faulthandler.register(SHOW_STACK, open(stacks, "a"), all_threads=False)  # noqa: SIM115
     reports = _Reports(errors)
-    if hasattr(os, "memfd_create") and SHOW_STACK is not None:
-        faulthandler.register(SHOW_STACK, os.memfd_create(STACK_FILE), all_threads=False)
 
-    def make() -> Any:
-        try:
-            return make_env()
-        except Exception as error:
-            reports.put((index, type(error), error, traceback.format_exc()))
-            parent_pipe.close()
-            with suppress(EOFError, OSError):
-                pipe.recv()  # the learner's first command
-                pipe.send((None, False))
-            sys.exit(1)
+    def fail(error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            error = exit_of_env(f"Env {index}", error)
+        reports.put((index, type(error), error, traceback.format_exc()))
+        with suppress(EOFError, OSError):
+            pipe.send((None, False))
+            pipe.recv()  # the learner's next command
 
-    _async_worker(index, make, pipe, parent_pipe, shared_memory, reports, *settings)  # type: ignore[arg-type]  # of the queue, `put` is all it uses
-
-
-_OURS = (__file__, gymnasium.vector.async_vector_env.__file__)
-
-
-def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
-    """Return the stacks of processes within their envs; None for those that wait for a command."""
-    files = [_stack_file(pid) for pid in pids]
-    for pid, file in zip(pids, files, strict=True):
-        if file is not None and SHOW_STACK is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, SHOW_STACK)
-    deadline = time.monotonic() + STACK_SECONDS
-    written = list(map(_read, files))
-    while not all(map(_is_whole, written)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        written = list(map(_read, files))
-    return list(map(_stack, written))
+    try:
+        env = make_env()
+    except (Exception, SystemExit) as error:
+        parent_pipe.close()
+        fail(error)
+        return
+    try:
+        _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, reports, *settings)  # type: ignore[arg-type]  # of the queue, `put` is all it uses
+    except SystemExit as error:
+        fail(error)
+    except BrokenPipeError:  # the learner is gone
+        os.killpg(0, signal.SIGKILL)
 
 
-def _stack_file(pid: int) -> Path | None:
-    with suppress(OSError):  # the process ended, or the system has no /proc
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if STACK_FILE in os.readlink(path):
-                    return path
-    return None
-
-
-def _read(file: Path | None) -> str:
-    with suppress(OSError):
-        return "" if file is None else file.read_text(errors="replace")
-    return ""
-
-
-def _frames(text: str) -> list[tuple[str, str, str]]:
-    return re.findall(r'^ +File "(.+)", line (\d+) in (.+)\n', text, re.MULTILINE)
-
-
-def _is_whole(text: str) -> bool:
-    # `faulthandler` ends a stack of more than a hundred calls with three dots.
-    return text.endswith("  ...\n") or any(file in _OURS for file, *_ in _frames(text))
-
-
-def _stack(text: str) -> traceback.StackSummary | None:
-    found = _frames(text)
-    inner = []
-    for file, line, name in found:
-        if file in _OURS:
-            break
-        inner.append(traceback.FrameSummary(file, int(line), name))
-    if found and all(frame.filename == multiprocessing.connection.__file__ for frame in inner):
-        return None
-    return traceback.StackSummary.from_list(inner[::-1])
+def _end_with_parent(parent: int) -> None:
+    """End this process, and those that its env has started, when the learner is gone."""
+    while os.getppid() == parent:
+        time.sleep(LEARNER_SECONDS)
+    os.killpg(0, signal.SIGKILL)

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl.envs.people.intervention import Event, InterventionDecision, InterventionSource
+from lightning_rl.envs.step_results import name_of
 from lightning_rl.envs.vector_env import one_picture
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -462,7 +463,7 @@ class _Window:
         if surface is None:
             return
         if self._env.render_mode == "rgb_array":
-            picture = one_picture(self._env.render())
+            picture = one_picture(name_of(self._env), self._env.render())
             drawn = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
             pygame.transform.scale(drawn, surface.get_size(), surface)
         who = "you act" if taken_over else "the policy acts"

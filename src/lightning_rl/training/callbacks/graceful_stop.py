@@ -1,9 +1,8 @@
 """Stop on a signal: finish the update, save, stop."""
 
 import signal
-import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,9 +13,9 @@ from lightning_rl.collectors import Collector
 from lightning_rl.system import ranks
 from lightning_rl.system.lightning_private import skip_signal_exchange
 from lightning_rl.system.machine import settings
-from lightning_rl.system.output import tell
-from lightning_rl.system.process import handle_signals
+from lightning_rl.system.output import tell_from_handler
 from lightning_rl.system.saved_runs import CHECKPOINTS
+from lightning_rl.system.signals import STOPS, handle_signals
 from lightning_rl.training.callbacks.typed import data_of
 
 SAME_SIGNAL_SECONDS = 2.0
@@ -34,14 +33,12 @@ class GracefulStop(Callback):
         directory: the run directory.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
         self._received: int | None = None  # of this process; set by the handler only
         self._first = 0.0  # time of the first signal, in seconds
         self._collector: Collector | None = None
-        self._previous: dict[int, Any] = {}
+        self._restore_signals: Callable[[], None] = lambda: None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._received = None
@@ -52,8 +49,7 @@ class GracefulStop(Callback):
             self._collector = data.collector
         if trainer.world_size > 1 and settings().skip_signal_exchange:
             skip_signal_exchange(trainer)
-        if threading.current_thread() is threading.main_thread():
-            self._previous = handle_signals(self.SIGNALS, self._handle)
+        self._restore_signals = handle_signals(STOPS, self._handle)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if trainer.is_last_batch or trainer.should_stop:
@@ -73,13 +69,13 @@ class GracefulStop(Callback):
         # Not with several processes: on a launcher's signal, Lightning's handler would wait for
         # processes that have ended.
         if ranks.world_size() == 1:
-            self._restore()
+            self._restore_signals()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if ranks.world_size() == 1:
-            self._restore()
+            self._restore_signals()
 
     def _received_by_any(self) -> int | None:
         # Do not store it in `_received`: a signal during the wait for the other ranks would be
@@ -96,7 +92,7 @@ class GracefulStop(Callback):
             self._collector.interrupt()
         name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
         again = f" ({name} again to stop immediately, without saving)" if name else ""
-        tell(f"\n{signal.Signals(number).name}: stopping after this iteration{again}", sys.stderr)
+        tell_from_handler(f"{signal.Signals(number).name}: stopping after this iteration{again}")
 
     def _ends_at_once(self, number: int) -> bool:
         """Return whether to stop immediately, but not for a SIGTERM after another signal."""
@@ -114,8 +110,3 @@ class GracefulStop(Callback):
     def _stop(self, trainer: Trainer, number: int | None) -> None:
         trainer.should_stop = True
         trainer.stop_signal = number  # type: ignore[attr-defined]  # RLTrainer
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.collectors.evaluation import Watcher
+from lightning_rl.envs.vector_env import VectorEnv, one_picture
 from lightning_rl.envs.watch import EnvTimeoutError
 from lightning_rl.system.errors import ConfigurationError, check_range
 from lightning_rl.system.files import write_atomically
@@ -201,7 +202,7 @@ class VideoRecorder(Callback):
 
         def look(step: int, returns: Tensor, rows: list[int]) -> None:
             with calls("render"):
-                pictures = dict(zip(rows, env.render(rows), strict=True)) if rows else {}
+                pictures = dict(zip(rows, _pictures(env, rows), strict=True)) if rows else {}
             for i in sorted(shown):
                 when = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
                 film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {when}")
@@ -269,8 +270,11 @@ def draw_once(data: RLDataModule) -> np.ndarray:
     with calls("reset"):
         env.reset(seed=data.eval_seed)
     with calls("render"):
-        picture: np.ndarray = env.render([0])[0]
-    return picture
+        return _pictures(env, [0])[0]
+
+
+def _pictures(env: VectorEnv, rows: list[int]) -> list[np.ndarray]:
+    return [one_picture(type(env).__name__, picture) for picture in env.render(rows)]
 
 
 class _TimeShare:

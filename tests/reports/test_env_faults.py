@@ -1,0 +1,80 @@
+"""What an env does besides stepping: it exits, fails to close, or changes torch for all."""
+
+import sys
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+
+from lightning_rl import AsyncCollector, GymnasiumEnv, check_env
+from lightning_rl.cli.app import _curable
+from lightning_rl.system.errors import EnvFaultError
+from tests.envs import ScriptedEnv
+from tests.helpers import train
+from tests.messages import assert_names
+
+
+def leave(env):
+    sys.exit(0)
+
+
+class LeavesAtOnce(ScriptedEnv):
+    def __init__(self):
+        sys.exit()
+
+
+LEAVES = {
+    "step": partial(ScriptedEnv, length=8, act=leave),
+    "reset": partial(ScriptedEnv, length=8, begin=leave),
+    "construction": LeavesAtOnce,
+}
+for name, make in LEAVES.items():
+    gymnasium.register(f"Leaves-{name}-v0", make)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("where", LEAVES)
+def test_an_env_that_exits_does_not_end_the_run_as_a_success(where, vectorization, tmp_path):
+    env = partial(GymnasiumEnv, id=f"Leaves-{where}-v0", vectorization=vectorization)
+    with pytest.raises(EnvFaultError) as caught:
+        train(tmp_path, env=env)
+    code = "" if where == "construction" else "0"
+    assert_names(caught.value, f"sys.exit({code})", "terminated", "exception")
+
+
+def test_an_env_that_exits_in_the_background_is_named(tmp_path):
+    env = partial(GymnasiumEnv, id="Leaves-step-v0")
+    with pytest.raises(Exception, match=r".") as caught:
+        train(tmp_path, env=env, data={"collector": AsyncCollector})
+    assert_names(_curable(caught.value), "sys.exit(0)", "GymnasiumEnv")
+
+
+def test_the_check_names_an_env_that_exits():
+    findings = check_env("Leaves-step-v0", 2)
+    assert_names(findings[-1].text, "sys.exit(0)")
+    assert findings[-1].level == "error"
+
+
+class Observes(ScriptedEnv):
+    def __init__(self, kind):
+        place, x = gymnasium.spaces.Discrete(4), gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        space = gymnasium.spaces.Dict(place=place, x=x) if kind == "dict" else place
+        super().__init__(space, observe=self.seen, length=5)
+        self.kind = kind
+
+    def seen(self, env):
+        place = int(env.np_random.integers(4))
+        place = np.array(place) if self.kind == "array" else place
+        return {"place": place, "x": np.ones(1, np.float32)} if self.kind == "dict" else place
+
+
+gymnasium.register("Observes-v0", Observes)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dict", "array"])
+def test_the_check_judges_what_the_env_returned(kind):
+    """Not the array that this package makes of it."""
+    env = partial(GymnasiumEnv, id="Observes-v0", env_kwargs={"kind": kind})
+    texts = [finding.text for finding in check_env(env, 2, seconds=0.2)]
+    assert any("should be an int" in text for text in texts) == (kind == "array")
