@@ -61,6 +61,7 @@ def main() -> None:
 def _import_and_run(arguments: list[str]) -> None:
     gc.disable()  # garbage collection during imports takes 0.5 s and frees little
     from lightning_rl.cli.app import run
+    from lightning_rl.cli.names_table import current_table, write_table
 
     if current_table() is None:
         from lightning_rl.cli.listing import list_names
