@@ -208,7 +208,7 @@ def test_a_silent_learner_is_noticed_once_the_arm_is_connected(monkeypatch):
     time.sleep(0.3)
     robot.ask("connect")
     robot._process.wait(10)
-    with refused(EnvFaultError, names=["heartbeat_s: 0.1", "raise", "holds its position"]):
+    with refused(EnvFaultError, names=("heartbeat_s: 0.1", "raise", "holds its position")):
         robot.ask("observe")
 
 

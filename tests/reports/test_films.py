@@ -239,5 +239,5 @@ def test_what_render_returns_becomes_a_picture(drawn, picture):
     ],
 )
 def test_what_is_no_picture_is_refused_by_name(drawn, named):
-    with refused(EnvFaultError, names=["Env 'Drawn-v0'", "render", "uint8", named]):
+    with refused(EnvFaultError, names=("Env 'Drawn-v0'", "render", "uint8", named)):
         one_picture("Env 'Drawn-v0'", drawn)

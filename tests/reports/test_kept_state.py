@@ -109,12 +109,12 @@ CURE = ("state_dict", "load_state_dict", "np_random")
     ],
 )
 def test_a_replay_that_differs_is_named(shows, differs, vectorization, tmp_path):
-    with refused(UserWarning, names=["'Keeps-v0'", differs, *CURE]):
+    with refused(UserWarning, names=("'Keeps-v0'", differs, *CURE)):
         resumed(tmp_path, shows, vectorization=vectorization)
 
 
 def test_what_a_wrapper_keeps_is_named(tmp_path):
-    with refused(UserWarning, names=["reward", *CURE]):
+    with refused(UserWarning, names=("reward", *CURE)):
         resumed(tmp_path, "constant", wrappers=[Grows])
 
 
