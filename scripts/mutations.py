@@ -196,8 +196,8 @@ MUTATIONS = (
     Mutation(
         "sweeps/journal.py",
         "trials of a process that was killed stay running",
-        "and not (runner and self._owner(runner)):",
-        "and not runner:",
+        "in (TrialState.FAIL, TrialState.RUNNING):",
+        "in (TrialState.FAIL,):",
         "cli/test_sweep.py",
     ),
     Mutation(

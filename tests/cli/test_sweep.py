@@ -18,11 +18,11 @@ pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed"
 
 from lightning_rl.cli.app import run
 from lightning_rl.sweeps import sweep as sweeps
-from lightning_rl.sweeps.journal import JOURNAL, RUNNER, SweepJournal
+from lightning_rl.sweeps.journal import JOURNAL, SweepJournal
 from lightning_rl.sweeps.search import check_first, space_of
 from lightning_rl.sweeps.sweep import OUTCOMES, _count, _Sweep
 from lightning_rl.sweeps.sweep_settings import SweepSettings, kept_settings, sweep_settings
-from lightning_rl.sweeps.trials import TrialProcess, cores_of
+from lightning_rl.sweeps.trials import TrialProcess
 from tests.cli import fake_trial
 from tests.commands import ROOT, Command, rl_cli
 
@@ -31,7 +31,7 @@ SMALL = [
     *("--model.batch_size", "64", "--model.n_epochs", "1", "--data.iterations_per_epoch", "2"),
     *("--data.num_eval_episodes", "1", "--data.eval_env", "GymnasiumEnv"),
     *("--data.eval_env.id", "CartPole-v1", "--data.eval_env.env_kwargs", "{max_episode_steps: 20}"),
-    *("--sweep.cores_per_trial", "0"),  # other tests run on these cores
+    *("--sweep.jobs", "2"),
 ]
 
 REPORTED_SEEDS = {*range(11, 16), *range(41, 46), *range(61, 71), *range(81, 91)}
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def journal_of(directory):
-    """The journal of a sweep, as a process that joins it reads it."""
+    """The journal of a sweep, as another process reads it."""
     settings = kept_settings(directory / "sweep.yaml")
     return SweepJournal(directory, settings, space_of(settings.space), "max")
 
@@ -131,7 +131,6 @@ def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
     parts = json.loads((last.parents[1] / "run.json").read_text())
     assert parts["env_steps_at_start"] > 0
     assert [part["outcome"] for part in parts["earlier"]] == ["running"]
-    assert not list(directory.glob(f"{RUNNER}*"))
     # Each is a run like any other.
     with contextlib.redirect_stdout(io.StringIO()) as out:
         run(["validate", "--ckpt_path", "best", "--output_dir", str(directory)])
@@ -226,18 +225,16 @@ def test_of_a_traceback_the_last_line_is_shown(tmp_path):
 
 
 def tell(arguments):
-    told = {"cores": sorted(os.sched_getaffinity(0)), "threads": os.environ["OMP_NUM_THREADS"]}
+    told = {"threads": os.environ["OMP_NUM_THREADS"]}
     Path(arguments[0]).write_text(json.dumps(told | {"argv": sys.argv}))
 
 
-def test_a_trial_has_the_cores_that_it_was_given_and_as_many_threads(tmp_path):
-    (core,) = cores_of(1, 1)[0]
-    process = TrialProcess(tell, [str(tmp_path / "told")], [core], tmp_path / "log")
+def test_a_trial_has_the_threads_that_it_was_given(tmp_path):
+    process = TrialProcess(tell, [str(tmp_path / "told")], 3, tmp_path / "log")
     assert process.wait(30)
     assert process.exit_code == 0, process.last_line()
     told = json.loads((tmp_path / "told").read_text())
-    assert told == {"cores": [core], "threads": "1", "argv": ["rl-cli", str(tmp_path / "told")]}
-    assert len(os.sched_getaffinity(0)) >= 1
+    assert told == {"threads": "3", "argv": ["rl-cli", str(tmp_path / "told")]}
 
 
 def test_a_trial_of_two_processes_is_one_trial():
@@ -251,14 +248,8 @@ def test_a_trial_of_two_processes_is_one_trial():
 @pytest.mark.parametrize(
     ("devices", "count"), [("auto", 1), (-1, 1), (3, 3), ("3", 3), ([0, 2], 2), ("0,2,3", 3)]
 )
-def test_a_trial_has_cores_for_each_of_its_processes(devices, count):
+def test_devices_are_counted(devices, count):
     assert _count(devices) == count
-
-
-def test_cores_are_dealt_out_without_sharing(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 8, 9})
-    assert cores_of(2, 2) == [[3, 5], [7, 8]]
-    assert cores_of(2, 0) == [None, None]
 
 
 def refusal_of(*arguments, capsys, code=1):
@@ -318,21 +309,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             "A sweep takes no --ckpt_path: to start trials from a policy, set",
         ),
         (["--sweep.seeds", "[1, 2, 1]"], 1, "sweep.seeds has a seed twice: [1, 2, 1]."),
-        (
-            ["--sweep.jobs", "999", "--sweep.cores_per_trial", "1"],
-            1,
-            "sweep.jobs: 999 trials of 1 cores each (sweep.cores_per_trial) need",
-        ),
-        (
-            ["--trainer.num_threads", "4", "--sweep.cores_per_trial", "1"],
-            1,
-            "sweep.cores_per_trial is 1, but trainer.num_threads is 4: threads would wait",
-        ),
-        (
-            ["--config", "trainer/ddp.yaml", "--sweep.cores_per_trial", "1"],
-            1,
-            "trainer.num_threads is 1 in each of 2 processes (trainer.devices): threads would",
-        ),
+        (["--sweep.cores_per_trial", "1"], 2, "'cores_per_trial'"),
         (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: remove it"),
         (["--sweep.score", "median"], 2, "sweep.score must be one of last, best, got median."),
         (
@@ -374,7 +351,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (
             ["--sweep.address", "local"],
             2,
-            "no option 'address'. Ray no longer runs trials: run rl-",
+            "no option 'address'. A sweep runs on one machine",
         ),
         (["--sweep.seed=-1"], 1, "sweep.seed must be at least 0, got -1."),
         (
@@ -404,10 +381,9 @@ def test_a_sweep_that_is_not_there_is_refused(capsys):
         "outputs/ppo_sweep_1": "sweep.yaml has an unknown setting 'sedes'; close matches: seeds, ",
         "outputs/ppo_sweep_3": "It was written by an earlier version: begin a new sweep.",
     }.items():
-        for option in ("--resume", "--join"):
-            with pytest.raises(SystemExit):
-                run(["sweep", option, given])
-            assert message in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            run(["sweep", "--resume", given])
+        assert message in capsys.readouterr().err
 
 
 def test_a_file_says_what_is_swept_and_options_say_otherwise(fakes):
@@ -436,7 +412,7 @@ def opened(directory, search, space, trials=None, **settings):
     directory.mkdir(exist_ok=True)
     given = SweepSettings(seeds=[1], search=search, space=space, trials=trials, **settings)
     journal = SweepJournal(directory, given, space_of(space), "max")
-    journal.enter(others_allowed=False)
+    journal.enter()
     return journal
 
 
@@ -501,78 +477,26 @@ def test_a_search_goes_on_with_more_trials_and_alone(fakes, capfd):
 
     assert_names(refusal_of("--resume", "last", "--sweep.trials", "0"), "trials", "1", "0")
     assert_names(
-        refusal_of("--join", "last", "--sweep.trials", "2"),
-        "--sweep.trials",
-        "--sweep.cores_per_trial",
+        refusal_of("--resume", "last", "--sweep.seeds", "2"),
+        "--sweep.seeds",
         "--sweep.jobs",
+        "--sweep.trials",
     )
-    assert_names(refusal_of("--join", "last", "--resume", "last"), "--resume", "--join")
     run(["sweep", "--resume", str(directory), "--sweep.trials", "2"])
     _, after = state()
     assert after[0].params == before.params
     assert outcomes() == ["finished", "finished"]
 
 
-def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes, capfd):
-    """Each trial runs once; those of the killed one go on where they were, before any new one begins."""
-    options = ["--sweep.seeds", "6", "--sweep.jobs", "2", "--data.total_env_steps", "640"]
-    killed = fake_sweep(*SMALL, *options, pause=60)
-    other = None
+def test_a_sweep_is_run_by_one_process(fakes, capfd):
+    first = fake_sweep(*SMALL, "--sweep.seeds", "1", "--data.total_env_steps", "128", pause=60)
     try:
-        soon(lambda: is_saved(killed, 0) and is_saved(killed, 1))
-        directory, _ = state()
+        soon(lambda: is_saved(first, 0))
         with pytest.raises(SystemExit):
             run(["sweep", "--resume", "last"])
-        process, join = f"process {killed.pid}", f"rl-cli sweep --join {directory}"
-        assert_names(capfd.readouterr().err, directory, process, join)
-        other = fake_sweep("--join", directory, "--sweep.jobs", "1")
-        soon(lambda: is_saved(other, 2))
-        killed.kill()
-        assert other.wait(60).returncode == 0, other.stderr
+        assert_names(capfd.readouterr().err, f"process {first.pid} on ", str(state()[0]))
     finally:
-        killed.kill()
-        if other is not None:
-            other.kill()
-    assert_names(other.stdout, "6 trials")
-    assert "seeds" in other.stdout, "the table is of all trials"
-    assert other.stdout.count(" continues: ") == 2
-    assert outcomes() == ["finished"] * 6
-    parts = {number: (one["at"], one["parts"]) for number, one in saved(directory).items()}
-    assert parts == {0: (640, 2), 1: (640, 2)} | dict.fromkeys(range(2, 6), (640, 1))
-    assert not list(directory.glob(f"{RUNNER}*"))
-
-
-def test_who_has_no_trial_left_waits_for_those_of_others(fakes):
-    options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "128"]
-    first, other = fake_sweep(*SMALL, *options, pause=1.5), None
-    try:
-        soon(lambda: is_saved(first, 0) and is_saved(first, 1))
-        other = fake_sweep("--join", "last")
-        assert other.wait(60).returncode == 0, other.stderr
-        assert first.wait(60).returncode == 0
-    finally:
-        for one in filter(None, (first, other)):
-            one.kill()
-    assert "begins" not in other.stdout
-    assert "continues" not in other.stdout
-    assert "2 finished" in other.stdout
-
-
-def test_a_trial_that_another_process_took_over_is_not_noted_twice():
-    """As when this machine slept, and the file system gave its lock away."""
-    journal = opened("study", "random", {"x": {"low": 0.0, "high": 1.0}}, 1, pruner="MedianPruner")
-    trial = journal.claim()
-    os.close(journal._descriptor)  # the lock
-    other = SweepJournal(Path("study"), journal._settings, journal._space, "max")
-    other.enter(others_allowed=True)
-    taken = other.claim()
-    assert (taken.number, taken.point) == (trial.number, trial.point)
-    assert not journal.report(trial, [(1, 1.0)])
-    journal.finish(trial, 1.0, pruned=False)
-    journal.give_back(trial)
-    other.finish(taken, 2.0, pruned=False)
-    assert [one.value for one in journal.trials().values()] == [2.0]
-    journal._descriptor = None
+        first.kill()
 
 
 def test_lines_that_a_kill_or_a_full_disk_cuts_off_are_dropped():
@@ -587,7 +511,7 @@ def test_lines_that_a_kill_or_a_full_disk_cuts_off_are_dropped():
 
 def test_a_full_disk_is_one_message_and_the_sweep_goes_on_later(fakes):
     options = ["--sweep.seeds", "12", "--sweep.jobs", "1", "--data.total_env_steps", "64"]
-    full = fake_sweep(*SMALL, *options, largest_file=2**13).wait()
+    full = fake_sweep(*SMALL, *options, largest_file=6 * 2**10).wait()
     assert full.returncode == 1
     (directory,) = Path("outputs").glob("*_sweep_*")
     said = full.stderr.strip().splitlines()[-1]
@@ -705,7 +629,7 @@ def test_a_sampler_that_unpickles_the_journal_needs_trust(fakes, capsys):
         ("--trust_code", "true"): "base.yaml is no configuration",
     }.items():
         with pytest.raises(SystemExit):
-            run(["sweep", "--join", str(directory), *trust])
+            run(["sweep", "--resume", str(directory), *trust])
         assert message in capsys.readouterr().err
 
 

@@ -252,7 +252,7 @@ def resumed(directory):
 
     made = _existing(SweepSettings(), ["--resume", str(directory)], [])
     made.open()
-    made.journal.enter(others_allowed=False)
+    made.journal.enter()
     trial = made.journal.claim()
     made.journal.leave()
     made._run_of(trial)
@@ -275,7 +275,6 @@ LINES = {
     "another seed": ('"seed":2', '"seed":3'),
     "point": ('"point":0,"seed":2', '"point":7,"seed":2'),
     "negative point": ('"point":0,"seed":2', '"point":-1,"seed":2'),
-    "attribute": ('"user_attr":{"runner":".', '"user_attr":{"runner":"../.'),
     "operation": ('"op_code":5', '"op_code":99'),
     "no operation": ('"op_code":5', '"operation":5'),
     "value": ('"values":[1.0]', '"values":["a"]'),

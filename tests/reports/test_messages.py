@@ -80,7 +80,7 @@ TYPED = {
     f"configure_objectives, or name a class that defines them; known here: {ALGORITHMS}.",
     "sweep --config ppo.yaml --sweep sweep.yaml": "sweep.yaml has an unknown setting 'model.lr'. Put settings of the "
     "trials below space: space: {model.lr: [...]}. A sweep has seeds, space, search, search_args, trials, first, "
-    "pruner, pruner_args, score, jobs, cores_per_trial, seed.",
+    "pruner, pruner_args, score, jobs, seed.",
     "sweep --config ppo.yaml --sweep space.yaml": f"Unknown setting 'lr' of PPO; here it is model.learning_rate. {OF_PPO}",
     f"{PPO_YAML} --model.n_steps 128": f"Unknown setting 'n_steps' of PPO; here it is data.buffer_size. {OF_PPO}",
     f"{PPO_YAML} --total_timesteps 1000": "Unknown setting 'total_timesteps'; here it is data.total_env_steps.",

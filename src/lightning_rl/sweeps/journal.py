@@ -1,10 +1,7 @@
-"""Store the trials of a sweep in Optuna's journal, shared by processes of several machines."""
+"""Store the trials of a sweep in Optuna's journal."""
 
 import os
-import re
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +28,10 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import lock_file, open_file, writing
 
 JOURNAL, LOCK = "journal.log", ".lock"
-"""Files of a sweep: its journal, and the lock for access to the journal."""
+"""Files of a sweep: its journal, and the lock of the process that runs it."""
 
 NAME = "sweep"
 """Name of Optuna's study in the journal."""
-
-RUNNER = ".runner-"
-"""Prefix of the files that processes lock while they run trials."""
 
 MOST_BYTES = 2**28
 """Maximum bytes of a journal; a trial with a hundred evaluations takes 30 kB."""
@@ -62,7 +56,7 @@ class Trial:
 
 
 class _NoLock(JournalFileOpenLock):
-    """No lock, because Optuna's lock file would survive a kill; see `SweepJournal`."""
+    """No lock, because Optuna's lock file would survive a kill; `SweepJournal` has its own."""
 
     def acquire(self) -> bool:
         return True
@@ -72,11 +66,10 @@ class _NoLock(JournalFileOpenLock):
 
 
 class SweepJournal:
-    """Trials of a sweep.
+    """Trials of a sweep, which one process runs; it locks a file, so that no other one does.
 
-    Each process that runs trials locks its own file (`RUNNER`), and each running trial names that
-    file: if the file is not locked, the trial was interrupted. Each trial is checked against the
-    space and the seeds, because other users may have written the journal.
+    Each trial is checked against the space and the seeds, because other users may have written the
+    journal.
     """
 
     def __init__(self, directory: Path, settings: SweepSettings, space: Space, mode: str) -> None:
@@ -86,13 +79,13 @@ class SweepJournal:
         assert isinstance(settings.seeds, list)
         self._seeds: list[int] = settings.seeds
         self.total = point_count(settings, space) * len(self._seeds)
-        self._runner = f"{RUNNER}{uuid.uuid4().hex}"
-        self._descriptor: int | None = None
+        self._lock: int | None = None
         direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
         try:
             if self.path.exists():
                 open_file(self.path, directory, MOST_BYTES).close()
-            with self._alone():
+            with writing(self.path):
+                _drop_cut_off_line(self.path)
                 no_lock = _NoLock(str(self.path))
                 storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=no_lock))
                 if NAME not in optuna.get_all_study_names(storage):
@@ -114,17 +107,6 @@ class SweepJournal:
             ) from error
         require(not changed, f"{self.path} belongs to a sweep with another trainer.best_mode.")
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        descriptor = lock_file(self._directory / LOCK, "", wait=True)
-        try:
-            with writing(self.path):
-                _drop_cut_off_line(self.path)
-                yield
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
     def trials(self) -> dict[int, FrozenTrial]:
         """Return the latest attempt of each started trial, by its number."""
         found: dict[int, FrozenTrial] = {}
@@ -144,7 +126,6 @@ class SweepJournal:
     def _is_ours(self, one: FrozenTrial, begun: int) -> bool:
         attrs = one.user_attrs
         params = [*one.system_attrs.get("fixed_params", {}).items(), *one.params.items()]
-        running = one.state == TrialState.RUNNING and "runner" in attrs
         return (
             type(attrs.get("point")) is int
             and attrs["point"] >= 0
@@ -157,66 +138,30 @@ class SweepJournal:
             and (one.values is not None or one.state != TrialState.COMPLETE)
             and all(type(step) is int for step in one.intermediate_values)
             and all(type(score) is float for score in one.intermediate_values.values())
-            and (not running or re.fullmatch(rf"{RUNNER}\w+", str(attrs["runner"])) is not None)
         )
 
-    def enter(self, *, others_allowed: bool) -> None:
-        """Register this process, and queue failed trials again."""
-        with self._alone():
-            self._descriptor = lock_file(self._directory / self._runner, "")
-            try:
-                self._check_others(others_allowed)
-            except ConfigurationError:
-                self.leave()
-                raise
-            for one in self.trials().values():
-                if one.state == TrialState.FAIL:
-                    self._queue_again(one)
-
-    def _check_others(self, allowed: bool) -> None:
-        paths = sorted(self._directory.glob(f"{RUNNER}*"))
-        owners = [self._owner(path.name) for path in paths if path.name != self._runner]
-        living = ", ".join(owner for owner in owners if owner is not None)
-        require(
-            allowed or not living,
-            f"Sweep {self._directory} is being run by {living}: wait until it ends, stop it, or "
-            f"run trials in parallel: rl-cli sweep --join {self._directory}",
+    def enter(self) -> None:
+        """Lock the sweep, and queue the trials again that failed or were interrupted."""
+        running = (
+            f"Sweep {self._directory} is being run by {{owner}}: wait until it ends, or stop it."
         )
-        require(
-            not allowed or self._descriptor is not None,
-            f"{self._directory} lies on a file system without locks, which several processes need "
-            "to share a sweep: run it in one process, by --resume.",
-        )
+        self._lock = lock_file(self._directory / LOCK, running)
+        with writing(self.path):
+            for trial in self.trials().values():
+                if trial.state in (TrialState.FAIL, TrialState.RUNNING):
+                    self._queue_again(trial)
 
     def leave(self) -> None:
-        (self._directory / self._runner).unlink(missing_ok=True)
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def _owner(self, runner: str) -> str | None:
-        path = self._directory / runner
-        if runner == self._runner:
-            return "this process"  # opening the file would release the lock
-        try:
-            descriptor = lock_file(path, "{owner}")
-        except ConfigurationError as error:
-            return str(error)
-        if descriptor is not None:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-        elif self._descriptor is not None:
-            return "an unknown process"  # its file cannot be opened, although this process's could
-        return None
+        """Unlock the sweep."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def claim(self) -> Trial | None:
         """Return the next trial to run; None if all have begun."""
-        with self._alone():
+        with writing(self.path):
             trials = self.trials()
-            for one in trials.values():
-                runner = one.user_attrs.get("runner")
-                if one.state == TrialState.RUNNING and not (runner and self._owner(runner)):
-                    self._queue_again(one)
-            if not any(one.state == TrialState.WAITING for one in self.trials().values()):
+            if not any(trial.state == TrialState.WAITING for trial in trials.values()):
                 if len(trials) >= self.total:
                     return None
                 self._queue_next(trials)
@@ -232,7 +177,6 @@ class SweepJournal:
             raise ConfigurationError(
                 f"sweep.search: {self._settings.search} of Optuna fails: {error}"
             ) from error
-        asked.set_user_attr("runner", self._runner)
         seed = asked.user_attrs["seed"]
         number = asked.user_attrs["point"] * len(self._seeds) + self._seeds.index(seed)
         return Trial(number, seed, decoded(self._space, asked.params), asked)
@@ -259,12 +203,10 @@ class SweepJournal:
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
         if self._settings.pruner is None:
             return False
-        with self._alone():
-            one = self.trials()[trial.number]
-            if not self._is_run_here(trial, one):
-                return False
+        with writing(self.path):
+            reported = self.trials()[trial.number].intermediate_values
             for env_steps, score in curve:
-                if env_steps not in one.intermediate_values:
+                if env_steps not in reported:
                     trial.asked.report(score, env_steps)
             return bool(trial.asked.should_prune())
 
@@ -273,31 +215,23 @@ class SweepJournal:
         if score is not None:
             # Optuna scores a pruned trial by its last report.
             state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-        with self._alone():
-            if self._is_run_here(trial, self.trials()[trial.number]):
-                self._study.tell(trial.asked, None if pruned else score, state=state)
+        with writing(self.path):
+            self._study.tell(trial.asked, None if pruned else score, state=state)
 
     def give_back(self, trial: Trial) -> None:
         """Queue an interrupted trial again, to be resumed."""
-        with self._alone():
-            one = self.trials()[trial.number]
-            if self._is_run_here(trial, one):
-                self._queue_again(one)
-
-    def _is_run_here(self, trial: Trial, one: FrozenTrial) -> bool:
-        return one.number == trial.asked.number and one.state == TrialState.RUNNING
+        with writing(self.path):
+            self._queue_again(self.trials()[trial.number])
 
     def count(self, *states: TrialState) -> int:
-        with self._alone():
-            return sum(one.state in states for one in self.trials().values())
+        return sum(trial.state in states for trial in self.trials().values())
 
     def points(self) -> list[tuple[Point, list[FrozenTrial]]]:
         """Return the tried points, each with the trials of its seeds."""
-        found: dict[int, list[FrozenTrial]] = {}
-        with self._alone():
-            for one in self.trials().values():
-                found.setdefault(one.user_attrs["point"], []).append(one)
-        return [(decoded(self._space, of[0].params), of) for of in found.values()]
+        by_point: dict[int, list[FrozenTrial]] = {}
+        for trial in self.trials().values():
+            by_point.setdefault(trial.user_attrs["point"], []).append(trial)
+        return [(decoded(self._space, seeds[0].params), seeds) for seeds in by_point.values()]
 
 
 def point_count(settings: SweepSettings, space: Space) -> int:

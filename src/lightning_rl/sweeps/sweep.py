@@ -43,7 +43,7 @@ from lightning_rl.sweeps.sweep_settings import (
     sweep_parser,
     sweep_settings,
 )
-from lightning_rl.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
+from lightning_rl.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, usable_cores
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.system.files import expanded, read_text, write_atomically
 from lightning_rl.system.output import tell, tell_from_handler
@@ -61,17 +61,14 @@ SHARE_OF_READING = 0.02
 SAVING_SECONDS = 60.0
 """Seconds that trials may take to save after a signal, before they are killed."""
 
-LOOK_SECONDS = 2.0
-"""Seconds between reads of the journal while other processes run the last trials."""
-
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
 """Settings that the sweep sets; a space must not contain them."""
 
 MOST_TRIALS = 100_000
 """Most seeds, trials or jobs of a sweep."""
 
-OF_A_MACHINE = ("jobs", "cores_per_trial")
-"""Settings that may differ between machines."""
+CHANGEABLE = ("jobs", "trials")
+"""Settings that a resumed sweep may change."""
 
 OUTCOMES = {
     TrialState.WAITING: "waiting",
@@ -83,18 +80,17 @@ OUTCOMES = {
 
 
 def sweep(options: Sequence[str], command_line: CommandLine) -> None:
-    """Begin, resume or join a sweep."""
+    """Begin or resume a sweep."""
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
         sweep_parser().parse_args(["--help"])  # exits
     settings = sweep_settings(own)
-    joined = value_of("--join", own) is not None
     made = (
-        _existing(settings, own, rest)
-        if joined or value_of("--resume", own) is not None
-        else _new(settings, rest, command_line.parse)
+        _new(settings, rest, command_line.parse)
+        if value_of("--resume", own) is None
+        else _existing(settings, own, rest)
     )
-    made.run(command_line.run, joined)
+    made.run(command_line.run)
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -104,7 +100,7 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
     for option in options:
         if option.startswith("-"):
             flag = option.partition("=")[0]
-            into = own if flag.split(".")[0] in ("--sweep", "--resume", "--join") else rest
+            into = own if flag.split(".")[0] in ("--sweep", "--resume") else rest
         into.append(option)
     return own, rest
 
@@ -161,14 +157,8 @@ def _flags(options: Sequence[str]) -> set[str]:
 
 
 def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
-    resumed, joined = value_of("--resume", own), value_of("--join", own)
-    require(
-        resumed is None or joined is None,
-        "A sweep is either resumed or joined: give --resume or --join.",
-    )
-    changeable = OF_A_MACHINE if joined else (*OF_A_MACHINE, "trials")
-    allowed = {f"--sweep.{name}" for name in changeable}
-    wrong = (_flags(own) - allowed - {"--resume", "--join"}) | (
+    allowed = {f"--sweep.{name}" for name in CHANGEABLE}
+    wrong = (_flags(own) - allowed - {"--resume"}) | (
         _flags(rest) - {"--output_dir", "--trust_code"}
     )
     require(
@@ -176,7 +166,7 @@ def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) 
         f"A resumed sweep keeps its settings: {', '.join(sorted(wrong))} cannot be changed, but "
         f"{', '.join(sorted(allowed))} can.",
     )
-    directory = _found(str(resumed or joined), value_of("--output_dir", rest) or "outputs")
+    directory = _found(str(value_of("--resume", own)), value_of("--output_dir", rest) or "outputs")
     kept = kept_settings(directory / SETTINGS)
     require(
         kept.search not in UNPICKLING or (value_of("--trust_code", rest) or "").lower() == "true",
@@ -184,7 +174,7 @@ def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) 
         "that can run code. Add --trust_code true if only you can write there.",
     )
     before = kept.trials
-    for name in changeable:
+    for name in CHANGEABLE:
         if f"--sweep.{name}" in _flags(own):
             setattr(kept, name, getattr(settings, name))
     require(
@@ -213,11 +203,10 @@ def _found(given: str, output_dir: str) -> Path:
 
 @dataclass
 class _Running:
-    """A trial that this process runs, with the index of its cores, and its reported evaluations."""
+    """A trial that runs, and the number of its reported evaluations."""
 
     trial: Trial
     process: TrialProcess
-    slot: int
     reported: int = 0
     pruned: bool = False
     next_check: float = 0.0
@@ -239,7 +228,9 @@ class _Sweep:
         self.space = _space_of(settings)
         self._check_seeds()
         self._check_search()
-        self._check_cores(threads, trainer)
+        check_range("sweep.jobs", settings.jobs, least=1, most=MOST_TRIALS)
+        self.jobs = settings.jobs or max(1, usable_cores() // threads)
+        self._threads = threads
         self._running: dict[int, _Running] = {}  # by the number of its trial
         self._signal: int | None = None
         self._hurried = False  # by a second signal
@@ -280,30 +271,6 @@ class _Sweep:
             "remove it, or choose sweep.search: random.",
         )
 
-    def _check_cores(self, threads: int, trainer: dict[str, Any]) -> None:
-        given, ranks = self.settings, _count(trainer["devices"])
-        cores = threads if given.cores_per_trial is None else given.cores_per_trial
-        check_range("sweep.cores_per_trial", cores, least=0)
-        check_range("sweep.jobs", given.jobs, least=1, most=MOST_TRIALS)
-        require(
-            cores == 0 or threads <= cores,
-            f"sweep.cores_per_trial is {cores}, but trainer.num_threads is "
-            f"{trainer['num_threads']}"
-            f"{f' in each of {ranks} processes (trainer.devices)' * (ranks > 1)}: "
-            "threads would wait for each other. Set cores_per_trial to "
-            f"{threads}, or to 0 for no pinning.",
-        )
-        usable = usable_cores()
-        wanted = (given.jobs or 1) * cores
-        require(
-            wanted <= usable,
-            f"sweep.jobs: {given.jobs or 1} trials of {cores} cores each (sweep.cores_per_trial) "
-            f"need {wanted} cores, but this process may use {usable}: lower one of them, or set "
-            "sweep.cores_per_trial to 0 for no pinning.",
-        )
-        self.jobs = given.jobs or max(1, usable // max(1, cores))
-        self._cores = cores_of(self.jobs, cores)
-
     def save_settings(self) -> None:
         content = dump_yaml(asdict(self.settings)).encode()
         write_atomically(self.directory / SETTINGS, lambda file: file.write(content))
@@ -311,13 +278,13 @@ class _Sweep:
     def open(self) -> None:
         self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
-    def run(self, begin: Begin, joined: bool) -> None:
+    def run(self, begin: Begin) -> None:
         self.open()
-        self.journal.enter(others_allowed=joined)
+        self.journal.enter()
         # Freeze objects: the garbage collector of each fork would otherwise copy all pages.
         gc.freeze()
         try:
-            self._run(begin, joined)
+            self._run(begin)
         except ConfigurationError:
             tell(f"Resume: rl-cli sweep --resume {self.directory}")
             raise
@@ -336,27 +303,23 @@ class _Sweep:
             )
             sys.exit(1)
 
-    def _run(self, begin: Begin, joined: bool) -> None:
-        if not joined:
-            self.save_settings()
+    def _run(self, begin: Begin) -> None:
+        self.save_settings()
         journal = self.journal
         done = journal.count(TrialState.COMPLETE, TrialState.PRUNED)
         tell(f"Sweep directory: {self.directory}")
         left = f", {done} of them done" if done else ""
         tell(f"{journal.total} trials{left}, {self.jobs} at a time")
-        next_claim = 0.0
+        all_begun = False
         with self._signals():
             try:
-                while self._signal is None:
-                    if len(self._running) < self.jobs and time.monotonic() >= next_claim:
+                while self._signal is None and not (all_begun and not self._running):
+                    if len(self._running) < self.jobs and not all_begun:
                         trial = journal.claim()
                         if trial is not None:
                             self._begin(trial, begin)
                             continue
-                        ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-                        if not self._running and journal.count(*ended) == journal.total:
-                            break
-                        next_claim = time.monotonic() + LOOK_SECONDS  # others run the rest
+                        all_begun = True
                     time.sleep(POLL_SECONDS)
                     for running in list(self._running.values()):
                         ended_now = running.process.ended()
@@ -364,7 +327,6 @@ class _Sweep:
                         if ended_now:
                             del self._running[running.trial.number]
                             self._finish(running)
-                            next_claim = 0.0
             finally:
                 self._end_all()
 
@@ -397,16 +359,13 @@ class _Sweep:
             # Trust the configuration, which the sweep wrote, and which may name the user's code.
             arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
             arguments += ["--output_dir", str(self.directory)]
-        taken = {running.slot for running in self._running.values()}
-        slot = next(i for i in range(self.jobs) if i not in taken)
-        cores = self._cores[slot]
         again = "continues" if run else "begins"
         short = short_names(list(trial.point))
         point_text = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
-        where = f", on core {', '.join(map(str, cores))}" if cores else ""
-        tell(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}{where}")
-        process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
-        self._running[trial.number] = _Running(trial, process, slot)
+        tell(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}")
+        log = self.directory / f"{trial.name}.log"
+        process = TrialProcess(begin, arguments, self._threads, log)
+        self._running[trial.number] = _Running(trial, process)
 
     def _title(self, trial: Trial) -> str:
         return f"trial {trial.number + 1}/{self.journal.total}"

@@ -20,11 +20,13 @@ from lightning_rl.system.plain_yaml import read_yaml
 TRIALS = 20
 """Default number of points, except for a grid."""
 
-GONE = dict.fromkeys(
-    ("address", "gpus_per_trial"),
-    " Ray no longer runs trials: run rl-cli sweep --join DIRECTORY on each machine, or for each "
-    "GPU with CUDA_VISIBLE_DEVICES set.",
-)
+GONE = {
+    "cores_per_trial": " Trials are not pinned to cores: set sweep.jobs, or begin with taskset.",
+    **dict.fromkeys(
+        ("address", "gpus_per_trial"),
+        " A sweep runs on one machine: on each further one, run a sweep with other seeds.",
+    ),
+}
 """Removed settings, with their replacement."""
 
 OF_ANY_TYPE = ("space", "search_args", "first", "pruner_args")
@@ -50,8 +52,7 @@ class SweepSettings:
             early; its steps are env steps.
         pruner_args: arguments of the pruner's class.
         score: score of a trial: its last or its best evaluation, by trainer.best_metric.
-        jobs: number of parallel trials. Default: as many as the cores allow.
-        cores_per_trial: number of cores that a trial is pinned to; 0: no pinning. Default: from
+        jobs: number of parallel trials. Default: the number of cores, divided by
             trainer.num_threads and devices.
         seed: seed of the search.
     """
@@ -66,7 +67,6 @@ class SweepSettings:
     pruner_args: dict[str, Any] = field(default_factory=dict)
     score: Literal["last", "best"] = "last"
     jobs: int | None = None
-    cores_per_trial: int | None = None
     seed: int = 1
 
 
@@ -86,18 +86,12 @@ def sweep_parser() -> OptionParser:
     parser.add_argument(
         "--resume", type=str, default=None, help="Directory of a sweep to resume, or last."
     )
-    parser.add_argument(
-        "--join",
-        type=str,
-        default=None,
-        help="Directory of a sweep that other processes run, too, or last.",
-    )
     parser.add_class_arguments(SweepSettings, "sweep")
     return parser
 
 
 def sweep_settings(own: Sequence[str]) -> SweepSettings:
-    """Read the settings from options that begin with `--sweep`, `--resume` or `--join`."""
+    """Read the settings from options that begin with `--sweep` or `--resume`."""
     arguments = list(own)
     given: dict[str, Any] = {}  # from YAML, unless a later option overrides it
     for i, option in enumerate(own):

@@ -32,16 +32,14 @@ class TrialProcess:
     Args:
         begin: runs the command line.
         arguments: arguments of the command line.
-        cores: cores and number of threads of the process; None: all cores.
+        threads: number of threads of libraries, in each process of the trial.
         log: file for its output, which is appended.
 
     Attributes:
         exit_code: negative for a signal; None until `ended` sees the end.
     """
 
-    def __init__(
-        self, begin: Begin, arguments: Sequence[str], cores: Sequence[int] | None, log: Path
-    ) -> None:
+    def __init__(self, begin: Begin, arguments: Sequence[str], threads: int, log: Path) -> None:
         # A fork has all imports, which saves 5 s, and is safe, because the sweep starts no thread
         # and uses no GPU. Do not use `multiprocessing`: the env of a trial would take its process
         # for a worker.
@@ -53,7 +51,7 @@ class TrialProcess:
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _be_trial(begin, list(arguments), cores, log, sweep)
+            _be_trial(begin, list(arguments), threads, log, sweep)
 
     def ended(self) -> bool:
         if self.exit_code is None:
@@ -92,9 +90,7 @@ class TrialProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "(no output)")
 
 
-def _be_trial(
-    begin: Begin, arguments: list[str], cores: Sequence[int] | None, log: Path, parent: int
-) -> NoReturn:
+def _be_trial(begin: Begin, arguments: list[str], threads: int, log: Path, parent: int) -> NoReturn:
     code = 1
     try:
         os.setsid()  # Ctrl-C reaches only the sweep, which passes it on
@@ -104,10 +100,7 @@ def _be_trial(
             os.dup2(descriptor, stream)
         os.close(descriptor)
         sys.stdout, sys.stderr = (os.fdopen(i, "w", buffering=1, closefd=False) for i in (1, 2))
-        if cores is not None:
-            if hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(0, cores)
-            os.environ |= dict.fromkeys(THREADS, str(len(cores)))
+        os.environ |= dict.fromkeys(THREADS, str(threads))
         sys.argv = ["rl-cli", *arguments]  # for run.json
         begin(arguments)
         code = 0
@@ -128,14 +121,6 @@ def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
-
-
-def cores_of(jobs: int, each: int) -> list[list[int] | None]:
-    """Return the cores of each of `jobs` parallel trials, `each` cores per trial; 0: not pinned."""
-    if each == 0 or not hasattr(os, "sched_getaffinity"):
-        return [None] * jobs
-    allowed = sorted(os.sched_getaffinity(0))
-    return [allowed[i * each : (i + 1) * each] for i in range(jobs)]
 
 
 def usable_cores() -> int:

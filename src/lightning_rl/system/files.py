@@ -184,7 +184,7 @@ def remove_leftovers(directory: str | Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
+def lock_file(path: Path, refusal: str) -> int | None:
     """Lock a file, and write the owner into it; return None if locks are not available."""
     if path.is_symlink():  # its target would be overwritten
         raise ConfigurationError(f"{path} is a link, but a lock must be a file: remove the link.")
@@ -196,7 +196,7 @@ def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
     except OSError:
         return None  # the first write there raises a readable error
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
         os.close(descriptor)
@@ -206,7 +206,7 @@ def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
         return None
     if not _is_file(descriptor, path):  # the previous owner removed the file
         os.close(descriptor)
-        return lock_file(path, refusal, wait=wait)
+        return lock_file(path, refusal)
     with suppress(OSError):  # the disk may be full; the lock still holds
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
