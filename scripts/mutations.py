@@ -1677,8 +1677,8 @@ MUTATIONS = (
     Mutation(
         "system/files.py",
         "two processes may train in one directory",
-        "fcntl.LOCK_EX | (0 if wait",
-        "fcntl.LOCK_SH | (0 if wait",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "faults/test_faults.py",
     ),
     Mutation(

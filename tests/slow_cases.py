@@ -342,7 +342,7 @@ SLOW_CASES = {
         "": "test_a_page_can_be_followed[docs/extending.md]",
     },
     "cli/test_sweep.py::test_a_trial_of_two_processes_is_one_trial": {
-        "": "test_a_trial_has_the_cores_that_it_was_given_and_as_many_threads",
+        "": "test_a_trial_has_the_threads_that_it_was_given",
     },
     "cli/test_sweep.py::test_a_search_behind_a_tuned_config_can_be_run_as_it_says": {
         "ppo_ant": "[ppo_hopper]",
