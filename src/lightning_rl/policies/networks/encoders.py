@@ -21,6 +21,7 @@ from lightning_rl.policies.networks.perceptron import (
     flat_observation_size,
     flatten_observation,
     mlp,
+    orthogonal_,
 )
 from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
 from lightning_rl.policies.weights import compared, weights_at
@@ -526,7 +527,7 @@ def _convolution(
 ) -> nn.Conv2d:
     check_weights_fit((before * kernel**2, after))
     layer = nn.Conv2d(before, after, kernel, stride, padding)
-    nn.init.orthogonal_(layer.weight, gain)
+    orthogonal_(layer.weight, gain)
     nn.init.zeros_(cast(Tensor, layer.bias))
     return layer
 
@@ -545,7 +546,7 @@ def _to_features(
 ) -> list[nn.Module]:
     check_weights_fit((inputs, size))
     linear = nn.Linear(inputs, size)
-    nn.init.orthogonal_(linear.weight, math.sqrt(2))
+    orthogonal_(linear.weight, math.sqrt(2))
     nn.init.zeros_(linear.bias)
     normalized = [nn.LayerNorm(size)] if normalization != "none" else []
     return [nn.Flatten(), linear, *normalized, ACTIVATIONS[activation]()]

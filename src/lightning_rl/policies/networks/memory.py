@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.networks.perceptron import check_weights_fit
+from lightning_rl.policies.networks.perceptron import check_weights_fit, orthogonal_
 from lightning_rl.rollout.sequences import Sequences
 from lightning_rl.system.errors import check_range
 
@@ -203,7 +203,7 @@ def _in_float32(product: Tensor) -> Tensor:
 def _input_weights(input_size: int, outputs: int) -> nn.Linear:
     check_weights_fit((input_size, outputs))
     layer = nn.Linear(input_size, outputs)
-    nn.init.orthogonal_(layer.weight)
+    orthogonal_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -213,7 +213,7 @@ def _recurrent_weights(size: int, gates: int, bias: bool = True) -> nn.Linear:
     check_weights_fit((size, gates * size))
     layer = nn.Linear(size, gates * size, bias=bias)
     for gate in layer.weight.detach().chunk(gates):
-        nn.init.orthogonal_(gate)
+        orthogonal_(gate)
     if bias:
         nn.init.zeros_(layer.bias)
     return layer

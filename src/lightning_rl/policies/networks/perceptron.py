@@ -180,9 +180,25 @@ def linear(
     check_weights_fit((input_size, output_size))
     layer = nn.Linear(input_size, output_size)
     if initialization == "orthogonal":
-        nn.init.orthogonal_(layer.weight, gain)
+        orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
     return layer
+
+
+QR_THREADS = 2
+"""Threads of the QR decomposition for orthogonal weights, as on the machine of docs/results.md."""
+
+
+def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
+    """Fill a weight with orthogonal rows or columns, equal bit for bit for any `num_threads`."""
+    # LAPACK adds in another order for each number of threads, and `RLTrainer` sets the number only
+    # after `rl-cli` has built the policy.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(QR_THREADS)
+    try:
+        nn.init.orthogonal_(weight, gain)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def flat_observation_size(space: gymnasium.Space[Any]) -> int:
