@@ -154,7 +154,7 @@ def test_they_are_charted_and_evaluated(tmp_path):
         ({"truncated": ["no"] * N}, ("truncated", "'no'")),
         ({"success": "yes"}, ("success", "'yes'")),
         ({"rewards": {"alive": "1.0"}}, ("rewards", "alive", "'1.0'")),
-        ({"metrics": {"height": torch.ones(())}}, ("height", "torch.float32", "[]")),
+        ({"metrics": {"height": torch.ones(N, 1)}}, ("height", "torch.float32", "[3, 1]")),
     ],
 )
 def test_texts_and_other_shapes_are_refused_by_name(changes, told):

@@ -648,9 +648,9 @@ class IterationScalars:
     """One value per iteration and name, averaged over ranks and read in one transfer."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor | float] = {}
 
-    def set(self, name: str, value: Tensor) -> None:
+    def set(self, name: str, value: Tensor | float) -> None:
         """Set a scalar []."""
         self._values[name] = value
 
@@ -659,7 +659,8 @@ class IterationScalars:
         scalars, self._values = self._values, {}
         if not scalars:
             return {}
-        values = torch.stack([value.float() for value in scalars.values()])
+        device = next((v.device for v in scalars.values() if isinstance(v, Tensor)), None)
+        values = torch.stack([torch.as_tensor(v, device=device).float() for v in scalars.values()])
         known = ~values.isnan()
         total, count = ranks.sum_over_ranks(torch.stack([values.where(known, 0.0), known]))
         means = zip(scalars, (total / count).tolist(), strict=True)

@@ -191,7 +191,7 @@ class EpisodeStatistics:
 
 
 class EnvReports:
-    """Average `info["rewards"]` and `info["metrics"]` of an env over a rollout.
+    """Average `info["rewards"]`, `info["metrics"]` and `info["log"]` of an env over a rollout.
 
     NaN is a missing value. Sums stay on the device and are read once per rollout.
     """
@@ -201,13 +201,14 @@ class EnvReports:
         self._sums: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def add(self, info: dict[str, Any]) -> None:
-        """Add the values of a step: tensors [N]; tensors of other shapes are ignored."""
-        report = named_reports(info)
-        if not report:
-            return
-        values = torch.stack(list(report.values()))
-        # Do not branch on NaN, which would synchronize.
-        self.add_sums(tuple(report), values.nansum(1), (values == values).sum(1))
+        """Add the values of a step: tensors [N], of `log` any; others are ignored."""
+        logged = {
+            name: value.float().nanmean()[None] for name, value in info.get("log", {}).items()
+        }
+        for report in filter(None, (named_reports(info), logged)):
+            values = torch.stack(list(report.values()))
+            # Do not branch on NaN, which would synchronize.
+            self.add_sums(tuple(report), values.nansum(1), (values == values).sum(1))
 
     def add_sums(self, names: tuple[str, ...], sums: Tensor, counts: Tensor) -> None:
         """Add sums [K] over envs (and possibly steps), and their numbers of summands [K]."""
@@ -219,7 +220,7 @@ class EnvReports:
         count += counts
 
     def close_rollout(self) -> dict[str, float]:
-        """Return the averages since the last call, as `rewards/<term>` and `metrics/<name>`."""
+        """Return the averages since the last call, by chart name: `rewards/<term>`."""
         if not self._sums:
             return {}
         names = [name for together in self._sums for name in together]

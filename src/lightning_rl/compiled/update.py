@@ -13,7 +13,7 @@ from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
 from lightning_rl.optim.objective_checks import check_names, unreached
-from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches
+from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches, row_of
 from lightning_rl.optim.update_sequence import UpdateSequence, passed_scalars
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.system import ranks
@@ -217,7 +217,7 @@ class CompiledUpdate(Update):
         ]
         check_names([*self._labels, *scalars])
         reported.update(dict.fromkeys(scalars))
-        row = torch.stack([loss, *scalars.values()]).detach()
+        row = row_of(loss, scalars)
         return row, gradients, [gradient is not None for gradient in found]
 
     def _step_function(self, adam: TracedAdam) -> tuple[Function, dict[str, None]]:

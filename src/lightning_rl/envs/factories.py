@@ -18,7 +18,7 @@ EnvFactory = Callable[[int], VectorEnv]
 """Makes an env from `num_envs`; in YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
 """
 
-READ_ANYWAY = ("final_obs", "final_metrics", *READ)
+READ_ANYWAY = ("final_obs", "final_metrics", "log", *READ)
 """Info entries that `VectorEnv.step` defines."""
 
 OF_THE_VECTOR = ("num_envs", "vectorization_mode", "max_episode_steps", "render_mode")

@@ -298,7 +298,7 @@ def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[s
         if key in info and (key == "success" or key in fields):
             kinds = "biuf" if key == "penalty" else "biu"
             _check_vector(name, key, info[key], num_envs, kinds)
-    for kind in (*TREES, "final_metrics"):
+    for kind in (*TREES, "final_metrics", "log"):
         for key, value in info.get(kind, {}).items():
             if not isinstance(value, Tensor):
                 wanted = f"a tensor [{num_envs}]"

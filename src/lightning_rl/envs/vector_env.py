@@ -128,6 +128,7 @@ class VectorEnv(ABC):
             - `success` [N] bool: the outcome of finished episodes.
             - `rewards` (reward terms), `metrics`, `final_metrics` (metrics of finished episodes
               only): dicts of tensors [N], NaN for missing values.
+            - `log`: dict of tensors [] by chart name, averaged over the steps of a rollout.
             - `executed_action` [N, *A] (default: `action`) and `intervened` [N] bool, whether a
               person or a script had taken over (default: whether the actions differ); read if the
               env `reports_interventions`.

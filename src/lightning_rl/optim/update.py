@@ -1,9 +1,10 @@
 """One optimizer step per minibatch: zero, backward, clip, step, statistics."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from lightning_rl.system.phases import PhaseTimer, no_phases
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters; in YAML `{class_path: AdamW, init_args: {...}}`."""
 
-Loss = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
+Loss = Callable[[TensorDict], tuple[Tensor, Mapping[str, Tensor | float]]]
 """Returns the loss of samples [B], and scalars to log; all of them are means over the samples."""
 
 ScheduleKind = Literal["constant", "linear", "adaptive"]
@@ -100,7 +101,7 @@ class Update:
             with self.phase("backward"):
                 self._differentiate(loss if share == 1 else loss * share)
             self.names = [*self._labels[:1], *scalars, *self._labels[1:]]
-            row = torch.stack([loss, *scalars.values()]).detach()
+            row = row_of(loss, scalars)
             rows.append(row if share == 1 else row * share)
         self._checked = self._checked or checks.check_first_backward(*self._what, self.names)
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
@@ -170,6 +171,25 @@ class Update:
 
     def first_iteration_done(self) -> None:
         """React to the end of the first iteration; only `CompiledUpdate` does."""
+
+
+def row_of(loss: Tensor, scalars: Mapping[str, Tensor | float]) -> Tensor:
+    """Return a loss and its scalars to log as one detached row [L].
+
+    Raises:
+        ConfigurationError: for a scalar that is not one number.
+    """
+    row = [loss]
+    for name, value in scalars.items():
+        if isinstance(value, int | float | np.number):
+            value = loss.new_full((), float(value))
+        require(
+            isinstance(value, Tensor) and value.numel() == 1,
+            f"A loss reports '{name}', {_kind(value)}, but a chart takes one number: report its "
+            "mean, or leave it out.",
+        )
+        row.append(value.reshape(()).to(loss.device))
+    return torch.stack(row).detach()
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
@@ -375,6 +395,10 @@ class UpdateStatistics:
 def is_finite(scalars: Tensor) -> Tensor:
     """Return whether the first (loss) and last (norm) of scalars [..., L] are finite."""
     return (scalars[..., 0] + scalars[..., -1]).isfinite()
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:

@@ -1,7 +1,7 @@
 """Step a simulator that holds all of its envs as tensors, on any device."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
+from lightning_rl.envs.step_results import shortened
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.rollout.spaces import space_of
@@ -40,7 +41,9 @@ class TensorSimulator(VectorEnv):
     tensors. Observation groups, such as Isaac Lab's `policy` and `critic`, become keys of a Dict: a
     policy with `actor_keys: [policy]` and `critic_keys: [critic]` is asymmetric. Reports are read
     from the info, or from its `final_info` for the step before a reset: `success` and `fail` [N]
-    bool; `rewards` and `metrics`, dicts of numbers [N] by name. A failed episode is `terminated`.
+    bool; `rewards` and `metrics`, dicts of numbers [N] (or one number for all envs) by name; `log`,
+    as in Isaac Lab and rsl_rl, a dict of numbers by chart name, whose means over the steps of a
+    rollout are charted (`Episode/<name>` for a name without "/"). A failed episode is `terminated`.
 
     If the simulator resets finished envs one step *late* (Gymnasium's "next-step"), the action of
     that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
@@ -66,8 +69,8 @@ class TensorSimulator(VectorEnv):
             steps are short.
         seeds: `one`: `reset` takes one seed for all envs, evaluation episodes do not correspond to
             their seeds, and groups of equal starts (GRPO) are refused; `each`: a seed per env.
-        report: returns further entries of a step's info, `success`, `fail`, `rewards` or `metrics`,
-            from the simulator and its info; a function, in YAML its path.
+        report: returns further entries of a step's info, `success`, `fail`, `rewards`, `metrics` or
+            `log`, from the simulator and its info; a function, in YAML its path.
 
     Raises:
         ConfigurationError: `make` returned no such simulator, or another number of envs.
@@ -187,7 +190,7 @@ class TensorSimulator(VectorEnv):
         for kind in TREES:
             if isinstance(report.get(kind), Mapping | TensorDict):
                 numbers = {
-                    name: self._numbers(f"info['{kind}']['{name}']", value)
+                    name: self._numbers(f"info['{kind}']['{name}']", self._per_env(value))
                     for name, value in report[kind].items()
                 }
                 results[kind] = {
@@ -195,7 +198,25 @@ class TensorSimulator(VectorEnv):
                 }
         for key in results.keys() & {"success", "fail"}:
             results[key] = results[key] & ~self._late
+        if isinstance(log := report.get("log"), Mapping):
+            results["log"] = dict(self._logged(log))
         return results
+
+    def _logged(self, log: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the means of numbers and tensors by rsl_rl's chart names."""
+        for name, value in log.items():
+            number = self._per_env(value)
+            kind = f"{self._name} returned info['log']['{name}'] as {shortened(value)}"
+            if not isinstance(number, Tensor) or number.is_complex():
+                raise EnvFaultError(f"{kind}: return a number or a tensor of numbers.")
+            yield name if "/" in name else f"Episode/{name}", number.float().mean().to(self.device)
+
+    def _per_env(self, value: Any) -> Any:
+        """Return one number as a tensor [N], and anything else unchanged."""
+        if isinstance(value, int | float | np.number):
+            return torch.full((self.num_envs,), float(value), device=self.device)
+        single = isinstance(value, Tensor) and value.dim() == 0
+        return value.expand(self.num_envs) if single else value
 
     def _numbers(self, field: str, value: Any) -> Tensor:
         numeric = isinstance(value, Tensor) and not value.is_complex()
