@@ -63,7 +63,7 @@ def test_what_is_no_number_is_refused_by_name(value, tmp_path):
             loss, reported = super().loss(minibatch)
             return loss, reported | {"odd": value}
 
-    with pytest.raises(ConfigurationError, match="'odd'.*one number.*mean"):
+    with pytest.raises(ConfigurationError, match=r"'odd'.*one number.*mean"):
         train(tmp_path, model={"algorithm": Odd, "compile": False})
 
 

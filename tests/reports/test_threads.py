@@ -1,6 +1,5 @@
 """Initial weights do not depend on the number of threads: QR adds in another order for each."""
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
