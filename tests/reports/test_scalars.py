@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import PPO, SAC, ConfigurationError, ReplayBuffer, TensorSimulator
+from lightning_rl import PPO, SAC, ReplayBuffer, TensorSimulator
 from lightning_rl.envs.torch.rsl_rl_env import RslRlVecEnv
 from tests.helpers import scalars, train, uncompiled_traces
+from tests.messages import refused
 from tests.reports.test_simulator_infos import Manual, Simulator
 
 NUMBERS = {"float": 0.25, "int": 2, "flag": True, "numpy": np.float32(0.5), "row": torch.ones(1)}
@@ -63,7 +64,7 @@ def test_what_is_no_number_is_refused_by_name(value, tmp_path):
             loss, reported = super().loss(minibatch)
             return loss, reported | {"odd": value}
 
-    with pytest.raises(ConfigurationError, match=r"'odd'.*one number.*mean"):
+    with refused(names=("odd", "one number", "mean")):
         train(tmp_path, model={"algorithm": Odd, "compile": False})
 
 
@@ -119,5 +120,5 @@ def test_the_log_of_an_env_is_charted_under_its_own_names(make, tmp_path):
 def test_an_entry_of_a_log_that_is_no_number_is_refused_by_name(value):
     env = TensorSimulator(3, partial(Manual, log={"odd": value}), resets="by_index")
     env.reset()
-    with pytest.raises(ConfigurationError, match=r"log.*odd.*number"):
+    with refused(names=("log", "odd", "number")):
         env.step(torch.zeros(3, 1))

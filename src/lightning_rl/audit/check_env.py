@@ -6,9 +6,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,13 +20,15 @@ from gymnasium.utils.env_checker import check_reset_options, check_reset_seed_de
 from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
 from torch import Tensor
 
-from lightning_rl.audit.play import ArraySeen, Play, RandomPolicy, leaves, random_actions
+from lightning_rl.audit.play import ArraySeen, Play, RandomActions, RandomPolicy, leaves
 from lightning_rl.envs.chunks import ActionChunk
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.rollout.contract import space_spec
+from lightning_rl.rollout.masks import MASK
+from lightning_rl.rollout.structured_actions import as_env_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -165,6 +168,7 @@ class EnvCheck:
         self.reproducible = self.same_starts = False
         self.failed = False
         self._env: VectorEnv | None = None
+        self._observation: Any = None  # of the last reset or step
 
     def run(self) -> None:
         """Make the env and run all checks; an error of the env is the last finding."""
@@ -228,13 +232,33 @@ class EnvCheck:
 
     def _reset(self, env: VectorEnv, seed: int | None = None) -> Outcome:
         with self._calls("reset"):
-            return _copy(env.reset(seed=seed)[0])
+            self._observation, _ = env.reset(seed=seed)
+        return _copy(self._observation)
 
     def _step(self, env: VectorEnv, action: Tensor) -> tuple[Outcome, dict[str, Any]]:
         with self._calls("step"):
-            observation, reward, terminated, truncated, info = env.step(action)
+            self._observation, reward, terminated, truncated, info = env.step(action)
         ended = terminated | truncated
-        return _copy(observation) | {"reward": _array(reward), "end": _array(ended)}, info
+        outcome = _copy(self._observation) | {"reward": _array(reward), "end": _array(ended)}
+        return outcome, info
+
+    def _draws(self, env: VectorEnv, seed: int) -> Iterator[Tensor]:
+        """Yield random actions for the current observation, without end."""
+        spaces = (env.single_observation_space, env.single_action_space)
+        draw = RandomActions(*spaces, env.num_envs, seed)
+        while True:
+            yield draw(self._observation)
+
+    def _difference(
+        self, env: VectorEnv, begin: Outcome, actions: Sequence[Tensor], expected: list[Outcome]
+    ) -> str | None:
+        """Play actions until an outcome differs: a mask may forbid the actions after that."""
+        played = [begin]
+        for action, outcome in zip(actions, expected[:-1], strict=True):
+            if not _same(outcome, played[-1]):
+                break
+            played.append(self._step(env, action)[0])
+        return _first_difference(expected[: len(played)], played)
 
     def _close(self) -> None:
         if self._env is not None:
@@ -376,8 +400,6 @@ class EnvCheck:
 
     def _play_twice(self, env: VectorEnv, play: Play) -> None:
         """Play the same actions from the same seeds twice and compare; also check dtypes."""
-        draw = random_actions(env.single_action_space, env.num_envs, self._seed)
-        actions = [draw() for _ in range(REPEATED)]
         until = time.perf_counter() + 0.1 * self._seconds
         first, within = [self._reset(env, self._seed)], False
         for name, space in leaves(env.single_observation_space).items():
@@ -386,7 +408,9 @@ class EnvCheck:
                 text = f"{name} is {got}, but its space has {space.dtype}"
                 cure = f"Return it as {space.dtype}, or announce {got}."
                 self.add("observation", "warning", text, cure)
-        for action in actions:
+        actions: list[Tensor] = []
+        for action in islice(self._draws(env, self._seed), REPEATED):
+            actions.append(action)
             outcome, info = self._step(env, action)
             first.append(outcome)
             within |= "success" in info and not outcome["end"].all()
@@ -400,12 +424,11 @@ class EnvCheck:
         else:
             text = "not reported (info['success']): there will be no success rate"
             self.add("success", "ok", text)
-        again = [self._reset(env, self._seed)]
-        again += [self._step(env, action)[0] for action in actions[: len(first) - 1]]
-        differs = _first_difference(first, again)
-        self.reproducible, self.same_starts = differs is None, _same(first[0], again[0])
+        again = self._reset(env, self._seed)
+        differs = self._difference(env, again, actions, first)
+        self.reproducible, self.same_starts = differs is None, _same(first[0], again)
         if differs is None:
-            text = f"the same seeds and actions gave the same {len(again) - 1} steps, bit for bit"
+            text = f"the same seeds and actions gave the same {len(actions)} steps, bit for bit"
             self.add("seeds", "ok", text)
         else:
             self.add(
@@ -441,15 +464,13 @@ class EnvCheck:
             )
 
     def _restore(self, env: VectorEnv) -> None:
-        draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
-        actions = [draw() for _ in range(2 * CONTINUED)]
         self._reset(env, self._seed)
         self._reset(env)  # save in the second episode, when the generators have changed
-        for action in actions[:CONTINUED]:
-            with self._calls("step"):
-                observation = env.step(action)[0]
+        draws = self._draws(env, self._seed + 1)
+        for action in islice(draws, CONTINUED):
+            self._step(env, action)
         with self._calls("state_dict"):
-            state, here = env.state_dict(), _copy(observation)
+            state = env.state_dict()
         cure = (
             "Only the running episodes are lost. To continue them, add state_dict and "
             "load_state_dict to the env."
@@ -466,7 +487,10 @@ class EnvCheck:
             cure = "Return plain numbers, strings, lists, dicts and tensors from state_dict."
             self.add("resume", "error", text, cure)
             return
-        expected = [here, *(self._step(env, action)[0] for action in actions[CONTINUED:])]
+        expected, actions = [_copy(self._observation)], list[Tensor]()
+        for action in islice(draws, CONTINUED):
+            actions.append(action)
+            expected.append(self._step(env, action)[0])
         self._close()
         self._env = env = self._make(self._calls)
         try:
@@ -481,8 +505,7 @@ class EnvCheck:
                 )
             self.add("resume", "warning", text, cure)
             return
-        continued = [restored, *(self._step(env, action)[0] for action in actions[CONTINUED:])]
-        differs = _first_difference(expected, continued)
+        differs = self._difference(env, restored, actions, expected)
         if differs is None:
             text = "a state saved in an episode, restored in a second env, continues bit for bit"
             self.add("resume", "ok", text)
@@ -516,9 +539,16 @@ class EnvCheck:
                 return
 
 
+def _check_step(env: gymnasium.Env) -> None:
+    observation, _ = env.reset()
+    draw = RandomActions(env.observation_space, env.action_space, 1, 0)
+    action = draw({MASK: np.asarray(observation[MASK])[None]} if draw.masked else {})[0].numpy()
+    env_step_passive_checker(env, as_env_counts(action, first_choice(env.action_space))[()])
+
+
 GYMNASIUM_CHECKS: tuple[Callable[[gymnasium.Env], object], ...] = (
     env_reset_passive_checker,
-    lambda env: env_step_passive_checker(env, env.action_space.sample()),
+    _check_step,
     check_reset_seed_determinism,
     check_reset_options,
 )

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import final_observations, space_spec
+from lightning_rl.rollout.masks import MASK, allowed_random_action, has_mask
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.phases import PhaseTimer
 
@@ -42,14 +43,14 @@ class RandomPolicy(Policy):
 
     def __init__(self, env: VectorEnv, seed: int) -> None:
         super().__init__(env.single_observation_space, env.single_action_space)
-        self._draw = random_actions(env.single_action_space, env.num_envs, seed)
+        self._draw = RandomActions(self.observation_space, self.action_space, env.num_envs, seed)
         self._dtype = space_spec(env.single_action_space)[1]
         self.to(env.device)
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        td["action"] = self._draw().to(td.device, self._dtype)
+        td["action"] = self._draw(td["observation"]).to(td.device, self._dtype)
         td["sample_log_prob"] = torch.zeros(td.batch_size, device=td.device)
         return td
 
@@ -237,12 +238,36 @@ class Clock:
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
 
 
-def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Callable[[], Tensor]:
-    """Return a function that draws actions [N, *A]; discrete actions start at 0."""
-    batched = batch_space(space, num_envs)
-    batched.seed(seed)
-    start = first_choice(space)
-    return lambda: torch.from_numpy(as_policy_counts(np.asarray(batched.sample()), start))
+class RandomActions:
+    """Draws actions [N, *A] as Gymnasium samples the space, with choices that the masks allow.
+
+    Args:
+        observation_space, action_space: spaces of one env.
+        num_envs: N.
+        seed: seed of the draws.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        seed: int,
+    ) -> None:
+        self.masked = has_mask(observation_space, action_space)
+        self._space, self._batched = action_space, batch_space(action_space, num_envs)
+        self._batched.seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, observation: Any) -> Tensor:
+        """Return actions for observations [N, ...]; discrete actions start at 0."""
+        sample = np.asarray(self._batched.sample())
+        action = torch.from_numpy(as_policy_counts(sample, first_choice(self._space)))
+        if not self.masked:
+            return action
+        mask = torch.as_tensor(observation[MASK]).cpu()
+        keys = torch.rand(mask.shape, generator=self._generator)
+        return allowed_random_action(self._space, action, mask, keys)
 
 
 def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers, first_state
-from lightning_rl.rollout.masks import MASK, refuse_empty_masks
+from lightning_rl.rollout.masks import MASK, allowed_random_action, refuse_empty_masks
 from lightning_rl.system import ranks
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
@@ -180,11 +180,14 @@ class EpisodeActor:
         results = [
             self._policy(td[i : i + 1], generator=self._generators[i]) for i in rows.tolist()
         ]
-        everyone = {}
+        everyone: dict[str, Tensor] = {}
         for key in ("action", "next_state") if self._state else ("action",):
             drawn = torch.cat([result[key] for result in results])
             # Finished rows copy the first running row: their actions do not matter.
             like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
+            if key == "action" and self._policy.masks_actions:  # but each has its own mask
+                mask = td["observation"][MASK]
+                like_first = allowed_random_action(self._policy.action_space, like_first, mask)
             everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
         return everyone
 

@@ -190,7 +190,9 @@ class CompiledUpdate(Update):
         gradient = flatten(gradients)
         return self._clip_and_step(parameters, row, gradient, adam, adam_tensors, reached)
 
-    def _loss(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(
+        self, minibatch: TensorDict, prepared: bool
+    ) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         objective = self.objective
         return objective.loss(minibatch if prepared else objective.prepare(minibatch))
 

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
@@ -24,6 +25,7 @@ from lightning_rl.envs.people.intervention import Event, Intervention, Pace
 from lightning_rl.envs.step_results import one_number
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.masks import MASK, allowed_random_action
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -227,7 +229,10 @@ def script_action_function(
             action.shape == space.shape,
             f"The script gave the action {given!r}, which is not in {space}.",
         )
-        return torch.as_tensor(as_policy_counts(action, first))[None]
+        chosen = torch.as_tensor(as_policy_counts(action, first))[None]
+        if given is None and isinstance(observation, TensorDict) and MASK in observation.keys():
+            return allowed_random_action(space, chosen, observation[MASK])
+        return chosen
 
     return choose
 

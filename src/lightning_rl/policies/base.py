@@ -11,12 +11,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from lightning_rl.policies.distributions.base import NEVER, gumbel_
+from lightning_rl.policies.distributions.base import gumbel_
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
-from lightning_rl.rollout.masks import MASK
-from lightning_rl.rollout.structured_actions import flat_actions
+from lightning_rl.rollout.masks import MASK, allowed_random_action
+from lightning_rl.rollout.structured_actions import choices_of, flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.fsdp import Acting, local
@@ -471,6 +471,7 @@ class UniformActor(RolloutActor):
         self._policy = policy
         self._storage = time_major(rollout)
         space = policy.action_space
+        self._sizes = choices_of(space)
         device = self._storage["action"].device
         if isinstance(space, gymnasium.spaces.Box):
             bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
@@ -484,10 +485,8 @@ class UniformActor(RolloutActor):
             self._range = self._range - self._low
             self._log_prob = -float(self._range.log().sum())
         else:
-            sizes = [space.n] if isinstance(space, gymnasium.spaces.Discrete) else space.nvec  # type: ignore[attr-defined]  # the only others that a rollout holds
-            self._sizes = [int(size) for size in sizes]
-            counts = torch.as_tensor(np.asarray(sizes), dtype=torch.float32, device=device)
-            self._range = counts if space.shape else counts.squeeze()
+            counts = torch.tensor(self._sizes, dtype=torch.float32, device=device)
+            self._range = counts.view(space.shape or ())
             self._low = torch.zeros_like(self._range)
             self._log_prob = -float(counts.log().sum())
 
@@ -498,7 +497,8 @@ class UniformActor(RolloutActor):
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
             self._noise = torch.empty(shape, device=actions.device)
             gumbel_(self._noise[start:], generator)
-            return
+            if not actions.is_floating_point():
+                return
         drawn = torch.rand(actions.shape, generator=generator, device=actions.device)
         drawn = self._low + drawn * self._range
         actions.copy_(drawn if actions.is_floating_point() else drawn.floor())
@@ -508,9 +508,9 @@ class UniformActor(RolloutActor):
         if not self._policy.masks_actions:
             return
         slot = self._storage[t]
-        keys = self._noise[t].masked_fill(slot["observation"][MASK] == 0, NEVER)
-        chosen = torch.stack([part.argmax(-1) for part in keys.split(self._sizes, -1)], -1)
-        slot["action"].copy_(chosen.view_as(slot["action"]))
+        action, mask = slot["action"], slot["observation"][MASK]
+        space = self._policy.action_space
+        action.copy_(allowed_random_action(space, action, mask, self._noise[t]))
 
     def finish(self, start: int, stop: int) -> None:
         steps = self._storage[start:stop]

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.rollout.structured_actions import categories_of, choices_of
+from lightning_rl.rollout.structured_actions import categories_of, choices_of, with_categories
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
 
@@ -65,6 +65,22 @@ def refuse_empty_masks(
         f"all of {sizes[choice]} categories. Allow at least one category, such as a neutral "
         "action, or end the episode before."
     )
+
+
+def allowed_random_action(
+    action_space: gymnasium.Space[Any], action: Tensor, mask: Tensor, keys: Tensor | None = None
+) -> Tensor:
+    """Return actions [..., *A] with allowed categories: of the largest key in each choice.
+
+    Args:
+        action_space: of one env.
+        action: [..., *A]; its parts without choices are kept.
+        mask: [..., C], which categories are allowed.
+        keys: [..., C] random numbers, equally distributed. Default: the first allowed category.
+    """
+    keys = torch.zeros(mask.shape, device=mask.device) if keys is None else keys
+    parts = keys.masked_fill(mask == 0, -torch.inf).split(choices_of(action_space), -1)
+    return with_categories(action_space, action, torch.stack([p.argmax(-1) for p in parts], -1))
 
 
 def check_allowed(rollout: TensorDict, action_space: gymnasium.Space[Any]) -> None:

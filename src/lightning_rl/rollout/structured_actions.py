@@ -160,6 +160,15 @@ def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:
     return action.reshape(*action.shape[: action.dim() - len(space.shape or ())], -1)
 
 
+def with_categories(space: spaces.Space[Any], action: Tensor, categories: Tensor) -> Tensor:
+    """Return actions [..., *A] with the categories [..., D] of all choices, in order, from 0."""
+    if not isinstance(space, StructuredActions):
+        return categories.view_as(action).to(action)
+    columns = [i for part in space.parts if part.counts for i in range(part.start, part.stop)]
+    place = torch.tensor(columns, device=action.device)
+    return action.index_copy(-1, place, categories.to(action))
+
+
 class FlatAction(gymnasium.Wrapper):
     """Wrap an env with structured actions, so that it takes flat actions.
 

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -17,8 +18,8 @@ from lightning_rl.deploy.export.parity import Acts, Arrays, flat, graph_acts, pa
 from lightning_rl.deploy.export.weights import CONSTRUCTION, description_of, write_weights
 from lightning_rl.policies import LeRobotPolicy, Policy
 from lightning_rl.policies.base import check_weights_are_numbers
-from lightning_rl.system.errors import ConfigurationError, import_extra
-from lightning_rl.system.files import write_atomically
+from lightning_rl.system.errors import ConfigurationError, import_extra, require
+from lightning_rl.system.files import check_writable, write_atomically
 
 Format = Literal["onnx", "torch", "safetensors", "lerobot"]
 """File formats."""
@@ -46,7 +47,7 @@ def export_policy(
     construction: Mapping[str, Any],
     read_again: Callable[[Path], Policy],
 ) -> Exported:
-    """Write a policy that is on the CPU, and compare the written file with it.
+    """Write a policy that is on the CPU; `path` appears only if it acts as the policy does.
 
     Args:
         policy: the policy.
@@ -59,9 +60,39 @@ def export_policy(
 
     Raises:
         ConfigurationError: if the format cannot hold the policy, a package is missing, weights are
-            not finite, or the export acts differently; in the last case the files remain.
+            not finite, or the export acts differently.
     """
     check_weights_are_numbers(policy)
+    require(
+        kind != "lerobot" or not path.exists(),
+        f"{path} exists; give the path of a new directory.",
+    )
+    check_writable(path.parent)
+    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+        there = Path(folder) / path.name
+        files, report = _written(policy, ports, kind, there, metadata, construction, read_again)
+        _refuse_differing(path, report)
+        _move(Path(folder), path.parent)
+    return Exported([path.with_name(file.name) for file in files], report)
+
+
+def _move(folder: Path, to: Path) -> None:
+    for file in folder.rglob("*"):
+        if not file.is_dir():
+            place = to / file.relative_to(folder)
+            place.parent.mkdir(exist_ok=True)
+            file.replace(place)
+
+
+def _written(
+    policy: Policy,
+    ports: Ports,
+    kind: Format,
+    path: Path,
+    metadata: Mapping[str, Any],
+    construction: Mapping[str, Any],
+    read_again: Callable[[Path], Policy],
+) -> tuple[list[Path], dict[str, Any]]:
     beside = description_of(path)
     files = [path]
     if kind == "safetensors":
@@ -92,8 +123,7 @@ def export_policy(
     report = header | parity(reference, acts)
     files.append(path.with_name(f"{path.name}.parity.json"))
     _write_json(files[-1], report)
-    _refuse_differing(path, report)
-    return Exported(files, report)
+    return files, report
 
 
 def lerobot_policy(policy: Policy) -> LeRobotPolicy:
@@ -184,8 +214,7 @@ def _refuse_differing(path: Path, report: Mapping[str, Any]) -> None:
     ]
     if differing:
         raise ConfigurationError(
-            f"{path} gives other actions than the policy in torch, on {report['observations']:,} "
-            f"observations: {', '.join(differing)}; the tolerance is {report['tolerance']:g}, in "
-            f"units of half the range of an action. Do not use the file; {path.name}.parity.json "
-            "has the details."
+            f"{path} was not written, because it would give other actions than the policy in "
+            f"torch, on {report['observations']:,} observations: {', '.join(differing)}; the "
+            f"tolerance is {report['tolerance']:g}, in units of half the range of an action."
         )

@@ -25,6 +25,7 @@ from lightning_rl.policies import (
 from lightning_rl.policies.base import first_state
 from lightning_rl.policies.vla import ChunkPolicy
 from lightning_rl.rollout.contract import space_spec
+from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.torch_private import EXPORTERS
@@ -109,7 +110,7 @@ class ActingGraph(nn.Module):
         """Return example inputs [B, ...]: ones for an action mask, else zeros."""
         make = {True: torch.ones, False: torch.zeros}
         return {
-            port.name: make[port.name.endswith("action_mask")](
+            port.name: make[port.name == f"{OBSERVATION}.{MASK}"](
                 (rows, *port.shape), dtype=port.dtype
             )
             for port in self.ports.inputs

@@ -19,6 +19,8 @@ from lightning_rl.deploy.export.graph import (
     why_not_traced,
 )
 from lightning_rl.policies import Policy
+from lightning_rl.rollout.masks import MASK
+from lightning_rl.rollout.structured_actions import choices_of
 
 Arrays = dict[str, np.ndarray]
 """Arrays [N, ...] by the names of inputs or outputs."""
@@ -97,8 +99,10 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
     for name in sorted(leaves, key=lambda name: name.split(".")):
         leaf = leaves[name]
         array = arrays[name]
-        if name.endswith(".action_mask"):  # at least one action must be allowed
-            np.maximum(array, array.max(-1, keepdims=True) == 0, out=array, casting="unsafe")
+        if name == f"{OBSERVATION}.{MASK}" and policy.masks_actions:
+            ends = np.cumsum(choices_of(policy.action_space))
+            for part in np.split(array, ends[:-1], -1):  # each choice needs an allowed category
+                np.maximum(part, part.max(-1, keepdims=True) == 0, out=part, casting="unsafe")
         elif isinstance(leaf, gymnasium.spaces.Box):
             mean, std = np.zeros(()), np.ones(())
             if normalizer is not None:
