@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-import tests.masked_envs  # noqa: F401  # registers envs
+import tests.envs  # noqa: F401  # registers envs
 from lightning_rl import ActionMask, ActorCritic, GymnasiumEnv, RLDataModule, check_env
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.datasets.record import script_action_function

@@ -10,7 +10,7 @@ from lightning_rl import PPO, SAC, ReplayBuffer, TensorSimulator
 from lightning_rl.envs.torch.rsl_rl_env import RslRlVecEnv
 from tests.helpers import scalars, train, uncompiled_traces
 from tests.messages import refused
-from tests.reports.test_simulator_infos import Manual, Simulator
+from tests.reports.test_simulator_infos import Simulator
 
 NUMBERS = {"float": 0.25, "int": 2, "flag": True, "numpy": np.float32(0.5), "row": torch.ones(1)}
 
@@ -118,7 +118,7 @@ def test_the_log_of_an_env_is_charted_under_its_own_names(make, tmp_path):
 
 @pytest.mark.parametrize("value", ["high", torch.ones(3, dtype=torch.complex64), None])
 def test_an_entry_of_a_log_that_is_no_number_is_refused_by_name(value):
-    env = TensorSimulator(3, partial(Manual, log={"odd": value}), resets="by_index")
+    env = TensorSimulator(3, partial(Simulator, log={"odd": value}))
     env.reset()
     with refused(names=("log", "odd", "number")):
         env.step(torch.zeros(3, 1))

@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 
 from lightning_rl.algorithms import Algorithm, ValueFit
 from lightning_rl.cli.arguments import is_trusted
-from lightning_rl.cli.checking import check_options
+from lightning_rl.cli.checking import check_options, check_run
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.imports import only_allowed_imports
 from lightning_rl.cli.label import Run, fit_value, summary, value_config
@@ -29,6 +29,7 @@ from lightning_rl.cli.options import (
     option_parser,
     parse_options,
 )
+from lightning_rl.cli.parsing import normalize_options
 from lightning_rl.cli.record import without_chunks
 from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS, wilson_interval
@@ -65,10 +66,14 @@ OPTIONS = {
     **FOR_CHECKPOINTS,
 }
 DESCRIPTION = (
-    "Improve a policy in rounds: collect episodes, fit a value, label, clone from the base."
+    "Improve a policy in rounds: collect episodes, fit a value, label, clone from the base. "
+    "Settings of the config may follow, as in fit: --model.learning_rate 1e-4."
 )
 STATE = "recap.json"
 """File in the run directory with the settings and the results of finished phases."""
+
+OF_FIT = ("--model.", "--data.", "--trainer.")
+"""Options that change the config, as in `rl-cli sweep`."""
 
 FREE = ("rounds", "output_dir", "trust_code", "run_dir")
 """Options that may change when a run is resumed."""
@@ -78,15 +83,18 @@ SEEDS, SEEDS_OF_A_ROUND, MOST_ROUNDS = 10_000_000, 100_000, 98
 
 
 def recap(options: Sequence[str], command_line: CommandLine) -> None:
-    """Run the unfinished rounds, and print a table."""
-    settings = parse_options("recap", DESCRIPTION, OPTIONS, options)
+    """Run the unfinished rounds, and print a table; options of `fit` change the config."""
+    typed = normalize_options(options)
+    changes = [option for option in typed if option.startswith(OF_FIT)]
+    own = [option for option in typed if option not in changes]
+    settings = parse_options("recap", DESCRIPTION, OPTIONS, own)
     for name in ("episodes", "eval_episodes"):
         check_range(name, settings[name], least=1, most=SEEDS_OF_A_ROUND)
     check_range("rounds", settings.rounds, least=1, most=MOST_ROUNDS)
     check_range("num_envs", settings.num_envs, least=1)
     check_range("max_steps", settings.max_steps, least=1)
     check_range("seed", settings.seed, least=0, most=200)
-    Rounds(settings, command_line.run, is_trusted(list(options)), options).run()
+    Rounds(settings, command_line.run, is_trusted(typed), typed, changes).run()
 
 
 class Rounds:
@@ -97,15 +105,23 @@ class Rounds:
         run: runs a command line of `rl-cli`.
         trusted: whether checkpoints may name any code.
         typed: the command line; modules that it or the env of the config names may be imported.
+        changes: options of `fit` that change the config.
 
     Raises:
         ConfigurationError: for a config that rounds cannot improve, and for a run directory of
             other settings.
     """
 
-    def __init__(self, settings: Namespace, run: Run, trusted: bool, typed: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: Namespace,
+        run: Run,
+        trusted: bool,
+        typed: Sequence[str],
+        changes: Sequence[str] = (),
+    ) -> None:
         self.settings, self._run, self._trusted = settings, run, trusted
-        self.config = _checked(_read(settings.config), settings.config)
+        self.config = _checked(_read(settings.config, changes), settings.config)
         self.value = None if settings.value is None else _read(settings.value)
         require(
             self.value is None or _is_a("ReturnFrames", self.value.get("data", {}).get("env")),
@@ -336,8 +352,10 @@ class Rounds:
         return "\n".join([*lines, f"Run directory: {shown(self.directory)}"])
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     file = find_config(name)
+    if changes:
+        return check_run(["fit", f"--config={file}", *changes])
     config = read_yaml(read_text(file), str(file))
     return config if isinstance(config, dict) else {}
 

@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,16 @@ from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import action_function
 from lightning_rl.collectors.loop import ActionFunction
 from lightning_rl.datasets.playing import ChunkActor
-from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_action_function
+from lightning_rl.datasets.record import (
+    Recorded,
+    Recorder,
+    neutral_action,
+    script_action_function,
+    single_env,
+)
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.deploy.loading import load_trained
-from lightning_rl.envs import GymnasiumEnv, InterventionSource
+from lightning_rl.envs import InterventionSource, VectorEnv
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.envs.people.intervention import Event
 from lightning_rl.envs.wrappers.chunk_wrapper import single
@@ -116,7 +122,7 @@ def record(options: Sequence[str], command_line: CommandLine) -> None:
 
 def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
     made = make_env(settings.data.env, 1, "data.env")
-    env = cast(GymnasiumEnv, made)
+    env = single_env(made)
     writer: EpisodeWriter | None = None
     kept = 0
     try:
@@ -126,6 +132,8 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         has_person = (source is not None or is_real) and sys.stdin.isatty()
         asks = has_person if settings.ask is None else settings.ask
         in_charge = source is not None and not acts
+        for line in _without_effect(settings, made, in_real_time=source is not None or is_real):
+            tell(line)
         recorder = Recorder(
             env, source, in_charge, settings.extra, interrupt.answer if asks else None
         )
@@ -161,6 +169,25 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
             writer.finalise()
         if kept:
             tell(f"Dataset: {settings.path}")
+
+
+def _without_effect(settings: Namespace, env: VectorEnv, in_real_time: bool) -> Iterator[str]:
+    """Yield a line for each option that changes nothing here."""
+    limit, most, fps = env.max_episode_steps, settings.max_steps, settings.fps
+    if most is not None and limit is not None and most > limit:
+        yield f"--max_steps {most} has no effect: the env ends each episode after {limit} steps."
+    if fps is not None and fps != env.render_fps and not (in_real_time or settings.real_time):
+        yield (
+            f"--fps {fps:g} does not change the simulation, which takes {env.render_fps:g} steps "
+            "per second: only the dataset will say so."
+        )
+    if settings.ckpt_path is None:
+        for name, is_set in {
+            "execute": settings.execute is not None,
+            "deterministic false": not settings.deterministic,
+        }.items():
+            if is_set:
+                yield f"--{name} has no effect: it is for a policy (--ckpt_path)."
 
 
 class _Interrupt:

@@ -12,6 +12,7 @@ from lightning_rl.collectors.evaluation import action_function, generators_of
 from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
 from lightning_rl.datasets.episode import Episode
 from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.step_results import refuse_missing_end
 from lightning_rl.envs.vector_env import RESULTS, Observation, interventions
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.policies import Policy
@@ -147,26 +148,32 @@ def play_side_by_side(
 
     playing = FirstEpisodes(env, choose_and_keep, seeds, max_steps, calls)
     slots: list[dict[str, Any]] = []
+    finals: dict[int, Any] = {}  # by row
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     for info in playing:
         slot = {key: getattr(playing, key) for key in RESULTS}
         executed = interventions(env, playing.action, info)
         slot |= {"action": executed["executed_action"], "intervened": executed["intervened"]}
-        slot |= {"final": info["final_obs"]}
         reports_success |= "success" in info
         # An env may report success only in episodes that succeed.
         slot["success"] = info.get("success", torch.zeros_like(playing.terminated))
         slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
         lengths += playing.counted
+        done = (playing.terminated | playing.truncated).cpu()
+        for row in (playing.counted & ~playing.running).nonzero().flatten().tolist():
+            if "final_obs" not in info:
+                refuse_missing_end(type(env).__name__, done)
+            # Other rows of final_obs have no meaning; an episode that was cut has not ended.
+            last = info["final_obs"] if done[row] else playing.observation
+            finals[row] = map_tree(lambda leaf, i=row: leaf[i : i + 1].cpu().clone(), last)
     observations = map_tree(lambda *column: torch.stack(column), *seen)
     steps = map_tree(lambda *column: torch.stack(column), *slots)
     for row, length in enumerate(lengths[: len(seeds)].tolist()):
         begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
-        final = map_tree(lambda leaf, row=row, n=length: leaf[n - 1 : n, row], steps["final"])
-        one = {key: values[:length, row] for key, values in steps.items() if key != "final"}
+        one = {key: values[:length, row] for key, values in steps.items()}
         succeeded = bool(one.pop("success")[-1])
         yield Episode(
-            observation=map_tree(lambda *parts: torch.cat(parts), begun, final),
+            observation=map_tree(lambda *parts: torch.cat(parts), begun, finals[row]),
             success=succeeded if reports_success else None,
             task="",
             **one,

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.collectors.loop import ActionFunction, run_steps
 from lightning_rl.datasets.writer import EpisodeWriter
-from lightning_rl.envs import GymnasiumEnv, InterventionSource
+from lightning_rl.envs import ActionChunk, GymnasiumEnv, InterventionSource, VectorEnv
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
 from lightning_rl.envs.people.intervention import Event, Intervention, Pace
 from lightning_rl.envs.step_results import one_number
@@ -54,6 +54,13 @@ class Recorded:
     missed: int = 0
 
 
+def single_env(env: VectorEnv) -> VectorEnv:
+    """Return a batched env with one env as a `GymnasiumEnv`, which a `Recorder` can wrap."""
+    if isinstance(env, GymnasiumEnv | ActionChunk) or env.num_envs > 1:
+        return env
+    return GymnasiumEnv(1, "lightning_rl/Task-v0", {"task": env}, vectorization="sync")
+
+
 class Recorder:
     """Play episodes in one env and write them to a dataset step by step.
 
@@ -61,7 +68,8 @@ class Recorder:
     episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is discarded.
 
     Args:
-        env: one env; the recorder adds a wrapper, so the env is rebuilt.
+        env: one env, or a batched task of one env; the recorder adds a wrapper, so a Gymnasium env
+            is rebuilt.
         source: person or script that may take over.
         in_charge: whether the source acts in every step, without a policy.
         extra: names of numbers in `info` that each frame also holds; 0 if a step does not report
@@ -78,19 +86,19 @@ class Recorder:
 
     def __init__(
         self,
-        env: GymnasiumEnv,
+        env: VectorEnv,
         source: InterventionSource | None = None,
         in_charge: bool = False,
         extra: Sequence[str] = (),
         ask: Callable[[], Event | None] | None = None,
     ) -> None:
+        env = single_env(env)
         if not isinstance(env, GymnasiumEnv) or env.num_envs != 1 or env.vectorization != "sync":
             raise ConfigurationError(
                 "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, but this "
                 f"is {getattr(env, 'num_envs', 1)} {type(env).__name__} "
                 f"({getattr(env, 'vectorization', 'no Gymnasium env')}). Set "
-                f"{{class_path: GymnasiumEnv, init_args: {{id: ...}}}}; the tasks of this package "
-                "have ids too, such as lightning_rl/PushCube-v0."
+                "{class_path: GymnasiumEnv, init_args: {id: ...}}, or name a task."
             )
         if source is not None and in_charge:
             source.take_charge()

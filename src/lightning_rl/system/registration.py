@@ -10,4 +10,7 @@ for _name in ("CartPole", "PushCube", "PointMass"):
         kwargs={"task": _name},
     )
 
+gymnasium.register(  # takes any batched env, `task`
+    "lightning_rl/Task-v0", entry_point="lightning_rl.envs.tasks.gymnasium_tasks:GymnasiumTask"
+)
 gymnasium.register("lightning_rl/Robot-v0", entry_point="lightning_rl.robots.env:RobotEnv")

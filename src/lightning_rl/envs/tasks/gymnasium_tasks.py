@@ -13,6 +13,7 @@ from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.cart_pole import CartPole
 from lightning_rl.envs.tasks.point_mass import PointMass
 from lightning_rl.envs.tasks.push_cube import PushCube
+from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError
 
@@ -27,50 +28,56 @@ RenderMode = Literal["rgb_array"] | None
 """Gymnasium's render modes that are supported."""
 
 
-class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One env of a task.
+class GymnasiumTask(gymnasium.Env[Any, np.ndarray]):
+    """One env of a task, or of any batched env with one env.
 
     `reset(seed=s)` begins the first episode of a `Task` with seed s; the env's `np_random` draws
     the seeds of later episodes.
 
     Args:
-        task: a name in `TASKS`.
+        task: a name in `TASKS`, or the batched env.
         render_mode: `rgb_array` or None.
         settings: arguments of the task's constructor.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
 
-    def __init__(self, task: str, render_mode: RenderMode = None, **settings: Any) -> None:
-        self.task = _make(task, 1, settings)
-        self.metadata = {**self.metadata, "render_fps": self.task.render_fps}
+    def __init__(
+        self, task: str | VectorEnv, render_mode: RenderMode = None, **settings: Any
+    ) -> None:
+        self.task = _make(task, 1, settings) if isinstance(task, str) else task
+        own = {"reports_interventions": self.task.reports_interventions}
+        self.metadata = {**self.metadata, "render_fps": self.task.render_fps, **own}
         self.render_mode = _checked(render_mode)
         self.observation_space = self.task.single_observation_space
         self.action_space = self.task.single_action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         start = int(self.np_random.integers(2**31)) if seed is None else seed
         observation, _ = self.task.reset(seed=[start])
-        return _array(observation)[0], {}
+        return map_tree(_first, observation), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         # At the end of an episode the task has begun the next one, which is discarded.
-        _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
-        final = _array(info.pop("final_obs"))[0]
+        actions = torch.as_tensor(np.asarray(action))[None]
+        observation, reward, terminated, truncated, info = self.task.step(actions)
+        done = bool(terminated | truncated)
+        final = info.pop("final_obs", None)
         return (
-            final,
+            map_tree(_first, final if done and final is not None else observation),
             float(reward),
             bool(terminated),
             bool(truncated),
-            map_tree(_first_number, info),
+            map_tree(_first, info),
         )
 
     def render(self) -> np.ndarray | None:
         if self.render_mode != "rgb_array":
             return None
+        assert isinstance(self.task, Task)
         picture: np.ndarray = _array(self.task.draw(self.task.final_state, *self.task.render_size))
         return picture[0]  # type: ignore[no-any-return]  # an item of an array is untyped
 
@@ -156,5 +163,6 @@ def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
     return masked
 
 
-def _first_number(values: Tensor) -> Any:
-    return values[0].item()
+def _first(values: Tensor) -> Any:
+    """Return the value of the first env: a number, or an array."""
+    return values.cpu().numpy()[0] if values.dim() > 1 else values.flatten()[0].item()
