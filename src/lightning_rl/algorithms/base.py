@@ -28,6 +28,7 @@ from lightning_rl.algorithms.checks import (
     with_own_settings,
 )
 from lightning_rl.algorithms.learner import Learner
+from lightning_rl.algorithms.own_numbers import PACKAGE, OwnNumbers
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.format import (
@@ -196,6 +197,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self._episodes: list[Episode] = []
         self._reported_cut_episodes = False
         self._resumed: dict[str, Any] = {}  # from a checkpoint, until training starts
+        self._own_numbers: OwnNumbers | None = None  # of a user's algorithm, in training
 
     @property
     def data(self) -> TrainingData:
@@ -451,6 +453,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         compilation = self.learner.compilation
         if not compilation.compiled:
             compilation.print_decision()  # a compiled update reports after its first graph
+        if self._own_numbers is None and type(self).__module__.partition(".")[0] != PACKAGE:
+            self._own_numbers = OwnNumbers(self)
+        if self._own_numbers is not None and (numbers := self._resumed.get("numbers")):
+            with restoring("numbers"):
+                self._own_numbers.load_state_dicts(numbers)
         # Restore random streams last, because other setup code may draw from them.
         if "ranks" in self._resumed:
             with restoring("random streams"):
@@ -511,6 +518,9 @@ class Algorithm(LightningModule, ABC, Constructed):
             "ranks": ranks.gather_over_ranks(self.rank_state()),
             "computing": self._computing(),
         }
+        if self._own_numbers is not None:
+            numbers = ranks.gather_over_ranks(self._own_numbers.state_dict())
+            checkpoint[STATE_KEY]["numbers"] = numbers
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         with restoring("weights and counters"):
@@ -521,7 +531,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             for name, objective in self.objectives.items():
                 objective.statistics.load_state_dict(saved["guards"][name])
             # `on_train_start` restores the random streams.
-            self._resumed = {"ranks": list(saved["ranks"]), "computing": saved.get("computing")}
+            self._resumed = {key: saved.get(key) for key in ("ranks", "computing", "numbers")}
 
     def _computing(self) -> dict[str, Any] | None:
         if self._learner is None:

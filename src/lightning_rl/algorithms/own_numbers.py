@@ -1,0 +1,105 @@
+"""Save the numbers that a user's algorithm changes, such as an adaptive penalty."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from torch import Tensor
+
+from lightning_rl.algorithms.learner import HIDDEN, LIGHTNINGS_OWN
+from lightning_rl.compiled.attributes import MISSING, frozen, same
+from lightning_rl.system import ranks
+from lightning_rl.system.output import tell
+from lightning_rl.system.torch_private import version_of
+
+PACKAGE = "lightning_rl"
+"""Its algorithms save their own state; all others are users'."""
+
+SAVED_APART = LIGHTNINGS_OWN.union(
+    HIDDEN,
+    ("env_steps", "reward_normalizer", "warms_up", "_counted_from", "_errors", "_judged"),
+    ("_ratio_checked", "_reported_cut_episodes", "_start", "frame_settings"),
+)
+"""Attributes that this package changes, and saves or makes again by itself."""
+
+Numbers = dict[str, tuple[Any, Any]]
+"""First and current value of each changed number, by the name of its attribute."""
+
+
+class OwnNumbers:
+    """The numbers among the attributes of a user's algorithm that training changes.
+
+    Args:
+        owner: the algorithm when its training starts, with its first values.
+    """
+
+    def __init__(self, owner: LightningModule) -> None:
+        self._owner = owner
+        self._first = {name: _snapshot(value) for name, value in self._attributes().items()}
+        self._warned = False
+
+    def state_dict(self) -> Numbers:
+        """Return the changed numbers; warn once of changed attributes of other kinds."""
+        changed = {
+            name: value
+            for name, value in self._attributes().items()
+            if not same(self._first.get(name, MISSING), _snapshot(value))
+        }
+        others = [name for name, value in changed.items() if not _is_number(value)]
+        if others and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"{type(self._owner).__name__} changes {', '.join(others)}, but a checkpoint holds "
+                "only numbers (int, float, bool) among the attributes: a resumed run starts again "
+                "with the first values. Make tensors of them, by self.register_buffer in __init__."
+            )
+        return {
+            name: (self._first_number(name), _plain(value))
+            for name, value in changed.items()
+            if name not in others
+        }
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Sequence[Any]]]) -> None:
+        """Restore the numbers of this rank from those of all ranks.
+
+        A number whose first value differs from the saved one stays: this run has set it.
+        """
+        alike = len(states) == ranks.world_size()
+        kept = []
+        for name, (first, value) in states[ranks.rank() if alike else 0].items():
+            here = self._first_number(name)
+            if not (_is_number(value) and _is_number(getattr(self._owner, name, None))):
+                continue  # another attribute now, or no number
+            if here != first and not same(here, first):
+                kept.append(f"{name}={here} (saved: {value})")
+            elif alike or value != len(states):  # not a number of ranks
+                setattr(self._owner, name, value)
+        if kept:
+            line = f"{', '.join(kept)}: set for this run, and not restored from the checkpoint."
+            rank_zero_only(tell)(line)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: one for name, one in vars(self._owner).items() if name not in SAVED_APART}
+
+    def _first_number(self, name: str) -> Any:
+        """Return the first value of an attribute, or of the class; None if it is no number."""
+        first = self._first.get(name, getattr(type(self._owner), name, None))
+        return _plain(first) if _is_number(first) else None
+
+
+def _is_number(value: Any) -> bool:
+    # Not subclasses, such as enums, which a checkpoint could not hold; float64 of NumPy is a float.
+    return value is None or type(value) in (bool, int) or isinstance(value, float)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, float) else value
+
+
+def _snapshot(value: Any) -> Any:
+    """Return what differs from a later snapshot if the value, or what it holds, has changed."""
+    if isinstance(value, Tensor):
+        return value, version_of(value)
+    ours = type(value).__module__.partition(".")[0] in (PACKAGE, "builtins", "torch", "tensordict")
+    return frozen(value) if ours or not hasattr(value, "__dict__") else frozen(vars(value))
