@@ -1977,10 +1977,10 @@ MUTATIONS = (
         "numerics/test_dqn.py",
     ),
     Mutation(
-        "policies/base.py",
+        "rollout/masks.py",
         "discrete actions: the first ones are drawn whatever is allowed",
-        'self._noise[t].masked_fill(slot["observation"][MASK] == 0, NEVER)',
-        "self._noise[t]",
+        "keys.masked_fill(mask == 0, -torch.inf)",
+        "keys",
         "numerics/test_critics.py",
     ),
     Mutation(

@@ -19,6 +19,7 @@ import yaml
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import (
+    ActionChunk,
     ConfigurationError,
     GymnasiumEnv,
     PushCube,
@@ -353,12 +354,6 @@ REFUSED = {
         "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env GymnasiumEnv --data.env.id "
         "CartPole-v1.",
     ),
-    "a batched env": (
-        ["--data.env", "PushCube", *STRAIGHTLY],
-        "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, but this is 1 PushCube (no "
-        "Gymnasium env). Set {class_path: GymnasiumEnv, init_args: {id: ...}}; the tasks of this package have ids "
-        "too, such as lightning_rl/PushCube-v0.",
-    ),
     "no person": (
         [*SHOWS, "--source", "Keyboard"],
         "The Keyboard reads the keys of a window, but there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, "
@@ -690,7 +685,7 @@ def test_what_the_writer_refuses_ends_the_recording():
 
 
 def test_several_envs_and_others_are_refused():
-    for env in (GymnasiumEnv(2, "Shows-v0"), PushCube(1)):
+    for env in (GymnasiumEnv(2, "Shows-v0"), PushCube(2), ActionChunk(1, PushCube)):
         with refused(names="GymnasiumEnv"):
             Recorder(env)
         env.close()

@@ -190,7 +190,7 @@ QR_THREADS = 2
 
 
 def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
-    """Fill a weight with orthogonal rows or columns, equal bit for bit for any `num_threads`."""
+    """Fill a weight [O, ...] with orthogonal rows or columns, the same for any `num_threads`."""
     # LAPACK adds in another order for each number of threads, and `RLTrainer` sets the number only
     # after `rl-cli` has built the policy.
     threads = torch.get_num_threads()
