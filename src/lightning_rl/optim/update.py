@@ -16,7 +16,7 @@ from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.rollout.sequences import split_sequences
 from lightning_rl.system import ranks
-from lightning_rl.system.errors import require
+from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -183,11 +183,11 @@ def row_of(loss: Tensor, scalars: Mapping[str, Tensor | float]) -> Tensor:
     for name, value in scalars.items():
         if isinstance(value, int | float | np.number):
             value = loss.new_full((), float(value))
-        require(
-            isinstance(value, Tensor) and value.numel() == 1,
-            f"A loss reports '{name}', {_kind(value)}, but a chart takes one number: report its "
-            "mean, or leave it out.",
-        )
+        if not (isinstance(value, Tensor) and value.numel() == 1):
+            raise ConfigurationError(
+                f"A loss reports '{name}', {_kind(value)}, but a chart takes one number: report "
+                "its mean, or leave it out."
+            )
         row.append(value.reshape(()).to(loss.device))
     return torch.stack(row).detach()
 
