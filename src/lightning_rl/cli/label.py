@@ -1,6 +1,8 @@
 """Run `rl-cli label`: write rewards, returns, values and advantages into a dataset."""
 
+import io
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,7 +99,8 @@ def _value(settings: Namespace, given: dict[str, Any], run: Run) -> ValueFit:
         return ValueFit.load_from_checkpoint(settings.value, **where)
     with TemporaryDirectory() as folder:
         config = value_config(settings.path, given, settings.value_steps, settings.seed)
-        fit_value(config, Path(folder) / "value", run)
+        with redirect_stdout(io.StringIO()):  # its paths are of a directory that is then deleted
+            fit_value(config, Path(folder) / "value", run)
         return ValueFit.load_from_checkpoint(Path(folder) / "value")
 
 

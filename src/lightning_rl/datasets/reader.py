@@ -1,7 +1,7 @@
 """Open a dataset in LeRobot's or Minari's format."""
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,4 +83,9 @@ def _report_rule(directory: Path, rule: EndRule | None) -> None:
             f"column: keys: {{<column>: terminated}}."
         )
     elif rule is not None:
-        rank_zero_info(f"Dataset {directory}: {rule.words}.")
+        _log_once(f"Dataset {directory}: {rule.words}.")
+
+
+@cache
+def _log_once(text: str) -> None:
+    rank_zero_info(text)  # several phases of a command read the same dataset
