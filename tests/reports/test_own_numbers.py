@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl import PPO, SAC, AsyncCollector, Policy, ReplayBuffer
 from tests.helpers import last, load, train
-from tests.messages import named, refused
+from tests.messages import assert_names, refused
 
 HALF, WHOLE = {"total_env_steps": 4 * 16 * 3}, {"total_env_steps": 4 * 16 * 5}
 
@@ -96,7 +96,7 @@ def test_a_value_that_the_resumed_run_sets_wins_and_a_line_says_so(tmp_path, cap
     module = run(tmp_path / "two", WHOLE, ckpt_path=str(last(tmp_path / "one")), penalty=100.0)
     assert module.penalty == 100 * 0.5**2
     assert module.count == 5
-    named(capsys.readouterr().out, "penalty=100.0", "1.0", "not restored")
+    assert_names(capsys.readouterr().out, "penalty=100.0", "1.0", "not restored")
 
 
 def test_an_old_checkpoint_without_numbers_resumes(tmp_path):

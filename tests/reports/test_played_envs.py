@@ -14,7 +14,7 @@ from lightning_rl.datasets.playing import play_side_by_side
 from lightning_rl.datasets.record import script_action_function
 from lightning_rl.envs import FiveDoors
 from tests.envs import ScriptedEnv
-from tests.messages import named
+from tests.messages import assert_names
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 
@@ -87,9 +87,9 @@ def test_options_without_effect_are_named(tmp_path, capsys):
     script = ["--script", "tests.reports.test_played_envs.idle"]
     run(["record", "--path", str(tmp_path / "data"), *env, *script, *options])
     lines = capsys.readouterr().out.splitlines()
-    named(lines[0], "--max_steps 999", "10")
-    named(lines[1], "--fps 3", "30")
-    named(lines[2], "--execute", "--ckpt_path")
+    assert_names(lines[0], "--max_steps 999", "10")
+    assert_names(lines[1], "--fps 3", "30")
+    assert_names(lines[2], "--execute", "--ckpt_path")
 
 
 def test_options_with_an_effect_are_not(tmp_path, capsys):
