@@ -71,9 +71,10 @@ class OwnNumbers:
             here = self._first_number(name)
             if not (_is_number(value) and _is_number(getattr(self._owner, name, None))):
                 continue  # another attribute now, or no number
-            if here != first and not same(here, first):
+            is_set = here != first and not same(here, first)
+            if is_set or (not alike and value == len(states)):  # perhaps a number of ranks
                 kept.append(f"{name}={here} (saved: {value})")
-            elif alike or value != len(states):  # not a number of ranks
+            else:
                 setattr(self._owner, name, value)
         if kept:
             line = f"{', '.join(kept)}: set for this run, and not restored from the checkpoint."

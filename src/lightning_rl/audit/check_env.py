@@ -6,10 +6,9 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,14 +19,13 @@ from gymnasium.utils.env_checker import check_reset_options, check_reset_seed_de
 from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
 from torch import Tensor
 
-from lightning_rl.audit.play import ArraySeen, Play, RandomActions, RandomPolicy, leaves
+from lightning_rl.audit.play import ArraySeen, Play, RandomPolicy, leaves, random_actions
 from lightning_rl.envs.chunks import ActionChunk
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.rollout.contract import space_spec
-from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import as_env_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError
 
@@ -242,23 +240,20 @@ class EnvCheck:
         outcome = _copy(self._observation) | {"reward": _array(reward), "end": _array(ended)}
         return outcome, info
 
-    def _draws(self, env: VectorEnv, seed: int) -> Iterator[Tensor]:
-        """Yield random actions for the current observation, without end."""
-        spaces = (env.single_observation_space, env.single_action_space)
-        draw = RandomActions(*spaces, env.num_envs, seed)
-        while True:
-            yield draw(self._observation)
+    def _random_actions(self, env: VectorEnv, seed: int) -> Callable[[Any], Tensor]:
+        spaces = env.single_observation_space, env.single_action_space
+        return random_actions(*spaces, env.num_envs, seed)
 
     def _difference(
         self, env: VectorEnv, begin: Outcome, actions: Sequence[Tensor], expected: list[Outcome]
     ) -> str | None:
-        """Play actions until an outcome differs: a mask may forbid the actions after that."""
-        played = [begin]
+        """Repeat actions until an outcome differs: a mask may forbid the actions after that."""
+        outcomes = [begin]
         for action, outcome in zip(actions, expected[:-1], strict=True):
-            if not _same(outcome, played[-1]):
+            if not _same(outcome, outcomes[-1]):
                 break
-            played.append(self._step(env, action)[0])
-        return _first_difference(expected[: len(played)], played)
+            outcomes.append(self._step(env, action)[0])
+        return _first_difference(expected[: len(outcomes)], outcomes)
 
     def _close(self) -> None:
         if self._env is not None:
@@ -408,10 +403,10 @@ class EnvCheck:
                 text = f"{name} is {got}, but its space has {space.dtype}"
                 cure = f"Return it as {space.dtype}, or announce {got}."
                 self.add("observation", "warning", text, cure)
-        actions: list[Tensor] = []
-        for action in islice(self._draws(env, self._seed), REPEATED):
-            actions.append(action)
-            outcome, info = self._step(env, action)
+        draw, actions = self._random_actions(env, self._seed), list[Tensor]()
+        for _ in range(REPEATED):
+            actions.append(draw(self._observation))
+            outcome, info = self._step(env, actions[-1])
             first.append(outcome)
             within |= "success" in info and not outcome["end"].all()
             if time.perf_counter() > until:
@@ -466,9 +461,9 @@ class EnvCheck:
     def _restore(self, env: VectorEnv) -> None:
         self._reset(env, self._seed)
         self._reset(env)  # save in the second episode, when the generators have changed
-        draws = self._draws(env, self._seed + 1)
-        for action in islice(draws, CONTINUED):
-            self._step(env, action)
+        draw = self._random_actions(env, self._seed + 1)
+        for _ in range(CONTINUED):
+            self._step(env, draw(self._observation))
         with self._calls("state_dict"):
             state = env.state_dict()
         cure = (
@@ -488,9 +483,9 @@ class EnvCheck:
             self.add("resume", "error", text, cure)
             return
         expected, actions = [_copy(self._observation)], list[Tensor]()
-        for action in islice(draws, CONTINUED):
-            actions.append(action)
-            expected.append(self._step(env, action)[0])
+        for _ in range(CONTINUED):
+            actions.append(draw(self._observation))
+            expected.append(self._step(env, actions[-1])[0])
         self._close()
         self._env = env = self._make(self._calls)
         try:
@@ -540,10 +535,9 @@ class EnvCheck:
 
 
 def _check_step(env: gymnasium.Env) -> None:
-    observation, _ = env.reset()
-    draw = RandomActions(env.observation_space, env.action_space, 1, 0)
-    action = draw({MASK: np.asarray(observation[MASK])[None]} if draw.masked else {})[0].numpy()
-    env_step_passive_checker(env, as_env_counts(action, first_choice(env.action_space))[()])
+    draw = random_actions(env.observation_space, env.action_space, 1, 0)
+    action, first = draw(env.reset()[0])[0].numpy(), first_choice(env.action_space)
+    env_step_passive_checker(env, as_env_counts(action, first)[()])
 
 
 GYMNASIUM_CHECKS: tuple[Callable[[gymnasium.Env], object], ...] = (

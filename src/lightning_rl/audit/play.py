@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ class RandomPolicy(Policy):
 
     def __init__(self, env: VectorEnv, seed: int) -> None:
         super().__init__(env.single_observation_space, env.single_action_space)
-        self._draw = RandomActions(self.observation_space, self.action_space, env.num_envs, seed)
+        self._draw = random_actions(self.observation_space, self.action_space, env.num_envs, seed)
         self._dtype = space_spec(env.single_action_space)[1]
         self.to(env.device)
 
@@ -238,36 +238,31 @@ class Clock:
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
 
 
-class RandomActions:
-    """Draws actions [N, *A] as Gymnasium samples the space, with choices that the masks allow.
+def random_actions(
+    observation_space: gymnasium.Space[Any],
+    space: gymnasium.Space[Any],
+    num_envs: int,
+    seed: int,
+) -> Callable[[Any], Tensor]:
+    """Return a function that draws actions [N, *A] for observations [N, ...], as masks allow.
 
-    Args:
-        observation_space, action_space: spaces of one env.
-        num_envs: N.
-        seed: seed of the draws.
+    It draws as Gymnasium samples the action space; discrete actions start at 0.
     """
+    masked, batched = has_mask(observation_space, space), batch_space(space, num_envs)
+    batched.seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
-    def __init__(
-        self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        num_envs: int,
-        seed: int,
-    ) -> None:
-        self.masked = has_mask(observation_space, action_space)
-        self._space, self._batched = action_space, batch_space(action_space, num_envs)
-        self._batched.seed(seed)
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, observation: Any) -> Tensor:
-        """Return actions for observations [N, ...]; discrete actions start at 0."""
-        sample = np.asarray(self._batched.sample())
-        action = torch.from_numpy(as_policy_counts(sample, first_choice(self._space)))
-        if not self.masked:
+    def draw(observation: Any) -> Tensor:
+        sample = np.asarray(batched.sample())
+        action = torch.from_numpy(as_policy_counts(sample, first_choice(space)))
+        if not masked:
             return action
-        mask = torch.as_tensor(observation[MASK]).cpu()
-        keys = torch.rand(mask.shape, generator=self._generator)
-        return allowed_random_action(self._space, action, mask, keys)
+        mask = torch.as_tensor(observation[MASK]).cpu().view(num_envs, -1)
+        return allowed_random_action(
+            space, action, mask, torch.rand(mask.shape, generator=generator)
+        )
+
+    return draw
 
 
 def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:

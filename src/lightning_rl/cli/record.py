@@ -181,13 +181,8 @@ def _without_effect(settings: Namespace, env: VectorEnv, in_real_time: bool) -> 
             f"--fps {fps:g} does not change the simulation, which takes {env.render_fps:g} steps "
             "per second: only the dataset will say so."
         )
-    if settings.ckpt_path is None:
-        for name, is_set in {
-            "execute": settings.execute is not None,
-            "deterministic false": not settings.deterministic,
-        }.items():
-            if is_set:
-                yield f"--{name} has no effect: it is for a policy (--ckpt_path)."
+    if settings.execute is not None and settings.ckpt_path is None:
+        yield f"--execute {settings.execute} has no effect: it is for a policy (--ckpt_path)."
 
 
 class _Interrupt:

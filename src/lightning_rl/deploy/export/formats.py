@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, cast
@@ -67,63 +68,51 @@ def export_policy(
         kind != "lerobot" or not path.exists(),
         f"{path} exists; give the path of a new directory.",
     )
-    check_writable(path.parent)
-    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-        there = Path(folder) / path.name
-        files, report = _written(policy, ports, kind, there, metadata, construction, read_again)
+    with _complete(path) as there:
+        beside = description_of(there)
+        files = [there]
+        if kind == "safetensors":
+            write_weights(policy, there)
+            _write_json(beside, {**metadata, CONSTRUCTION: construction})
+            files += [beside, *_write_adapters(policy, there)]
+            acts = _acting_by(lambda: read_again(there))
+        elif kind == "lerobot":
+            directory = lerobot_policy(policy)
+            directory.save_directory(str(there))
+            acts = _acting_by(lambda: directory.read_saved(str(there)))
+        elif kind == "torch":
+            content, graph = io.BytesIO(), ActingGraph(policy, ports)
+            torch.export.save(traced(graph), content)
+            write_atomically(there, lambda file: file.write(content.getvalue()))
+            _write_json(beside, metadata)
+            files.append(beside)
+            acts = graph_acts(ports, _torch_runner(there))
+        else:
+            runtime, graph = onnxruntime(), ActingGraph(policy, ports)
+            content_of_onnx = onnx_of(traced(graph), graph, as_properties(metadata))
+            write_atomically(there, lambda file: file.write(content_of_onnx))
+            acts = graph_acts(ports, _onnx_runner(runtime, there, ports))
+        graphs = kind in ("torch", "onnx")
+        reference = graph.policy if graphs else policy  # the graph is in float32
+        dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
+        header = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
+        report = header | parity(reference, acts)
+        files.append(there.with_name(f"{there.name}.parity.json"))
+        _write_json(files[-1], report)
         _refuse_differing(path, report)
-        _move(Path(folder), path.parent)
     return Exported([path.with_name(file.name) for file in files], report)
 
 
-def _move(folder: Path, to: Path) -> None:
-    for file in folder.rglob("*"):
-        if not file.is_dir():
-            place = to / file.relative_to(folder)
+@contextmanager
+def _complete(path: Path) -> Iterator[Path]:
+    """Yield a path in a temporary directory, whose files move to their places at the end."""
+    check_writable(path.parent)
+    with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+        yield Path(folder, path.name)
+        for file in filter(Path.is_file, Path(folder).rglob("*")):
+            place = path.parent / file.relative_to(folder)
             place.parent.mkdir(exist_ok=True)
             file.replace(place)
-
-
-def _written(
-    policy: Policy,
-    ports: Ports,
-    kind: Format,
-    path: Path,
-    metadata: Mapping[str, Any],
-    construction: Mapping[str, Any],
-    read_again: Callable[[Path], Policy],
-) -> tuple[list[Path], dict[str, Any]]:
-    beside = description_of(path)
-    files = [path]
-    if kind == "safetensors":
-        write_weights(policy, path)
-        _write_json(beside, {**metadata, CONSTRUCTION: construction})
-        files += [beside, *_write_adapters(policy, path)]
-        acts = _acting_by(lambda: read_again(path))
-    elif kind == "lerobot":
-        directory = lerobot_policy(policy)
-        directory.save_directory(str(path))
-        acts = _acting_by(lambda: directory.read_saved(str(path)))
-    elif kind == "torch":
-        content, graph = io.BytesIO(), ActingGraph(policy, ports)
-        torch.export.save(traced(graph), content)
-        write_atomically(path, lambda file: file.write(content.getvalue()))
-        _write_json(beside, metadata)
-        files.append(beside)
-        acts = graph_acts(ports, _torch_runner(path))
-    else:
-        runtime, graph = onnxruntime(), ActingGraph(policy, ports)
-        content_of_onnx = onnx_of(traced(graph), graph, as_properties(metadata))
-        write_atomically(path, lambda file: file.write(content_of_onnx))
-        acts = graph_acts(ports, _onnx_runner(runtime, path, ports))
-    graphs = kind in ("torch", "onnx")
-    reference = graph.policy if graphs else policy  # the graph is in float32
-    dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
-    header = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
-    report = header | parity(reference, acts)
-    files.append(path.with_name(f"{path.name}.parity.json"))
-    _write_json(files[-1], report)
-    return files, report
 
 
 def lerobot_policy(policy: Policy) -> LeRobotPolicy:
