@@ -48,7 +48,6 @@ from lightning_rl.deploy.export.graph import ports_of
 from lightning_rl.deploy.export.metadata import metadata_of
 from lightning_rl.deploy.export.parity import port_array
 from lightning_rl.system.errors import ConfigurationError
-from tests import messages
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, last, train
 from tests.messages import assert_names, refused
@@ -471,7 +470,7 @@ ODD = after(ActorCritic, "Odd", forward=act_in_another_way_traced)
 
 def test_an_export_that_acts_otherwise_is_refused_by_how_much_and_leaves_nothing(tmp_path):
     path = tmp_path / "policy.pt2"
-    with messages.refused(names=(path, "1,000 observations", "action by 0.0001", "1e-05")):
+    with refused(names=(path, "1,000 observations", "action by 0.0001", "1e-05")):
         exported(ODD(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
     assert list(tmp_path.iterdir()) == []
 
