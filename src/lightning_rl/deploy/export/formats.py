@@ -64,13 +64,10 @@ def export_policy(
             not finite, or the export acts differently.
     """
     check_weights_are_numbers(policy)
-    require(
-        kind != "lerobot" or not path.exists(),
-        f"{path} exists; give the path of a new directory.",
-    )
+    is_new = kind != "lerobot" or not path.exists()
+    require(is_new, f"{path} exists; give the path of a new directory.")
     with _complete(path) as there:
-        beside = description_of(there)
-        files = [there]
+        files, beside = [there], description_of(there)
         if kind == "safetensors":
             write_weights(policy, there)
             _write_json(beside, {**metadata, CONSTRUCTION: construction})
@@ -89,11 +86,11 @@ def export_policy(
             acts = graph_acts(ports, _torch_runner(there))
         else:
             runtime, graph = onnxruntime(), ActingGraph(policy, ports)
-            content_of_onnx = onnx_of(traced(graph), graph, as_properties(metadata))
-            write_atomically(there, lambda file: file.write(content_of_onnx))
+            onnx = onnx_of(traced(graph), graph, as_properties(metadata))
+            write_atomically(there, lambda file: file.write(onnx))
             acts = graph_acts(ports, _onnx_runner(runtime, there, ports))
-        graphs = kind in ("torch", "onnx")
-        reference = graph.policy if graphs else policy  # the graph is in float32
+        # A graph is in float32.
+        reference = graph.policy if kind in ("torch", "onnx") else policy
         dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
         header = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
         report = header | parity(reference, acts)
