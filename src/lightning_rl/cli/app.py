@@ -11,7 +11,6 @@ from typing import Any, cast
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_rl.algorithms import Algorithm
@@ -23,7 +22,6 @@ from lightning_rl.checkpoints.format import (
     read_checkpoint,
     restoring,
 )
-from lightning_rl.checkpoints.own import is_own, names_code
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.first_check import end_with
@@ -93,11 +91,6 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         return cast(dict[str, Any], load_yaml(self._text))
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            assert isinstance(trainer, RLTrainer)
-            tell(f"Run directory: {shown(trainer.run_dir)}")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -253,50 +246,11 @@ class RLCLI(CommandLineAlone, LightningCLI):
             check_writable(cast(RLTrainer, self.trainer).run_dir)
 
     def after_fit(self) -> None:
-        """Print the paths of all outputs; after a stop signal, exit with its status."""
+        """After a stop signal, exit with its status."""
         trainer = cast(RLTrainer, self.trainer)
-        if not trainer.is_global_zero:
-            return  # with another status, the launcher would kill rank 0
-        run_dir, signal = shown(trainer.run_dir), trainer.stop_signal
-        tell(f"Run directory: {run_dir}")
-        trust = _trust_needed(trainer.run_dir)
-        resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}{trust}"
-        if signal is not None:
-            done = f"Stopped by a signal, after {self.model.env_steps:,} env steps."
-            tell(f"{done} Resume: {resume}", sys.stderr)
-            sys.exit(128 + signal)
-        tell("\n".join(_summary(trainer, resume, trust)))
-
-
-def _trust_needed(run_dir: Path) -> str:
-    try:
-        content = read_checkpoint(run_dir / "checkpoints" / "last.ckpt", whole=False)
-    except ConfigurationError:
-        return ""  # `fast_dev_run` writes none
-    asks = names_code(str(content.get(CONFIG_KEY))) and not is_own(content)
-    return " --trust_code true" if asks else ""
-
-
-def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
-    run_dir = shown(trainer.run_dir)
-    best = run_dir / "checkpoints" / "best.ckpt"
-    lines = []
-    kept = trainer.checkpoint_callback
-    if isinstance(kept, ModelCheckpoint) and kept.best_model_score is not None:
-        lines.append(f"Best:      {kept.monitor} {float(kept.best_model_score):.2f}, in {best}")
-    if best.is_file():
-        evaluate = f"rl-cli validate --ckpt_path {best}{trust}"
-        lines.append(f"Evaluate:  {evaluate}   (--video true films it)")
-    lines.append(f"Train on:  {resume} --data.total_env_steps ...")
-    logs = run_dir / "logs"
-    if any(logs.glob("events.out.tfevents.*")):
-        lines.append(f"Curves:    tensorboard --logdir {run_dir.parent}   (all runs there)")
-    if (logs / "metrics.csv").is_file():
-        lines.append(f"Numbers:   {logs / 'metrics.csv'}")
-    videos = run_dir / "videos"
-    if videos.is_dir():
-        lines.append(f"Videos:    {videos} ({len(list(videos.glob('*.mp4')))} files)")
-    return lines
+        # Rank 0 alone: with another status, the launcher would kill it.
+        if trainer.is_global_zero and trainer.stop_signal is not None:
+            sys.exit(128 + trainer.stop_signal)
 
 
 class _ParsedError(Exception):

@@ -140,7 +140,7 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
             "total_env_steps": batch * updates * iterations,
             "iterations_per_epoch": iterations,
         },
-        "trainer": {"accelerator": "auto", "logger": False},
+        "trainer": {"accelerator": "auto", "logger": False, "enable_progress_bar": False},
     }
 
 

@@ -233,6 +233,14 @@ class RLDataModule(LightningDataModule):
         return self.collector is not None and self.collector.fail(error)
 
     @property
+    def env_name(self) -> str:
+        """Id or class of the training env, within its wrappers."""
+        env: Any = self._env
+        while hasattr(env, "env"):
+            env = env.env
+        return str(getattr(env, "id", type(env).__name__))
+
+    @property
     def _make_training_env(self) -> Callable[[int], VectorEnv]:
         kept: Any = {"events": self._events, "extra_fields": self._extra_fields}
         # No lambda: a remote collector pickles it.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -29,6 +30,7 @@ from lightning_rl.system.files import (
 from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
+from lightning_rl.system.output import tell
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
     locked_run,
@@ -63,6 +65,7 @@ from lightning_rl.training.callbacks import (
 )
 from lightning_rl.training.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.training.callbacks.typed import algorithm_of
+from lightning_rl.training.closing import closing_lines
 from lightning_rl.training.data import RLDataModule
 
 NOISE = (
@@ -314,12 +317,19 @@ class RLTrainer(Trainer, Constructed):
                 super().fit(
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
                 )
+                self._print_closing()
             except WriteError as error:
                 raise WriteError(self._resume_hint(error)) from error
             except Exception as error:
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
                 raise
+
+    def _print_closing(self) -> None:
+        """Print the paths of all outputs and the next commands, unless progress is not shown."""
+        stopped = self.stop_signal is not None
+        if self.is_global_zero and (stopped or self.progress_bar_callback is not None):
+            tell("\n".join(closing_lines(self)), sys.stderr if stopped else None)
 
     def check(
         self,

@@ -1,18 +1,27 @@
-"""Show the progress of a run in one line: env steps, time left, speed and returns."""
+"""Show a run: what begins, its progress in one line, and why it ended."""
 
+import math
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, Timer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
+from lightning_rl.system.files import shown
 from lightning_rl.system.output import losable
 from lightning_rl.training.callbacks.metrics import MetricsWriter
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
+
+BAR_WIDTH = 8
+"""Columns of the bar; the text needs the others."""
+
+SILENCE_S = 30.0
+"""Most seconds between two lines of a run without a terminal."""
 
 
 class _LosableConsole(Console):
@@ -23,8 +32,8 @@ class _LosableConsole(Console):
 class EnvStepProgress(ProgressBar):
     """A progress bar over env steps on a terminal, and a permanent line after each evaluation.
 
-    Without a terminal, or if the environment variable CI is set, only the lines appear. NO_COLOR
-    disables colours.
+    Without a terminal, or if the environment variable CI is set, lines alone appear, at least every
+    30 s; in a notebook one display shows them all. NO_COLOR disables colours.
 
     Args:
         metrics: source of the latest metrics.
@@ -38,6 +47,7 @@ class EnvStepProgress(ProgressBar):
         self.enabled = True
         self.console = _LosableConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
+        self._notebook: _NotebookDisplay | None = None
         self._drawn = 0.0
         self._began = 0.0
         self._first_step = 0
@@ -51,34 +61,40 @@ class EnvStepProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began, self._first_step = time.perf_counter(), algorithm_of(pl_module).env_steps
+        self._drawn = self._began
+        if self.console.is_jupyter and self.enabled:
+            self._notebook = _NotebookDisplay()
+        for line in what_begins(trainer, algorithm_of(pl_module)):
+            self.print(line)
         if not self.enabled or not self.console.is_terminal or os.environ.get("CI"):
             return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(BAR_WIDTH))
         self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
         self._bar.add_task("", total=data_of(trainer).total_env_steps)
         self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         now = time.perf_counter()
-        if self._bar is not None and now - self._drawn >= self.interval:
-            self._drawn = now
-            task = self._bar.task_ids[0]
-            self._bar.update(
-                task,
-                completed=algorithm_of(pl_module).env_steps,
-                description=self._line(trainer, pl_module),
-            )
+        is_live = self._bar is not None or self._notebook is not None
+        if not self.enabled or now - self._drawn < (self.interval if is_live else SILENCE_S):
+            return
+        self._drawn = now
+        if self._bar is not None:
+            line = self._line(trainer, pl_module, self.console.width - BAR_WIDTH - 1)
+            done = algorithm_of(pl_module).env_steps
+            self._bar.update(self._bar.task_ids[0], completed=done, description=line)
+        elif self._notebook is not None:
+            self._notebook.show(self._line(trainer, pl_module))
+        else:
+            self.print(self._line(trainer, pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             return
         self._evaluation = algorithm_of(pl_module).evaluation
-        self.print(self._line(trainer, pl_module) + self._time_left(trainer, pl_module))
+        self._drawn = time.perf_counter()
+        width = self.console.width if self.console.is_terminal else 1000
+        self.print(self._line(trainer, pl_module, width))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close()
@@ -89,9 +105,12 @@ class EnvStepProgress(ProgressBar):
         self._close()
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        if self.enabled:
+        text = sep.join(str(arg) for arg in args)
+        if self._notebook is not None:
+            self._notebook.add(text)
+        elif self.enabled:
             with losable(self.console.file):
-                self.console.print(sep.join(str(arg) for arg in args))
+                self.console.print(text)
 
     def _close(self) -> None:
         if self._bar is not None:
@@ -99,22 +118,86 @@ class EnvStepProgress(ProgressBar):
                 self._bar.stop()
             self._bar = None
 
-    def _line(self, trainer: Trainer, pl_module: LightningModule) -> str:
+    def _line(self, trainer: Trainer, pl_module: LightningModule, width: int = 1000) -> str:
+        """Return the state of the run; in a narrow terminal without its less important parts."""
         done, total = algorithm_of(pl_module).env_steps, data_of(trainer).total_env_steps
         latest = self.metrics.latest
-        parts = [f"{done:>10,}/{total:,} env steps {min(1.0, done / total):4.0%}"]
+        parts = {"steps": f"{done:>10,}/{total:,} env steps {min(1.0, done / total):4.0%}"}
         if "charts/SPS" in latest:
-            parts.append(f"{latest['charts/SPS']:7,.0f} steps/s")
+            parts["speed"] = f"{latest['charts/SPS']:7,.0f} steps/s"
         if "charts/episode_reward_avg_100" in latest:
-            parts.append(f"return {latest['charts/episode_reward_avg_100']:8.2f}")
+            parts["return"] = f"return {return_text(latest['charts/episode_reward_avg_100']):>8}"
         if self._evaluation:
-            parts.append(f"eval {self._evaluation['avg_reward']:8.2f}")
-            success = self._evaluation["success_rate"]
-            parts += [] if success is None else [f"success {success:4.0%}"]
-        return "  ".join(parts)
+            parts["eval"] = f"eval {return_text(self._evaluation['avg_reward']):>8}"
+            if (success := self._evaluation["success_rate"]) is not None:
+                parts["success"] = f"success {success:4.0%}"
+        parts["ETA"] = self._time_left(trainer, pl_module)
+        if len("  ".join(parts.values())) > width:
+            parts = {name: " ".join(part.split()) for name, part in parts.items()}
+        for name in ("speed", "return", "steps", "success"):
+            if len("  ".join(parts.values())) > width:
+                parts.pop(name, None)
+        return "  ".join(parts.values())
 
     def _time_left(self, trainer: Trainer, pl_module: LightningModule) -> str:
         done = algorithm_of(pl_module).env_steps - self._first_step
         left = max(0, data_of(trainer).total_env_steps - algorithm_of(pl_module).env_steps)
         seconds = round(left * (time.perf_counter() - self._began) / max(1, done))
-        return f"  ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def return_text(value: float) -> str:
+    """Format a return with two decimals, or with three significant digits if it is small."""
+    digits = 2 if value == 0 or not math.isfinite(value) else 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.2e}" if digits > 6 else f"{value:.{max(2, digits)}f}"
+
+
+def what_begins(trainer: Trainer, algorithm: Any) -> list[str]:
+    """Return two lines: algorithm, policy, env, budget and device; and the run directory."""
+    data = data_of(trainer)
+    ranks = f", {trainer.world_size} processes" if trainer.world_size > 1 else ""
+    names = [type(algorithm).__name__, type(algorithm.policy).__name__, data.env_name]
+    run_dir = shown(Path(trainer.default_root_dir))
+    return [
+        f"{names[0]} trains {names[1]} in {names[2]}: {data.num_envs} envs, "
+        f"{data.total_env_steps:,} env steps, on {trainer.strategy.root_device}{ranks}",
+        f"Run directory: {run_dir}",
+    ]
+
+
+def why_early(trainer: Trainer) -> str | None:
+    """Return why a run ended before its budget, or None if it did not."""
+    done, total = algorithm_of(trainer.lightning_module).env_steps, data_of(trainer).total_env_steps
+    if done >= total:
+        return None
+    reasons = [
+        f"EarlyStopping of {callback.monitor}, at {return_text(float(callback.best_score))}"
+        for callback in trainer.early_stopping_callbacks
+        if callback.stopped_epoch
+    ]
+    if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch:
+        reasons.append(f"trainer.max_epochs is {trainer.max_epochs}")
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        reasons.append(f"trainer.max_steps is {trainer.max_steps}")
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # type: ignore[attr-defined]  # Lightning declares none
+    if any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers):
+        reasons.append("trainer.max_time is over")
+    reason = " and ".join(reasons) or "a callback set trainer.should_stop"
+    return f"Ended at {done:,} of {total:,} env steps: {reason}."
+
+
+class _NotebookDisplay:
+    """One output of a notebook's cell, whose last line changes."""
+
+    def __init__(self) -> None:
+        from IPython.display import display  # a notebook has it
+
+        self._lines: list[str] = []
+        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        self.show()
+
+    def show(self, *last: str) -> None:
+        self._handle.update({"text/plain": "\n".join([*self._lines, *last])}, raw=True)
