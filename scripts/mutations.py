@@ -1585,7 +1585,7 @@ MUTATIONS = (
     Mutation(
         "cli/app.py",
         "a run that a signal has stopped ends with exit code 0",
-        "sys.exit(128 + signal)",
+        "sys.exit(128 + trainer.stop_signal)",
         "sys.exit(0)",
         "cli/test_commands.py",
     ),
