@@ -29,6 +29,7 @@ USAGE = """usage: rl-cli SUBCOMMAND [options]
   rl-cli fit --help                  these, and all settings of the trainer and of the data
   rl-cli fit --model.help PPO        the settings of an algorithm
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
+  rl-cli --completion bash           a script for completion in bash, or in zsh
   rl-cli --version                   the version"""
 
 
@@ -45,6 +46,8 @@ def main() -> None:
     from lightning_rl.cli.first_check import end_with, first_check
     from lightning_rl.system.errors import ConfigurationError
 
+    if arguments[0] == "--completion":
+        return _print_completion(arguments[1:])
     try:
         first_check(arguments)
     except ConfigurationError as error:
@@ -61,14 +64,33 @@ def main() -> None:
 def _import_and_run(arguments: list[str]) -> None:
     gc.disable()  # garbage collection during imports takes 0.5 s and frees little
     from lightning_rl.cli.app import run
-    from lightning_rl.cli.names_table import current_table, write_table
+    from lightning_rl.cli.names_table import current_table
 
     if current_table() is None:
-        from lightning_rl.cli.listing import list_names
-
-        write_table(list_names())
+        _write_table()
     gc.enable()
     run(arguments)
+
+
+def _write_table() -> None:
+    from lightning_rl.cli.listing import list_names
+    from lightning_rl.cli.names_table import write_table
+
+    write_table(list_names())
+
+
+def _print_completion(shells: list[str]) -> None:
+    from lightning_rl.cli.completion import BEFORE, completion
+    from lightning_rl.cli.names_table import current_table
+    from lightning_rl.system.output import tell
+
+    if len(shells) != 1 or shells[0] not in BEFORE:
+        sys.exit(f"rl-cli: --completion takes {' or '.join(BEFORE)}.")
+    if current_table() is None:
+        _write_table()
+    if (table := current_table()) is None:
+        sys.exit("rl-cli: no completion, because the cache directory cannot be written.")
+    tell(completion(shells[0], table))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import yaml
 
 from lightning_rl.cli import first_check as module
 from lightning_rl.cli.checking import check_run
+from lightning_rl.cli.completion import completion
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.first_check import first_check
 from lightning_rl.cli.listing import list_names
@@ -246,3 +247,29 @@ def test_what_both_refuse_both_refuse_alike():
         with pytest.raises(UsageError) as full:
             check_run(arguments)
         assert refused(*arguments) == str(full.value)
+
+
+ASK = """
+. ./completion.sh
+ask() { COMP_WORDS=("${@:1:$#-1}"); _rl_cli rl-cli "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}"; }
+ask rl-cli re
+ask rl-cli fit --model.clip_c
+ask rl-cli fit --config td
+ask rl-cli fit --model SA
+ask rl-cli label --su
+"""
+
+
+def test_words_are_completed(names, tmp_path):
+    (tmp_path / "completion.sh").write_text(completion("bash", Table("", **names)))
+    answers = subprocess.run(
+        ["bash", "-c", ASK], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answers.stdout.splitlines() == [
+        "report record recap",
+        "--model.clip_coef",
+        "td3.yaml",
+        "SAC",
+        "--success",
+    ]
+    assert completion("zsh", Table("", **names)).startswith("autoload -U +X compinit")

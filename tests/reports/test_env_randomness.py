@@ -4,11 +4,13 @@ from contextlib import closing
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 
 from lightning_rl import GymnasiumEnv, RslRlVecEnv, TensorSimulator
 from tests.envs import ScriptedEnv, ScriptedTask
+from tests.messages import refused
 
 
 def drawn():
@@ -124,3 +126,25 @@ def test_an_env_of_rsl_rl_is_stepped_as_a_simulator():
         2.0,
         2.0,
     ]  # before the step that was cut
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8, 3), (8, 8, 3)])
+def test_a_vec_env_of_rsl_rl_is_drawn(shape):
+    """Isaac Lab draws one view of all envs, which stands for each of them."""
+    drawn = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+
+    class Drawing(VecEnv):
+        def render(self):
+            return drawn
+
+    env = TensorSimulator(
+        2, lambda count: RslRlVecEnv(Drawing(count), 1.0), missing_final="last_observation"
+    )
+    pictures = env.render([1])
+    assert pictures.shape == (1, 8, 8, 3)
+    assert np.array_equal(pictures[0], drawn[1] if len(shape) == 4 else drawn)
+    env = TensorSimulator(
+        2, lambda count: RslRlVecEnv(VecEnv(count), 1.0), missing_final="last_observation"
+    )
+    with refused(names=["VecEnv", "render"]):
+        env.render([0])

@@ -60,6 +60,16 @@ class RslRlVecEnv:
         info = {key: value for key, value in extras.items() if key != "time_outs"}
         return _grouped(observation, extras), reward, done & ~cut, cut, info
 
+    def render(self) -> Any:
+        """Return what `render` of the env draws: [N, H, W, 3], or one picture [H, W, 3] of all."""
+        for owner in (self.env, getattr(self.env, "unwrapped", self.env)):
+            if hasattr(owner, "render"):
+                return owner.render()
+        raise ConfigurationError(
+            f"{type(self.env).__name__} has no render(), which would return pictures: add one, or "
+            "turn videos off."
+        )
+
     def close(self) -> None:
         """Close the env if it has a `close` method."""
         getattr(self.env, "close", lambda: None)()

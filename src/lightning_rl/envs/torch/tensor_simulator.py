@@ -242,10 +242,13 @@ class TensorSimulator(VectorEnv):
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         pictures = self.simulator.render()
+        if getattr(pictures, "ndim", 0) == 3:  # one view of all envs
+            return np.stack([torch.as_tensor(pictures).cpu().numpy()] * len(rows))
         if getattr(pictures, "ndim", 0) != 4 or len(pictures) != self.num_envs:
             raise ConfigurationError(
                 f"{self._name} cannot draw single envs: its render() does not return "
-                f"[{self.num_envs}, H, W, 3]. Turn videos off, or make it render rgb_array."
+                f"[{self.num_envs}, H, W, 3], nor one picture [H, W, 3]. Turn videos off, or make "
+                "it render rgb_array."
             )
         drawn: np.ndarray = torch.as_tensor(pictures)[list(rows)].cpu().numpy()
         return drawn
