@@ -1,6 +1,6 @@
 """Compare the two backends of MujocoEnv: their states, and their speed.
 
-    pip install 'lightning-rl[warp]'
+    pip install -e '.[warp]'
     python scripts/mujoco_backends.py [--envs 64] [--device cuda]
 
 The first run on a machine compiles MuJoCo Warp's kernels, for one to two minutes a model on a CPU.

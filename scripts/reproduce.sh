@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Reproduce the tables of docs/results.md, one row by one command. Some families need extras (pip install
-# 'lightning-rl[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube).
+# -e '.[mujoco,box2d]') or the environment of constraints-robots.txt (fetch, pick_cube).
 #
 #   scripts/reproduce.sh classic|tasks|gradients|tuned|mujoco|reference|off_policy|demonstrations|fetch|pick_cube|vla|recap|robots|memory
 #   scripts/reproduce.sh figures    # docs/figures/*.svg, from the curves that the other families keep

@@ -404,7 +404,7 @@ TWO_ITERATIONS = [
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
     if name == "dqn_lunar_lander.yaml":
-        pytest.importorskip("Box2D", reason="pip install 'lightning-rl[box2d]'")
+        pytest.importorskip("Box2D", reason="pip install -e '.[box2d]'")
     if name.startswith("hil"):
         pytest.importorskip(
             "gym_hil", reason="gym-hil has an environment of its own: constraints-robots.txt"
@@ -412,7 +412,7 @@ def test_every_shipped_off_policy_config_trains(name):
     if "fetch" in name:
         pytest.importorskip("gymnasium_robotics", reason="as gym-hil: constraints-robots.txt")
     if name == "rlpd_push_cube.yaml":
-        pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+        pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
         sparse = {term: float(term == "success") for term in PushCube.default_rewards}
         env = PushCube(2, rewards=sparse)
         spaces = env.single_observation_space, env.single_action_space
@@ -467,7 +467,7 @@ def test_every_shipped_config_of_gradients_through_steps_trains(name):
 
 @pytest.mark.parametrize("name", FROM_DATA)
 def test_the_shipped_config_of_a_dataset_alone_trains(name):
-    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
     env = PushCube(3)
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter("demonstrations/push_cube_mixed", *spaces, env.render_fps)

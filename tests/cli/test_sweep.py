@@ -611,9 +611,7 @@ def test_without_optuna_it_is_said_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit):
         run(["sweep", "--config", "ppo.yaml"])
-    expected = (
-        "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'"
-    )
+    expected = "rl-cli sweep needs a package that is not installed: pip install -e '.[sweep]'"
     assert expected in capsys.readouterr().err
 
 

@@ -269,7 +269,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "av", None)
-    with refused(names=("'av'", "pip install 'lightning-rl[video]'")):
+    with refused(names=("'av'", "pip install -e '.[video]'")):
         RLTrainer(run_dir=str(tmp_path), video=True)
 
 

@@ -429,7 +429,7 @@ def test_a_package_that_is_missing_is_named(package, kind, tmp_path, monkeypatch
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigurationError) as error:
         exported(made("a gripper")[0], kind, tmp_path / "policy")
-    assert_names(str(error.value), "pip install 'lightning-rl[export]'", package.split(".")[0])
+    assert_names(str(error.value), "pip install -e '.[export]'", package.split(".")[0])
     assert package.split(".")[0] in str(error.value)
     assert list(tmp_path.iterdir()) == []
 

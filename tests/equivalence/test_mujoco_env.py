@@ -434,7 +434,7 @@ def test_mujoco_warp_steps_as_the_c_library_does():
 
 def test_without_mujoco_warp_its_backend_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "warp", None)
-    with refused(names=("backend: warp", "pip install 'lightning-rl[warp]'")):
+    with refused(names=("backend: warp", "pip install -e '.[warp]'")):
         world(2, backend="warp")
 
 

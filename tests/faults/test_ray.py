@@ -334,7 +334,7 @@ def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
-    with refused(names=("RayCollector", "pip install 'lightning-rl[ray]'")):
+    with refused(names=("RayCollector", "pip install -e '.[ray]'")):
         train(tmp_path, data={"collector": remote()})
 
 

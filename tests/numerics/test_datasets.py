@@ -401,7 +401,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
     }.items():
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            with refused(names="pip install 'lightning-rl[data]'"):
+            with refused(names="pip install -e '.[data]'"):
                 act()
     assert not (tmp_path / "new").exists()
 

@@ -337,4 +337,4 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "hid", None)
     with pytest.raises(ConfigurationError) as error:
         opened(SpaceMouse())
-    assert_names(str(error.value), "SpaceMouse", "hid", "pip install 'lightning-rl[hil-devices]'")
+    assert_names(str(error.value), "SpaceMouse", "hid", "pip install -e '.[hil-devices]'")

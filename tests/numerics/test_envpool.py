@@ -22,7 +22,7 @@ from tests.numerics.test_envs import plain, play, random_actions, row
 
 def test_a_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with refused(names="pip install 'lightning-rl[envpool]'"):
+    with refused(names="pip install -e '.[envpool]'"):
         EnvPoolEnv(2, "CartPole-v1")
 
 
@@ -31,7 +31,7 @@ def test_the_command_line_says_what_is_missing(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         run(["fit", "--config", "ppo.yaml", "--data.env.class_path", "EnvPoolEnv"])
     assert stop.value.code == 1
-    assert_names(capsys.readouterr().err, "pip install 'lightning-rl[envpool]'")
+    assert_names(capsys.readouterr().err, "pip install -e '.[envpool]'")
 
 
 def test_the_package_is_imported_when_an_env_is_made_and_not_before():

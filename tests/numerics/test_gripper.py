@@ -240,7 +240,7 @@ def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
 
 
 def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
-    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install 'lightning-rl[data]'")
+    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install -e '.[data]'")
     env, generator = arms.arm(helped=False), np.random.default_rng(0)
     writer = EpisodeWriter(tmp_path / "data", arms.OBSERVATION, arms.ACTION, 30.0)
     for seed in range(4):

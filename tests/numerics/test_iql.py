@@ -205,7 +205,7 @@ def asks(num_envs):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """A dataset of 320 steps, and the mean of its returns."""
-    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
     path, env = tmp_path_factory.mktemp("mixed") / "data", asks(40)
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(path, *spaces, env.render_fps)
@@ -317,7 +317,7 @@ def test_a_dataset_gives_the_spaces(mixed, tmp_path):
     (other / "meta/stats.json").write_text("{}")
     with refused(names=("stats.json", "data.env")):
         read_episodes(other).spaces()
-    pytest.importorskip("minari", reason="pip install 'lightning-rl[minari]'")
+    pytest.importorskip("minari", reason="pip install -e '.[minari]'")
     write_minari(tmp_path / "minari", [episodes[0]], *wanted)
     assert read_episodes(tmp_path / "minari").spaces() == wanted
 
@@ -366,7 +366,7 @@ def test_what_does_not_fit_is_refused(change, words, mixed, tmp_path):
 
 @pytest.mark.parametrize("gae_lambda", [None, 0.9])
 def test_pictures_are_encoded_by_what_the_critics_train(gae_lambda, tmp_path):
-    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
     make_env = partial(PushCube, pictures=Pictures(36, 1))
     env, path = make_env(4), tmp_path / "data"
     spaces = env.single_observation_space, env.single_action_space

@@ -177,7 +177,7 @@ def test_chunks_are_refused():
 
 def write_dataset(path, episodes, *, rewards=True, extra=True):
     """Episodes of numbers: observation i, action 10 i, reward i, penalty -i; ended as told."""
-    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install 'lightning-rl[data]'")
+    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install -e '.[data]'")
     writer = EpisodeWriter(path, Box(-999, 999, (1,)), Box(-1, 1, (2,)), 10.0, "count")
     for first, length, end in episodes:
         for i in range(first, first + length):

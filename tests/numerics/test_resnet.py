@@ -116,7 +116,7 @@ gymnasium.register("tests/TwoCameras-v0", two_cameras, max_episode_steps=4)
 
 def test_demonstrations_of_pictures_are_encoded_as_they_are_read(tmp_path):
     """Both cameras by one network, once per frame; the replay holds features of both kinds of steps."""
-    pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+    pytest.importorskip("pyarrow", reason="datasets: pip install -e '.[data]'")
     make = partial(NatureCNN, size=6, channels=(4, 4), kernels=(3, 3), strides=(2, 2))
     torch.save(make(CAMERA).state_dict(), tmp_path / "weights.pt")
     encoder = partial(FrozenEncoder, encoder=make, weights=tmp_path / "weights.pt")

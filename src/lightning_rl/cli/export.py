@@ -99,7 +99,7 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
         return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
     path = expanded(given)
     require(
-        path.suffix == suffix,
+        path.suffix == suffix or kind == "lerobot",  # a directory may have any name
         f"--path {given} does not end with {suffix}, as a file of --format {kind} does.",
     )
     return path

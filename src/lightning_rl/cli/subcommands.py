@@ -35,7 +35,6 @@ def run_subcommand(name: str, options: Sequence[str], command_line: CommandLine)
         if not extra:
             raise
         raise ConfigurationError(
-            f"rl-cli {name} needs a package that is not installed: "
-            f"pip install 'lightning-rl[{extra}]'"
+            f"rl-cli {name} needs a package that is not installed: pip install -e '.[{extra}]'"
         ) from error
     subcommand(options, command_line)

@@ -176,7 +176,7 @@ def refuse_without_ray(what: str) -> None:
     """
     require(
         importlib.util.find_spec("ray") is not None,
-        f"{what} needs a package that is not installed: pip install 'lightning-rl[ray]'",
+        f"{what} needs a package that is not installed: pip install -e '.[ray]'",
     )
 
 

@@ -428,7 +428,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def import_extra(name: str) -> Any:
     """Import a module of the extra `data`."""
-    missing = "Datasets need a package that is not installed: pip install 'lightning-rl[data]'"
+    missing = "Datasets need a package that is not installed: pip install -e '.[data]'"
     return errors.import_extra(name, missing)
 
 

@@ -187,6 +187,6 @@ def extra(name: str) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"{name.split('.')[0]} is needed here, but cannot be used ({error}): pip install "
-            "'lightning-rl[vla]'. If the error names torchvision, uninstall torchvision, which is "
+            "-e '.[vla]'. If the error names torchvision, uninstall torchvision, which is "
             "not needed: a build for another torch version breaks the import."
         ) from error

@@ -132,7 +132,7 @@ def onnxruntime() -> Any:
     return import_extra(
         "onnxruntime",
         "An ONNX file is compared with torch by onnxruntime, which is not installed: pip install "
-        "'lightning-rl[export]'.",
+        "-e '.[export]'.",
     )
 
 

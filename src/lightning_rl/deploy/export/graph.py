@@ -182,7 +182,7 @@ def onnx_of(program: ExportedProgram, graph: ActingGraph, metadata: Mapping[str,
     except ImportError as error:
         raise ConfigurationError(
             f"torch writes ONNX by packages that are not installed: pip install "
-            f"'lightning-rl[export]'. ({error})"
+            f"-e '.[export]'. ({error})"
         ) from error
     except Exception as error:  # the exporter raises many types
         raise ConfigurationError(

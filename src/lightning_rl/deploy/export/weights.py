@@ -35,8 +35,7 @@ def safetensors() -> Any:
     """Import safetensors, or raise a `ConfigurationError`."""
     return import_extra(
         "safetensors.torch",
-        "Weights are written by safetensors, which is not installed: pip install "
-        "'lightning-rl[export]'.",
+        "Weights are written by safetensors, which is not installed: pip install -e '.[export]'.",
     )
 
 

@@ -125,9 +125,7 @@ class EnvPoolEnv(VectorEnv):
 
 
 def _import_envpool() -> Any:
-    missing = (
-        "EnvPoolEnv needs a package that is not installed: pip install 'lightning-rl[envpool]'"
-    )
+    missing = "EnvPoolEnv needs a package that is not installed: pip install -e '.[envpool]'"
     return import_extra("envpool", missing)
 
 

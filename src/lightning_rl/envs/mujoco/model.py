@@ -63,7 +63,7 @@ def import_mujoco() -> Any:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         # MuJoCo reads this variable at its import; without it, MuJoCo looks for a screen.
         os.environ.setdefault("MUJOCO_GL", offscreen_renderer())
-    return import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install 'lightning-rl[mujoco]'.")
+    return import_extra("mujoco", "MujocoEnv needs MuJoCo: pip install -e '.[mujoco]'.")
 
 
 def read_spec(model: Any) -> Any:

@@ -31,7 +31,7 @@ class WarpPhysics(Physics):
         max_contacts: int | None = None,
         max_constraints: int | None = None,
     ) -> None:
-        missing = "backend: warp needs MuJoCo Warp: pip install 'lightning-rl[warp]'."
+        missing = "backend: warp needs MuJoCo Warp: pip install -e '.[warp]'."
         self._warp = import_extra("warp", missing)
         self._engine = import_extra("mujoco_warp", missing)
         self._device = torch.device(device)

@@ -16,7 +16,7 @@ from lightning_rl.envs.step_results import name_of
 from lightning_rl.envs.vector_env import one_picture
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
-INSTALL = "pip install 'lightning-rl[hil-devices]'"
+INSTALL = "pip install -e '.[hil-devices]'"
 """How to install the packages."""
 
 Steering = Mapping[str, str]

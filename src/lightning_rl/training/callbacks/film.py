@@ -27,7 +27,7 @@ def require_video_packages() -> None:
         import_extra(
             name,
             f"trainer.video needs the package '{name}', which is not installed: pip install "
-            "'lightning-rl[video]', or set trainer.video: false.",
+            "-e '.[video]', or set trainer.video: false.",
         )
 
 
