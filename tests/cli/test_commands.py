@@ -750,7 +750,7 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
     assert outcome.returncode == 0
     assert outcome.stderr == ""  # nor is there anything of the imports: see test_help.py
     lines = outcome.stdout.splitlines()
-    assert len(lines) == 10, outcome.stdout  # two of the start and evaluations, six of summary
+    assert len(lines) == 11, outcome.stdout  # three of the start, two evaluations, six of summary
     with pytest.raises(SystemExit):
         run(["fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config"])
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -855,7 +855,7 @@ WHOLE = [
     ("--model.max_grad_norm much", "model.max_grad_norm must be a number or null, got 'much'."),
     (
         "--data.env.env_id CartPole-v1",
-        "Unknown setting 'env_id' of GymnasiumEnv; close matches: data.env.id of GymnasiumEnv. It has id, "
+        "Unknown setting 'env_id' of GymnasiumEnv; here it is data.env.id, of --data.env GymnasiumEnv. It has id, "
         "env_kwargs, vectorization, wrappers, clip_action, executed_action_key, "
         "intervened_key.",
     ),

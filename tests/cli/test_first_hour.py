@@ -94,7 +94,7 @@ TYPED = {
 
 @pytest.mark.parametrize("typed", TYPED)
 def test_a_name_of_another_library_is_answered_with_the_name_here(typed):
-    with refused(names=TYPED[typed]):
+    with refused(names=tuple(TYPED[typed])):
         first_check(["fit", *typed.split()])
 
 
@@ -143,7 +143,7 @@ def test_a_config_of_another_library_is_one_message_that_names_the_page(
 ):
     (tmp_path / "theirs.json").write_text(content)
     page = foreign_libraries()[library]["page"]
-    with refused(names=[library, page, "ppo.yaml", *named_too]):
+    with refused(names=(library, page, "ppo.yaml", *named_too)):
         first_check(["fit", "--config", "theirs.json"])
     assert (ROOT / page).is_file()
 

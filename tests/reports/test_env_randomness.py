@@ -146,5 +146,5 @@ def test_a_vec_env_of_rsl_rl_is_drawn(shape):
     env = TensorSimulator(
         2, lambda count: RslRlVecEnv(VecEnv(count), 1.0), missing_final="last_observation"
     )
-    with refused(names=["VecEnv", "render"]):
+    with refused(names=("VecEnv", "render")):
         env.render([0])

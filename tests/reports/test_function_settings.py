@@ -10,7 +10,7 @@ from lightning_rl.cli.checking import check_run
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.training.callbacks.settings import _with_modules
-from tests.messages import named, refused
+from tests.messages import assert_names, refused
 
 MODULES = {
     "needs_isaac": "import isaaclab_of_nobody\ndef walker(n): ...\n",
@@ -49,7 +49,7 @@ def test_the_reason_for_which_a_function_is_refused(setting, function, names):
         "--data.env.make=good.walk",
         f"--data.env.{setting}={function}",
     )
-    with refused(names=[f"data.env.{setting}", function, *names]):
+    with refused(names=(f"data.env.{setting}", function, *names)):
         check_run(["fit", "--model=PPO", "--model.policy=ActorCritic", *env])
 
 
@@ -80,5 +80,5 @@ def test_an_unknown_id_names_the_form_with_its_module():
     ):
         with pytest.raises(ConfigurationError) as error:
             make()
-        named(error.value, "Nobodys-v0")
+        assert_names(error.value, "Nobodys-v0")
         assert ":Nobodys-v0" in str(error.value) or "my_package:Name-v0" in str(error.value)

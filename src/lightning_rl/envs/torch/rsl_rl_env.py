@@ -61,7 +61,11 @@ class RslRlVecEnv:
         return _grouped(observation, extras), reward, done & ~cut, cut, info
 
     def render(self) -> Any:
-        """Return what `render` of the env draws: [N, H, W, 3], or one picture [H, W, 3] of all."""
+        """Return what `render` of the env draws: [N, H, W, 3], or one picture [H, W, 3] of all.
+
+        Raises:
+            ConfigurationError: the env has no `render`.
+        """
         for owner in (self.env, getattr(self.env, "unwrapped", self.env)):
             if hasattr(owner, "render"):
                 return owner.render()

@@ -171,9 +171,9 @@ def why_early(trainer: Trainer) -> str | None:
     if done >= total:
         return None
     reasons = [
-        f"EarlyStopping of {callback.monitor}, at {return_text(float(callback.best_score))}"
+        f"EarlyStopping of {callback.monitor}: {callback.stopping_reason_message}".rstrip(".")
         for callback in trainer.early_stopping_callbacks
-        if callback.stopped_epoch
+        if callback.stopping_reason_message
     ]
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch:
         reasons.append(f"trainer.max_epochs is {trainer.max_epochs}")
