@@ -198,5 +198,6 @@ def packages_of(id: str) -> set[str]:
         if id in (spec.id, spec.id.rpartition("-v")[0]):
             makers += [spec.entry_point, spec.vector_entry_point]
             makers += [wrapper.entry_point for wrapper in spec.additional_wrappers]
-    homes = [maker if isinstance(maker, str) else maker.__module__ for maker in makers if maker]
+    makers = [getattr(maker, "func", maker) for maker in makers if maker]  # of a partial
+    homes = [maker if isinstance(maker, str) else maker.__module__ for maker in makers]
     return {home.replace(":", ".").partition(".")[0] for home in homes}
