@@ -14,6 +14,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, STATE_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.arguments import is_trusted
 from lightning_rl.system.errors import ConfigurationError
+from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import load
 
@@ -95,6 +96,10 @@ def test_an_own_run_is_resumed_validated_exported_and_loaded_without_a_question(
     load_policy("run")
     Algorithm.load_from_checkpoint(mine)
     assert Path("imported").exists()
+    # In a process of its own, too, whose main module is the package's, as `rl-cli` starts it.
+    made = rl_cli("fit", "--config", "mine.yaml", "--trainer.run_dir", "other")
+    assert "--trust_code" not in made.stdout, made.stdout + made.stderr
+    assert rl_cli("validate", "--ckpt_path", "other").returncode == 0
     # An answer of the user counts.
     assert not is_trusted(["--ckpt_path", str(mine), "--trust_code", "false"])
 

@@ -96,11 +96,11 @@ def _code_of(config: str, directory: str) -> dict[str, list[str | None]]:
     `directory` is the working directory, from which modules are imported.
     """
     named = {_module_in(text) for _, text in texts_in(load_yaml(config))} - {""}
-    code = {name: _entry(name) for name in sorted(named)}
+    code = {name: _entry(name) for name in sorted(named) if name.partition(".")[0] != OURS}
     roots = {_root(name, file) for name, (file, digest) in code.items() if file and digest}
     for name, module in sorted(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if source is None or name.partition(".")[0] in ("__main__", OURS):
+        if source is None or name.partition(".")[0] in ("__main__", "__mp_main__", OURS):
             continue
         if any(Path(source).is_relative_to(root) for root in roots):
             code[name] = _entry(name)
