@@ -54,7 +54,7 @@ def managed(num_envs, events=None):
 
 RUN = {
     "env": managed,
-    "policy": {"actor_keys": ["actor"]},
+    "policy": {"actor_keys": ["actor"], "ignore_keys": ["critic"]},
     "data": {"events": EVENTS, "eval_events": {"place": EVENTS["place"]}},
 }
 

@@ -84,7 +84,7 @@ def test_encoders_of_a_dict_and_of_pictures_begin_with_theirs(tmp_path):
     ("features", "policy", "message"),
     [
         ({"observation.state": STATE}, {}, "normalize_observation: true"),
-        ({"action": STATE}, {"normalize_observation": True}, ("mean", "'observation.state'")),
+        ({"action": STATE}, {"normalize_observation": True}, ("statistics", "'observation.state'")),
         (
             {"observation.state": {"mean": [1.0], "std": [1.0]}},
             {"normalize_observation": True},

@@ -108,6 +108,7 @@ def teach(run_dir, teacher, *, iterations=6, ckpt_path=None, data=None, trainer=
         module.action_space,
         (32,),
         actor_keys=["place"],
+        ignore_keys=["wind"],
         log_std_init=-1,
         memory=kwargs.pop("memory", None),
     )
@@ -296,7 +297,7 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
     monkeypatch.chdir(tmp_path)
     Path("windy.py").write_text("from tests.numerics.test_teacher import Windy\n")
     Path("teacher.ckpt").write_bytes(last(teacher).read_bytes())
-    policy = {"class_path": "ActorOnly", "init_args": {"actor_keys": ["place"]}}
+    policy = {"class_path": "ActorOnly", "init_args": {"ignore_keys": ["wind"]}}
     model = {"policy": policy, "teacher": "teacher.ckpt", "batch_size": 16, "n_epochs": 1}
     data = {"env": {"class_path": "windy.Windy"}, "num_envs": 2, "buffer_size": 8}
     config = {

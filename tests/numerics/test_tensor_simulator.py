@@ -247,7 +247,7 @@ def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
         "normalize_advantage": "rollout",
     }
     settings |= {"n_epochs": 1, "batch_size": 8}
-    policy = {"normalize_observation": True, "actor_keys": ["critic"]}
+    policy = {"normalize_observation": True, "actor_keys": ["critic"], "ignore_keys": ["policy"]}
     module, *_ = train(tmp_path, env=late, policy=policy, model=settings)
     padding = module.rollout["padding"][:, :-1]
     learnt = sum(module.learnt)

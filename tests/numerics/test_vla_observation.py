@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
 from lightning_rl.cli.app import run as run_cli
-from lightning_rl.policies.vla.heads import action_bounds
+from lightning_rl.policies.statistics import read_action_bounds
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import make_collector
 from tests.messages import assert_names, refused
@@ -245,9 +245,8 @@ BOX = gymnasium.spaces.Box(-1, 1, (3, 2), np.float32)
 def test_action_statistics_say_what_one_stands_for(content, tmp_path):
     path = tmp_path / "dataset_statistics.json"
     path.write_text(json.dumps(content))
-    low, high = action_bounds(BOX, str(path))
-    assert low.view(3, 2).tolist() == [[-2, 0]] * 3
-    assert high.view(3, 2).tolist() == [[2, 4]] * 3
+    low, high = read_action_bounds(str(path), None, 2)
+    assert (low.tolist(), high.tolist()) == ([-2, 0], [2, 4])
     env = ActionChunk(1, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
     picture = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
     space = gymnasium.spaces.Dict({"rgb": picture})
@@ -261,14 +260,14 @@ def test_action_statistics_say_what_one_stands_for(content, tmp_path):
 
 
 def test_statistics_that_are_missing_or_of_something_else_are_refused(tmp_path):
-    with refused(names=("nowhere.json", "action_statistics")):
-        action_bounds(BOX, "nowhere.json")
+    with refused(names=("nowhere.json", "statistics")):
+        read_action_bounds("nowhere.json", None, 2)
     path = tmp_path / "s.json"
     for content, message in {
         "{": "s.json",
         '{"state": {}, "mean": [0]}': ("q01 and q99", "min and max", "state"),
-        '{"q01": [1, 1], "q99": [1, 2]}': ("s.json", "bounds"),
+        '{"q01": [1, 3], "q99": [1, 2]}': ("s.json", "q01", "q99", "[1]"),
     }.items():
         path.write_text(content)
         with refused(names=message):
-            action_bounds(BOX, str(path))
+            read_action_bounds(str(path), None, 2)

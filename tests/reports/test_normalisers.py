@@ -289,3 +289,10 @@ def test_over_ranks_a_number_that_one_has_not_is_that_of_the_other(monkeypatch):
         one.set("both", torch.tensor(2.0))
     means = TwoRanks(monkeypatch).run(scalars[0].means, scalars[1].means)
     assert means == [{"explained": 0.5, "both": 2.0}] * 2
+
+
+def test_while_all_returns_are_equal_the_scale_of_rewards_is_one():
+    """Relabelled rewards of 1 became 10,000 before the first success."""
+    normalizer = ReturnNormalizer()
+    normalizer.observe(torch.zeros(2, 5), torch.zeros(2, 5, dtype=torch.bool), discount=0.9)
+    assert normalizer(torch.ones(3)).tolist() == [1.0] * 3

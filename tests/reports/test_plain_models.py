@@ -42,12 +42,37 @@ class Plain(nn.Module):
     def get_value(self, obs):
         return self.value_head(torch.tanh(self.net(obs)))
 
-    def evaluate_actions(self, obs, actions):
-        raise AssertionError("it cannot know the deviation")
-
 
 class Reading(Plain):
     reads = ("state",)
+
+
+class Laplace(Plain):
+    def __init__(self):
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(3))
+
+    distribution = torch.distributions.Laplace
+
+    def evaluate_actions(self, obs, actions):
+        drawn = self.distribution(self(obs), self.log_std.exp())
+        return drawn.log_prob(actions).sum(-1), drawn.entropy().sum(-1)
+
+
+class Normal(Laplace):
+    distribution = torch.distributions.Normal
+
+
+class Sampling(Plain):
+    def forward(self, obs):
+        mean = super().forward(obs)
+        return mean, mean.sum(-1), self.get_value(obs)
+
+
+class Lazy(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.LazyLinear(8)
 """
 
 SEEN, DONE = Box(-1, 1, (4,)), Box(-2, 2, (3,))
@@ -112,9 +137,8 @@ def test_a_plain_model_is_trained(plain, tmp_path):
 
 
 def test_a_plain_model_of_other_actions_and_keys_is_refused(plain):
-    policy = made(SEEN, Box(-1, 1, (4,)))
-    with refused(names=("forward", "[2, 3]", "[2, 4]")):
-        policy.get_action(TensorDict({"observation": torch.zeros(2, 4)}, [2]))
+    with refused(names=("forward", "[1, 3]", "[1, 4]")):
+        made(SEEN, Box(-1, 1, (4,)))
     from gymnasium.spaces import Dict, Discrete
 
     with refused(names=("Discrete(3)", "evaluate_actions")):
@@ -122,6 +146,26 @@ def test_a_plain_model_of_other_actions_and_keys_is_refused(plain):
     with refused(names=("touch", "CustomVLA")):
         made(Dict({"state": SEEN, "touch": SEEN}), name="Reading")
     made(Dict({"state": SEEN, "touch": SEEN}), name="Reading", ignore_keys=["touch"])
+
+
+def test_the_log_probs_of_a_plain_model_are_its_own(plain, tmp_path):
+    torch.save(plain.state_dict() | {"log_std": torch.zeros(3)}, "model.pt")
+    td = TensorDict({"observation": torch.rand(5, 4)}, [5])
+    for name, equal in {"Normal": True, "Laplace": False}.items():
+        policy = made(name=name)
+        acted = policy.get_action(td.copy(), generator=torch.Generator().manual_seed(1))
+        again = policy.evaluate_actions(acted)
+        assert torch.allclose(again["sample_log_prob"], acted["sample_log_prob"]) is equal
+        assert again["value"].shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Sampling", ("forward", "tuple", "Policy")), ("Lazy", ("LazyLinear", "net.weight"))],
+)
+def test_models_that_cannot_be_plain_are_refused_when_they_are_made(name, words, plain):
+    with refused(names=words):
+        made(name=name)
 
 
 @pytest.mark.parametrize("name", ["state_dict", "model_state_dict", "model", "ema"])

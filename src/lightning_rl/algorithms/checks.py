@@ -29,7 +29,7 @@ from lightning_rl.checkpoints.format import (
 from lightning_rl.optim.objective_checks import WHOLE, quoted
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
-from lightning_rl.policies.description import describe, differences
+from lightning_rl.policies.description import describe, differences, with_statistics
 from lightning_rl.rollout.names import names_within
 from lightning_rl.rollout.spaces import space_from
 from lightning_rl.system import ranks
@@ -364,7 +364,10 @@ def _numbers(value: Tensor) -> str:
 def check_checkpoint(
     module: LightningModule, policy: Policy, checkpoint: dict[str, Any]
 ) -> dict[str, Any]:
-    """Refuse a checkpoint that does not fit a module; return its state besides the weights."""
+    """Refuse a checkpoint that does not fit a module; return its state besides the weights.
+
+    Add statistics to the checkpoint's weights if an earlier version wrote it without them.
+    """
     check_schema(checkpoint)
     saved: dict[str, Any] = checkpoint[STATE_KEY]
     trainer = trainer_of(module)
@@ -374,6 +377,8 @@ def check_checkpoint(
         "the optimizer, the envs and the random streams are missing. Resume from last.ckpt, or "
         "begin a new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
     )
+    described = saved.get(DESCRIPTION_KEY, {})
+    checkpoint["state_dict"] = with_statistics(module, checkpoint["state_dict"], described)
     check_weights(module.state_dict(), checkpoint["state_dict"], USE_ITS_CONFIG)
     check_description(policy, saved, USE_ITS_CONFIG)
     return saved
@@ -387,7 +392,9 @@ def warm_start_weights(
 ) -> tuple[dict[str, Tensor], str | None]:
     """Return a state dict that makes a policy act like a checkpoint's, and a note on the critic."""
     own = policy.state_dict()
+    described = checkpoint[STATE_KEY].get(DESCRIPTION_KEY, {})
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
+    saved = with_statistics(policy, saved, described)
     critic, its_critic = (
         {key: value for key, value in state.items() if policy.belongs_to_critic(key)}
         for state in (own, saved)

@@ -89,9 +89,15 @@ class ReferencePolicy(nn.Module):
         return self._evaluation[0].policy
 
     def _changing(self) -> dict[str, Tensor]:
-        saved = self._policy.state_dict()
-        parameters = {n: p for n, p in self._policy.named_parameters() if p.requires_grad}
-        return parameters | {n: b for n, b in self._policy.named_buffers() if n in saved}
+        policy = self._policy
+        constant = {
+            f"{path}.{name}"
+            for path, part in policy.named_modules()
+            for name in getattr(part, "constant_buffers", ())
+        }
+        changing = policy.state_dict().keys() - constant
+        parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        return parameters | {n: b for n, b in policy.named_buffers() if n in changing}
 
 
 class _Evaluation(nn.Module):

@@ -22,7 +22,7 @@ from lightning_rl.checkpoints.registry import NAMES
 from lightning_rl.checkpoints.saved import describe_missing, missing_settings, settings_of, written
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.rollout.spaces import space_from
-from lightning_rl.system.construction import GIVEN_BY_THE_ENV
+from lightning_rl.system.construction import GIVEN_BY_THE_ENV, weights_follow
 from lightning_rl.system.declared import Family, parts_of
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.jsonargparse_private import parameters_of
@@ -174,7 +174,7 @@ class SavedRun:
         """
         try:
             # Initial weights need no reproducible draws: the checkpoint replaces them.
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), weights_follow():
                 yield
         except Exception as error:
             cause: BaseException | None = error

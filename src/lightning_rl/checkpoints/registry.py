@@ -135,6 +135,9 @@ _SENTENCE = TextForm(
 )
 _NOTHING = TextForm("allowed in a checkpoint: only the user may give it", lambda text: False)
 
+STATISTICS_FILES = ("action_statistics", "dataset_stats")
+"""Settings of files that a new policy reads; a checkpoint's weights contain what was read."""
+
 OTHER_TEXTS = TextForm(
     "a text without dots, colons and slashes", re.compile(r"[^./\\:$~]*").fullmatch
 )
@@ -150,10 +153,11 @@ TEXTS = {
     "device": TextForm("a device of torch", re.compile(r"[a-z]+(:\d+)?").fullmatch),
     "exp_name": TextForm("a plain name", is_plain_name),
     "address": _NOTHING,
+    **dict.fromkeys(STATISTICS_FILES, _PATH._replace(is_file=False)),
     **dict.fromkeys(
         (
-            *("path", "model_path", "adapter", "tokenizer", "action_statistics", "dataset_stats"),
-            *("language_model", "vlm_model_name", "weights", "checkpoint", "teacher"),
+            *("path", "model_path", "adapter", "tokenizer", "language_model", "vlm_model_name"),
+            *("weights", "checkpoint", "teacher"),
             *("demonstrations", "xml_file"),
         ),
         _PATH,

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +38,7 @@ from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import asks_for_help, value_of
 from lightning_rl.cli.subcommands import CommandLine, run_subcommand
 from lightning_rl.system import ranks
+from lightning_rl.system.construction import weights_follow
 from lightning_rl.system.declared import shorten_message
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
 from lightning_rl.system.extensions import HOOKS, SUBCOMMANDS, function_at
@@ -203,8 +205,10 @@ class RLCLI(CommandLineAlone, LightningCLI):
                 refuse_live_run(continued)  # before envs are made
 
     def instantiate_classes(self) -> None:
+        loads = self.config[self.config.subcommand].get("ckpt_path") is not None
         try:
-            super().instantiate_classes()
+            with weights_follow() if loads else nullcontext():
+                super().instantiate_classes()
         except ValueError as error:
             missing = re.search(MISSING_REQUIREMENT, str(error))
             if missing is None:

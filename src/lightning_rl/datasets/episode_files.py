@@ -183,9 +183,31 @@ def _value(leaf: Leaf, tree: Any) -> np.ndarray:
             ) from error
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
-    array = np.array(value, leaf.dtype)
+    array = _converted(leaf, value)
     require(
         array.shape == leaf.shape,
         f"'{leaf.key}' has shape {list(array.shape)}, but its space has shape {list(leaf.shape)}.",
     )
     return array.transpose(1, 2, 0) if leaf.channels_first else array
+
+
+def _converted(leaf: Leaf, value: Any) -> np.ndarray:
+    """Return a value in the dtype of its leaf, if that changes no number but by rounding."""
+    wrong = f"'{leaf.key}' has "
+    try:
+        given = np.asarray(value)
+        array = np.array(given, leaf.dtype)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{wrong}no numbers: {error}.") from error
+    require(
+        given.dtype.kind in "biuf",
+        f"{wrong}values of {given.dtype}, but its space holds numbers of {leaf.dtype}.",
+    )
+    if array.dtype.kind == "f":
+        require(not np.isnan(array).any(), f"{wrong}NaN, which no reader accepts.")
+    elif given.dtype != array.dtype and not (array == given).all():
+        raise ConfigurationError(
+            f"{wrong}numbers from {given.min()} to {given.max()} of {given.dtype}, which "
+            f"{leaf.dtype} cannot hold. Pictures are uint8, from 0 to 255."
+        )
+    return array

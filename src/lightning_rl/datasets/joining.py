@@ -3,16 +3,28 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lightning_rl.datasets import lerobot_format as lerobot
 from lightning_rl.datasets.directory import keep_other_files, link, replacing_folders
 from lightning_rl.datasets.pictures import join_videos
-from lightning_rl.datasets.statistics import joined_statistics
-from lightning_rl.datasets.tables import TableFile, read_table, with_column, write_tables
+from lightning_rl.datasets.statistics import joined_statistics, quantiles_of
+from lightning_rl.datasets.tables import (
+    TableFile,
+    read_table,
+    readable,
+    with_column,
+    write_tables,
+)
 
 MEBIBYTE = 2**20
+
+MOST_NUMBERS = 2**26
+"""Numbers of a column whose quantiles are exact; of more, every k-th frame counts."""
 
 EPISODES_AT_ONCE = 100
 """Rows of the table of episodes in a row group; each row has hundreds of columns."""
@@ -40,10 +52,24 @@ def join_files(path: Path) -> None:
             )
         meta = target / "meta"
         statistics = _join_episodes(path, meta, data, places, info["fps"])
+        for key, feature in info["features"].items():
+            if key in statistics and feature["dtype"] not in ("video", "image"):
+                statistics[key] |= _quantiles(target / "data", key, tuple(feature["shape"]))
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
         keep_other_files(path, target)
+
+
+def _quantiles(data: Path, key: str, shape: tuple[int, ...]) -> dict[str, list[float]]:
+    tables = [TableFile(file, [key]) for file in lerobot.files_of(data)]
+    size = sum(sum(table.counts) for table in tables) * prod(shape)
+    stride = -(-size // MOST_NUMBERS)
+    frames = []
+    for table in tables:
+        with readable(table.path):
+            frames += [lerobot.from_column(g.column(key), shape)[::stride] for g in table.groups()]
+    return quantiles_of(np.concatenate(frames))
 
 
 def _join(

@@ -26,7 +26,12 @@ from lightning_rl.datasets.directory import (
 from lightning_rl.datasets.episode import Episode
 from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
 from lightning_rl.datasets.minari import minari_folder
-from lightning_rl.datasets.statistics import STATISTICS, ColumnStatistics, joined_statistics
+from lightning_rl.datasets.statistics import (
+    STATISTICS,
+    ColumnStatistics,
+    joined_statistics,
+    quantiles_of,
+)
 from lightning_rl.datasets.tables import TableFile, with_column, write_tables
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.system.errors import check_range, require
@@ -478,7 +483,9 @@ def _write(
         lerobot.write_json(target / lerobot.INFO, info)
         if (path / lerobot.STATISTICS).is_file():
             known = lerobot.read_json(path / lerobot.STATISTICS)
-            known |= {key: joined_statistics(parts) for key, parts in statistics.items()}
+            for key, parts in statistics.items():
+                every = np.concatenate(named[key])[:, None]
+                known[key] = joined_statistics(parts) | quantiles_of(every)
             lerobot.write_json(target / lerobot.STATISTICS, known)
         keep_other_files(path, target)
 

@@ -329,24 +329,35 @@ def read_info(path: Path) -> dict[str, Any]:
     wrong = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
     wrong += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
     wrong += [] if "fps" in wrong or 0 < info["fps"] <= 1e6 else ["fps"]
-    wrong += [
-        f"features.{key}"
-        for key, one in features.items()
-        if not (
-            isinstance(one, dict)
-            and (one.get("dtype") in ("image", "video", *TEXTS) or _is_dtype(one.get("dtype")))
-            and isinstance(one.get("shape"), list | tuple)
-            and all(isinstance(size, int) and size > 0 for size in one["shape"])
-            and len(one["shape"]) <= 32
-            and prod(one["shape"]) <= MOST_VALUES
-            and (len(one["shape"]) in (2, 3) or one["dtype"] not in ("image", "video"))
-        )
-    ]
+    strange = {key for key, one in features.items() if not _is_feature(one)}
+    unread = {key for key in strange if _is_unread(key, features[key])}
+    wrong += [f"features.{key}" for key in features if key in strange - unread]
     require(
         not wrong,
         f"{path} has no valid {', '.join(wrong)}: restore it, or give another dataset.",
     )
-    return info
+    return info | {"features": {key: one for key, one in features.items() if key not in unread}}
+
+
+def _is_feature(feature: Any) -> bool:
+    return (
+        isinstance(feature, dict)
+        and (feature.get("dtype") in ("image", "video", *TEXTS) or _is_dtype(feature.get("dtype")))
+        and isinstance(feature.get("shape"), list | tuple)
+        and all(isinstance(size, int) and size > 0 for size in feature["shape"])
+        and len(feature["shape"]) <= 32
+        and prod(feature["shape"]) <= MOST_VALUES
+        and (len(feature["shape"]) in (2, 3) or feature["dtype"] not in ("image", "video"))
+    )
+
+
+def _is_unread(key: str, feature: Any) -> bool:
+    """Return whether no reader misses a column that is neither numbers, pictures nor text."""
+    described = feature if isinstance(feature, dict) else {}
+    is_read = key.partition(".")[0] in ("observation", "next", "complementary_info")
+    if key == "action" or key in INDEX_COLUMNS or (is_read and not described):
+        return False
+    return not is_read or described.get("dtype") == "audio" or described.get("shape") == [0]
 
 
 def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:

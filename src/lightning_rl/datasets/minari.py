@@ -143,6 +143,11 @@ class MinariEpisodes(Episodes):
         own = (self._storage.observation_space, self._storage.action_space)
         for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
             theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
+            require(
+                name == "observation" or [path for path, *_ in theirs] == [()],
+                f"The dataset at {self.path} has actions of several parts, {there}, but only "
+                "actions of one array are read: record them as one Box.",
+            )
             if given is None:
                 continue
             mine = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(given, name)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -52,14 +52,18 @@ def read_episodes(
         ConfigurationError: for a missing dataset, another env, and contradictions in the dataset.
     """
     directory = expanded(path)
+    for name, value, kind in (("ends", ends, Ends), ("actions_outside", actions_outside, Outside)):
+        allowed = get_args(kind)
+        text = f"{name}={value!r} must be one of {', '.join(allowed)}."
+        require(value in (None, *allowed), text)
     require(
         directory.is_dir(),
         f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (it contains "
         "meta/info.json) or of a Minari dataset (it contains data/metadata.json).",
     )
-    kind = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
+    reader = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
     recorded = None if observation_space is None else recorded_space(observation_space)
-    episodes: Episodes = kind(directory, keys or {}, recorded, action_space, ends)
+    episodes: Episodes = reader(directory, keys or {}, recorded, action_space, ends)
     if observation_space is not None and recorded != observation_space:
         episodes.encode = partial(encoded, observation_space)
     episodes.action_space, episodes.actions_outside = action_space, actions_outside

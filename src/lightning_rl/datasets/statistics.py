@@ -89,7 +89,11 @@ def _of_levels(levels: Any) -> dict[str, float]:
 
 
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Combine the statistics of episodes as LeRobot does: quantiles are weighted averages."""
+    """Combine the statistics of episodes as LeRobot does.
+
+    Quantiles of a whole cannot be computed from those of its parts: the result is the smallest of
+    the lower ones and the largest of the upper ones. See `quantiles_of` for exact ones.
+    """
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]
     counts = np.array([part["count"][0] for part in found])
     weights = (counts / counts.sum()).reshape(-1, *[1] * found[0]["mean"].ndim)
@@ -101,6 +105,13 @@ def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]
         "max": columns["max"].max(0),
         "mean": mean,
         "std": np.sqrt(variance),
-        **{name: (weights * columns[name]).sum(0) for name in QUANTILES if name in columns},
     }
+    for name in QUANTILES.keys() & columns.keys():
+        joined[name] = columns[name].min(0) if QUANTILES[name] <= 0.5 else columns[name].max(0)
     return {name: value.tolist() for name, value in joined.items()} | {"count": [int(counts.sum())]}
+
+
+def quantiles_of(frames: np.ndarray) -> dict[str, list[float]]:
+    """Return the exact quantiles of frames [L, *shape], [*shape] each."""
+    quantiles = np.quantile(frames.astype(np.float64), list(QUANTILES.values()), axis=0)
+    return dict(zip(QUANTILES, quantiles.tolist(), strict=True))

@@ -196,9 +196,27 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
         f"The observation's '{name}' has the dtype {tensor.dtype}, but the policy was trained with "
         f"{dtype}, which cannot hold its numbers.",
     )
+    if dtype.is_floating_point:
+        require(not bool(tensor.isnan().any()), f"The observation's '{name}' has NaN.")
+    else:  # a larger number would wrap around
+        low, high = (torch.as_tensor(bound, device=tensor.device) for bound in _limits(space))
+        require(
+            bool(((tensor >= low) & (tensor <= high)).all()),
+            f"The observation's '{name}' has numbers from {tensor.min()} to {tensor.max()}, but "
+            f"the policy was trained with {low.min()} to {high.max()}.",
+        )
     device = given.device if isinstance(given, Tensor) else None
     leaves.append(Leaf(name, len(tensor) if batched else None, device))
     return (tensor if batched else tensor[None]).to(dtype)
+
+
+def _limits(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest numbers [*O] of a space of integers."""
+    if isinstance(space, gymnasium.spaces.Box):
+        return space.low, space.high
+    start = np.asarray(getattr(space, "start", 0))
+    sizes = 2 if isinstance(space, gymnasium.spaces.MultiBinary) else getattr(space, "nvec", None)
+    return start, start + (space.n if sizes is None else sizes) - 1
 
 
 def _counted(rows: int | None) -> str:

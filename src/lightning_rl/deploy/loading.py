@@ -4,16 +4,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from lightning_rl.algorithms.checks import check_description, check_weights
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint
+from lightning_rl.checkpoints.format import DESCRIPTION_KEY, STATE_KEY, read_checkpoint
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
+from lightning_rl.policies.description import with_statistics
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.saved_runs import find_checkpoint
 
@@ -68,6 +70,8 @@ def load_trained(
         policy = run.policy(Policy)
     own = {f"policy.{name}": value for name, value in policy.state_dict().items()}
     weights = {k: one for k, one in content["state_dict"].items() if k.startswith("policy.")}
+    described = content[STATE_KEY].get(DESCRIPTION_KEY, {})
+    weights = with_statistics(nn.ModuleDict({"policy": policy}), weights, described)
     cure = "Pass the policy of the training run, or no policy if the file describes it."
     check_weights(own, weights, cure)
     check_description(policy, content[STATE_KEY], cure)

@@ -52,6 +52,8 @@ class ActorOnly(PerceptronPolicy):
             noise_correlation=noise_correlation,
         )
         super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
+        if not self.has_critic:
+            self.refuse_unread_keys()
 
 
 class ActorCritic(ActorOnly):

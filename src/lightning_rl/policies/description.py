@@ -1,11 +1,15 @@
 """Describe and compare the settings of a policy's function that a state dict does not contain."""
 
 import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_rl.checkpoints.registry import STATISTICS_FILES
 from lightning_rl.policies.base import Policy
+from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.fsdp import plain_class
 from lightning_rl.system.torch_private import non_persistent_buffers_of
 
@@ -21,6 +25,11 @@ NOT_OF_THE_FUNCTION = (
     *("noise_correlation", "state_size", "state_sizes"),
 )
 """Attributes that only affect training, a critic or exploration noise: they may differ."""
+
+SOURCES = (*STATISTICS_FILES, "statistics_key")
+"""Attributes that name statistics, see `with_statistics`."""
+
+EARLIER = "An earlier version wrote the checkpoint without the statistics of its policy."
 
 
 class Differences(NamedTuple):
@@ -47,12 +56,67 @@ def differences(own: Description, saved: Description) -> Differences:
         if None not in both and both[0] != both[1]:
             classes.append(f"{path} is a {both[0]} and was a {both[1]}")
             continue  # another class has other settings
-        for name in here["settings"].keys() & there["settings"].keys():
+        for name in (here["settings"].keys() & there["settings"].keys()) - set(SOURCES):
             new, old = here["settings"][name], there["settings"][name]
             if _as_lists(new) != _as_lists(old):
                 at = f"{path}.{name}" if path else name
                 settings.append(f"{at} is {new} and was {old}")
     return Differences(sorted(classes), sorted(settings))
+
+
+def with_statistics(
+    module: nn.Module, saved: Mapping[str, Any], description: Description
+) -> dict[str, Any]:
+    """Return a checkpoint's state dict with the statistics that earlier versions did not save.
+
+    Warn if a policy names other statistics than its checkpoint, because they are not used.
+
+    Args:
+        module: the algorithm or the policy; policies inside it may have `add_statistics`.
+        saved: the checkpoint's state dict of `module`.
+        description: the checkpoint's description of the policy.
+
+    Raises:
+        ConfigurationError: if a file of statistics is missing, or has changed since the run.
+    """
+    state = dict(saved)
+    for path, part in module.named_modules():
+        if not hasattr(part, "add_statistics"):
+            continue
+        place, prefix = path.removeprefix("policy").removeprefix("."), f"{path}." if path else ""
+        is_earlier = f"{prefix}head.center" not in state
+        try:
+            origin = part.add_statistics(state, prefix)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{EARLIER} {error}") from error
+        center, head = state[f"{prefix}head.center"], f"{place}.head".removeprefix(".")
+        if is_earlier:
+            recorded = _settings_of(description, head).get("center", _value_of(center))
+            require(
+                origin is None or recorded == _value_of(center),
+                f"{EARLIER} {origin} has changed since the run: the center of the actions is "
+                f"{_value_of(center)} and was {recorded}. Restore the file.",
+            )
+            if origin is not None:
+                rank_zero_warn(
+                    f"{EARLIER} They were read from {origin}; new checkpoints hold them."
+                )
+            continue
+        named = {name: getattr(part, name) for name in SOURCES if getattr(part, name, None)}
+        own, settings = part.head.center, _settings_of(description, place)
+        moved = any(settings.get(name) != value for name, value in named.items())
+        if named and (moved or not (own.isnan().any() or own.equal(center.to(own)))):
+            rank_zero_warn(
+                f"The statistics of {', '.join(named.values())} are not used: statistics belong to "
+                "the weights, and the policy keeps those of its checkpoint. To use others, train a "
+                "new policy."
+            )
+    return state
+
+
+def _settings_of(description: Description, path: str) -> dict[str, Any]:
+    settings: dict[str, Any] = description.get(path, {}).get("settings", {})
+    return settings
 
 
 def _as_lists(value: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 import gymnasium
 
 from lightning_rl.checkpoints.building import SavedRun
-from lightning_rl.checkpoints.format import read_checkpoint
+from lightning_rl.checkpoints.format import DESCRIPTION_KEY, STATE_KEY, read_checkpoint
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.description import with_statistics
 from lightning_rl.policies.slow import PolicyFactory
 from lightning_rl.policies.spaces import fits
 from lightning_rl.policies.weights import fitting
@@ -60,5 +61,6 @@ def _trained(checkpoint: str, trust_code: bool) -> Policy:
         for name, value in content["state_dict"].items()
         if name.startswith("policy.")
     }
-    policy.load_state_dict(fitting(policy.state_dict(), weights, str(path), strict=True))
+    weights = with_statistics(policy, weights, content[STATE_KEY].get(DESCRIPTION_KEY, {}))
+    policy.load_state_dict(fitting(policy.state_dict(), weights, str(path)))
     return policy

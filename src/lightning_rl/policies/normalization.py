@@ -152,7 +152,7 @@ class ReturnNormalizer(RewardNormalizer):
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
     |G| so far, without clipping, so that returns fit categorical critics. Source: Lee et al. 2025
     (SimbaV2), section 4.3. With a `MixedReplay`, the variance covers collected samples and
-    demonstrations by their shares.
+    demonstrations by their shares. The scale is 1 while the variance is 0.
 
     Args:
         limit: bound on returns; None for no limit.
@@ -216,7 +216,10 @@ class ReturnNormalizer(RewardNormalizer):
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
-        scale = (self.variance() + self.eps).sqrt()
+        variance = self.variance()
+        # While all returns are equal, such as 0 before the first success, the variance is no scale:
+        # a replay may hold relabelled rewards of 1 already.
+        scale = (variance + self.eps).sqrt().where(variance > 0, 1.0)
         if self.most is not None:
             scale = torch.maximum(scale, self.largest / self.most)
         return reward / scale

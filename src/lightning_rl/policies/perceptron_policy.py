@@ -29,6 +29,7 @@ from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout.contract import FieldSpec, time_major
 from lightning_rl.rollout.masks import MASK, has_mask
 from lightning_rl.rollout.sequences import sequences_of
+from lightning_rl.system.construction import do_weights_follow
 from lightning_rl.system.errors import require
 from lightning_rl.system.machine import settings
 
@@ -64,6 +65,8 @@ class PerceptronPolicy(Policy):
 
     critic: Any  # a module, or None
     has_critic = False
+    keys_of_others: Sequence[str] = ()
+    """Keys that a policy inside this one reads."""
     critic_modules = (*Policy.critic_modules, "critic_encoder", "critic_normalizer")
 
     @abstractmethod  # configs name subclasses
@@ -121,6 +124,24 @@ class PerceptronPolicy(Policy):
         self.critic_encoder: Encoder | None = None
         self.critic_normalizer: ObservationNormalizer | None = None
 
+    def refuse_unread_keys(self) -> None:
+        """Refuse keys of the observation that no network reads.
+
+        Raises:
+            ConfigurationError: for such keys.
+        """
+        space = self.observation_space
+        if not isinstance(space, gymnasium.spaces.Dict) or do_weights_follow():
+            return  # earlier versions trained such policies
+        read = {*(self.actor_keys or ()), *(self.critic_keys or ()), *self.keys_of_others}
+        unread = [key for key in space if key not in {*read, *self.ignore_keys, MASK}]
+        require(
+            not unread,
+            f"The observation has {', '.join(unread)}, which no network of {type(self).__name__} "
+            f"reads; they read {', '.join(sorted(read))}. Add the keys to actor_keys or "
+            f"critic_keys, or ignore them: ignore_keys: [{', '.join(unread)}].",
+        )
+
     def add_critic_inputs(
         self,
         encoder: EncoderFactory | None,
@@ -144,6 +165,7 @@ class PerceptronPolicy(Policy):
         if critic_keys is not None:
             names = self.observation_space, critic_keys, "critic_keys", self.ignore_keys
             self.critic_keys = read_keys(*names)
+        self.refuse_unread_keys()
         own = critic_encoder is not None or not share_encoder
         self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         require(

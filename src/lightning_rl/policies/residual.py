@@ -78,6 +78,7 @@ class ResidualActorCritic(SquashedActorCritic):
     ) -> None:
         check_range("scale", scale, above=0, most=2)
         frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
+        self.keys_of_others = tuple(getattr(frozen.acting_space, "spaces", ()))
         make = encoder or partial(PerceptronEncoder, normalize=normalize_observation)
         super().__init__(
             _with_base_action(observation_space, action_space),

@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded
+from lightning_rl.system.files import expanded, read_json
 from lightning_rl.system.tensors import load_tensors
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files of weights."""
+
+NAMES_OF_WEIGHTS = (
+    *("model.safetensors", "model-*-of-*.safetensors"),
+    *("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
+)
+"""Names of weights in directories of transformers and LeRobot, the preferred first."""
 
 WEIGHTS = f"a file of weights ({', '.join(SUFFIXES)}), or a directory that holds one"
 """Description of a valid path, for messages."""
@@ -59,12 +65,16 @@ def weights_at(path: str, setting: str) -> dict[str, Tensor]:
 
 
 def fitting(
-    own: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, strict: bool
+    own: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    source: str,
+    strict: bool | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights whose names and shapes are in a model's state dict `own`.
 
     Raises:
-        ConfigurationError: with `strict`, if names or shapes differ.
+        ConfigurationError: unless `strict` is False, if names or shapes differ. None stands for a
+            caller without this setting.
     """
     report = compared(own, weights)
     check_report(report, source, strict)
@@ -83,16 +93,31 @@ def _files_of_weights(path: str, setting: str) -> list[Path]:
     require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
     if place.is_file():
         return [place]
-    whole = place / "model.safetensors"
-    if whole.is_file():
-        return [whole]
-    shards = sorted(place.glob("model-*-of-*.safetensors"))
-    if shards:
-        return shards
+    refuse_adapter(place)
+    for name in NAMES_OF_WEIGHTS:
+        shards = [place / name] if "*" not in name else sorted(place.glob(name))
+        if shards and shards[0].is_file():
+            return shards
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES)
     found = ", ".join(file.name for file in files) or "none"
     require(len(files) == 1, f"{setting} must be {WEIGHTS}; the directory {path} holds {found}.")
     return files
+
+
+def refuse_adapter(place: Path) -> None:
+    """Refuse a directory of an adapter of peft where a whole model is needed.
+
+    Raises:
+        ConfigurationError: for such a directory.
+    """
+    file = place / "adapter_config.json"
+    base = read_json(file).get("base_model_name_or_path") if file.is_file() else None
+    require(
+        not file.is_file(),
+        f"{place} holds an adapter for {base or 'another model'}, not a whole model. Merge the two "
+        "where the adapter was trained (merge_and_unload of peft), save the result by "
+        "save_pretrained, and give that directory.",
+    )
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -132,16 +157,17 @@ def _is_state_dict(value: Any) -> bool:
     return tensors and all(isinstance(one, Tensor) for one in value.values())
 
 
-def check_report(report: KeyReport, source: str, strict: bool) -> None:
-    """Refuse weights that do not fit, or warn.
+def check_report(report: KeyReport, source: str, strict: bool | None) -> None:
+    """Refuse weights that do not fit, or warn; see `fitting`.
 
     Raises:
-        ConfigurationError: with `strict`, if the report is not empty.
+        ConfigurationError: unless `strict` is False, if the report is not empty.
     """
     if not any(report):
         return
     text = f"The weights in {source} do not fit the model: {report}."
-    require(not strict, f"{text} Load the model they were saved from, or set strict: false.")
+    cure = ", or set strict: false" if strict else ""
+    require(strict is False, f"{text} Load the model they were saved from{cure}.")
     warnings.warn(f"{text} Missing weights keep random values.", stacklevel=3)
 
 

@@ -2,6 +2,9 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import Field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,27 @@ IMPORT_PATH = "import_path"
 
 GIVEN_BY_THE_ENV = ("observation_space", "action_space")
 """Arguments of policies that come from the env; no config holds them."""
+
+
+_weights_follow = ContextVar("weights_follow", default=False)
+
+
+@contextmanager
+def weights_follow() -> Iterator[None]:
+    """Construct policies whose weights are loaded next: they do not read files of statistics.
+
+    Until the weights, which contain the statistics, are loaded, the statistics are NaN.
+    """
+    token = _weights_follow.set(True)
+    try:
+        yield
+    finally:
+        _weights_follow.reset(token)
+
+
+def do_weights_follow() -> bool:
+    """Return whether a policy is constructed within `weights_follow`."""
+    return _weights_follow.get()
 
 
 class Constructed:

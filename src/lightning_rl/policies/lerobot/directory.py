@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.weights import extra, fitting, weights_at
+from lightning_rl.policies.weights import extra, fitting, refuse_adapter, weights_at
 from lightning_rl.system.errors import closest, require
 from lightning_rl.system.files import expanded, read_json, write_atomically
 
@@ -93,6 +93,7 @@ def read_directory(path: str, overrides: Mapping[str, Any] | None = None) -> Pol
         ConfigurationError: if the file is missing, or describes another kind of policy.
     """
     place = expanded(path)
+    refuse_adapter(place)
     file = place / "config.json"
     require(
         file.is_file(),
@@ -171,7 +172,7 @@ def load_parts(parts: Mapping[str, nn.Module], directory: PolicyDirectory) -> No
         if name not in weights and value.numel() and value.data_ptr() in shared:
             weights[name] = shared[value.data_ptr()]
     with torch.no_grad():
-        for name, value in fitting(own, weights, str(directory.path), strict=True).items():
+        for name, value in fitting(own, weights, str(directory.path)).items():
             own[name].copy_(value)
 
 

@@ -39,11 +39,11 @@ from lightning_rl.policies.lerobot.smolvla import (
     SmolVLASettings,
 )
 from lightning_rl.policies.vla.backbone import Backbone, Features
-from lightning_rl.policies.vla.heads import ActionHead, Level
+from lightning_rl.policies.vla.heads import ActionHead, Level, Statistics
 from lightning_rl.policies.vla.loading import freeze_matching
 from lightning_rl.policies.vla.policy import ChunkPolicy
 from lightning_rl.policies.weights import one_message
-from lightning_rl.system.construction import construction
+from lightning_rl.system.construction import construction, do_weights_follow
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded
 
@@ -104,8 +104,9 @@ class LeRobotPolicy(ChunkPolicy):
             observation. By default the same name, its last part, or `proprio` and `rgb`. Null
             leaves a camera out (SmolVLA).
         overrides: fields of config.json to replace, such as `{n_action_steps: 10}`.
-        dataset_stats: LeRobot dataset, or its meta/stats.json, to normalise by instead of the
-            directory's statistics.
+        dataset_stats: LeRobot dataset, or a file of statistics, to normalise by instead of the
+            directory's statistics; read when a policy is new, then part of its weights.
+        statistics_key: dataset in statistics of several datasets, such as `so100`.
         language_model: SmolVLA: local directory with `vlm_model_name` in it, or that directory.
             Default: the directory, the one above it, and the working directory.
         lora: SmolVLA: arguments of peft's `LoraConfig` for a new adapter of the expert.
@@ -126,6 +127,7 @@ class LeRobotPolicy(ChunkPolicy):
         keys: dict[str, str | None] | None = None,
         overrides: dict[str, Any] | None = None,
         dataset_stats: str | None = None,
+        statistics_key: str | None = None,
         language_model: str | None = None,
         lora: dict[str, Any] | None = None,
         freeze: Sequence[str] = (),
@@ -147,7 +149,7 @@ class LeRobotPolicy(ChunkPolicy):
         )
         # Anybody may have written the directory: its numbers and names may have any value.
         with one_message(f"{directory.path} describes no policy that can be made"):
-            processors = Processors(directory, dataset_stats)
+            processors = Processors(directory, dataset_stats, statistics_key)
             places = [expanded(place) for place in (language_model, path) if place is not None]
             places += [*(place.parent for place in places), Path()]
             network, padding = _network(directory, processors, places)
@@ -168,7 +170,9 @@ class LeRobotPolicy(ChunkPolicy):
         backbone = LeRobotBackbone(directory, network, inputs)
         super().__init__(observation_space, action_space, backbone, make_head, **kwargs)
         freeze_matching(self, freeze)
-        check_weights_are_numbers(self, path)
+        self.dataset_stats, self.statistics_key = dataset_stats, statistics_key
+        if not do_weights_follow():
+            check_weights_are_numbers(self, path)
         self.eval()
         self._places = places
         self.has_critic = directory.kind != "diffusion"
@@ -183,6 +187,20 @@ class LeRobotPolicy(ChunkPolicy):
         assert isinstance(self.backbone, LeRobotBackbone)
         return self.backbone
 
+    def missing_statistics(
+        self, state: Mapping[str, Any], prefix: str
+    ) -> tuple[Statistics, str | None]:
+        processors, place = self._processors, f"{prefix}backbone.inputs.processors.action"
+        if processors.action is None or f"{place}.first" not in state:
+            return None, None
+        saved = {name: state[f"{place}.{name}"] for name in ("first", "second")}
+        processors.action.load_state_dict(saved)
+        return processors.action_bounds(), "its normalisation of actions"
+
+    @property
+    def _processors(self) -> Processors:
+        return self._backbone.inputs.processors
+
     def prepare(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the network's inputs [B, ...], like LeRobot's pre-processor.
 
@@ -192,22 +210,61 @@ class LeRobotPolicy(ChunkPolicy):
                 `task`, a list of B instructions. [B, n_obs_steps, ...] for several steps.
 
         Raises:
-            ConfigurationError: for a missing input.
+            ConfigurationError: for a missing input, or one of another shape, range or B.
         """
-        processors, found = self._backbone.inputs.processors, {}
+        processors, inputs = self._processors, {}
         renamed = {processors.rename.get(name, name): value for name, value in batch.items()}
         for name in self._backbone.inputs.sources:
             require(name in renamed, f"The batch has no {name}; it has {', '.join(renamed)}.")
-            value = torch.as_tensor(renamed[name])
-            value = planes_of(value) if value.dtype == torch.uint8 else value.float()
-            found[name] = processors.prepare(name, value)
+            inputs[name] = self._raw_input(name, renamed[name])
+        rows = {name: len(value) for name, value in inputs.items()}
         words = processors.tokenization
         if words is not None:
             require(words.task_key in renamed, f"The batch has no instructions: {words.task_key}.")
-            tokenizer = load_tokenizer(words.name, self._places)
-            coded = words.tokens(tokenizer, list(renamed[words.task_key]))
-            found |= {TOKENS: coded["input_ids"], MASK: coded["attention_mask"].bool()}
-        return found
+            task = renamed[words.task_key]
+            texts = [task] * min(rows.values()) if isinstance(task, str) else list(task)
+            require(
+                all(isinstance(text, str) for text in texts),
+                f"The batch's {words.task_key} must be a text or a list of B texts, got {task!r}.",
+            )
+            rows[words.task_key] = len(texts)
+        require(
+            len(set(rows.values())) == 1,
+            f"The parts of the batch have different numbers of rows, B: {rows}.",
+        )
+        inputs = {name: processors.prepare(name, value) for name, value in inputs.items()}
+        if words is not None:
+            coded = words.tokens(load_tokenizer(words.name, self._places), texts)
+            inputs |= {TOKENS: coded["input_ids"], MASK: coded["attention_mask"].bool()}
+        return inputs
+
+    def _raw_input(self, name: str, value: Any) -> Tensor:
+        network, feature = self._backbone.network, self.directory.inputs[name]
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"The batch's {name} is not an array of numbers: {error}."
+            ) from error
+        is_picture = feature.kind == "VISUAL"
+        numbers = tensor.float()
+        if is_picture and tensor.dtype == torch.uint8 and tensor.dim() >= 3:
+            numbers = planes_of(tensor)
+        steps = (network.obs_steps,) if network.obs_steps > 1 else ()
+        size = numbers.shape[-2:] if network.any_size else feature.shape[1:]
+        expected = [*steps, *(feature.shape[:1] + size if is_picture else feature.shape)]
+        cure = " Pictures are uint8 [B, H, W, 3], or float [B, 3, H, W] from 0 to 1."
+        require(
+            list(numbers.shape[1:]) == expected,
+            f"The batch's {name} has the shape {list(tensor.shape)}, but the policy reads "
+            f"{str(['B', *expected]).replace(chr(39), '')}.{cure if is_picture else ''}",
+        )
+        low, high = float(numbers.min()), float(numbers.max())
+        require(
+            not is_picture or 0 <= low <= high <= 1,
+            f"The batch's {name} has numbers from {low:g} to {high:g}.{cure}",
+        )
+        return numbers
 
     @torch.no_grad()
     def predict(self, batch: Mapping[str, Any], noise: Tensor | None = None) -> Tensor:
@@ -245,7 +302,7 @@ class LeRobotPolicy(ChunkPolicy):
         for module in [merged, *getattr(merged, "_expert", ())]:
             _merge_adapters(module)
         to.mkdir(parents=True)
-        write_processors(self._backbone.inputs.processors, self.directory, to)
+        write_processors(self._processors, self.directory, to)
         write_weights(to / "model.safetensors", named_weights(merged.parts()))
         write_text(to / "config.json", json.dumps(dict(self.directory.config), indent=4))
 

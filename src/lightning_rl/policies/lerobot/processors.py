@@ -1,7 +1,6 @@
 """Apply the processors of a LeRobot policy: names, statistics and instructions."""
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +16,18 @@ from lightning_rl.policies.lerobot.directory import (
     write_text,
     write_weights,
 )
+from lightning_rl.policies.statistics import (
+    Statistics,
+    choose,
+    grouped,
+    numbers,
+    read_statistics,
+    with_width,
+)
 from lightning_rl.policies.weights import extra, load_weights
+from lightning_rl.system.construction import do_weights_follow
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, read_json
+from lightning_rl.system.files import read_json
 from lightning_rl.system.texts import is_plain_name
 
 MODES = {
@@ -42,6 +50,12 @@ AFTER = ("unnormalizer_processor", "device_processor")
 RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
 """Steps that are accepted only if they are disabled."""
 
+CURE = (
+    "Set dataset_stats to a dataset that has them; or, if the policy was trained without, "
+    "norm_map to IDENTITY in policy_preprocessor.json and policy_postprocessor.json."
+)
+"""Cure for missing statistics: LeRobot would act in normalised units."""
+
 
 class Normalizer(nn.Module):
     """Normalise by the statistics of a dataset, and invert it.
@@ -57,28 +71,28 @@ class Normalizer(nn.Module):
 
     first: Tensor
     second: Tensor
-    span: Tensor
 
     def __init__(self, mode: str, first: Tensor, second: Tensor, eps: float) -> None:
         super().__init__()
         self.mode, self.eps = mode, eps
-        difference = second - first
-        fallback = torch.full_like(difference, eps)
-        span = second if mode == "MEAN_STD" else difference.where(difference != 0, fallback)
         self.register_buffer("first", first)
         self.register_buffer("second", second)
-        self.register_buffer("span", span, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
         if self.mode == "MEAN_STD":
-            return (value - self.first) / (self.span + self.eps)
-        return 2 * (value - self.first) / self.span - 1
+            return (value - self.first) / (self.second + self.eps)
+        return 2 * (value - self.first) / self._span() - 1
 
     def inverse(self, value: Tensor) -> Tensor:
         """Return values [..., *shape] in their units."""
         if self.mode == "MEAN_STD":
-            return value * self.span + self.first
-        return (value + 1) / 2 * self.span + self.first
+            return value * self.second + self.first
+        return (value + 1) / 2 * self._span() + self.first
+
+    def _span(self) -> Tensor:
+        # Not a buffer: loaded weights replace both statistics.
+        span = self.second - self.first
+        return span.where(span != 0, self.eps)
 
 
 @dataclass(frozen=True)
@@ -123,8 +137,9 @@ class Processors(nn.Module):
 
     Args:
         directory: directory of the policy.
-        dataset_stats: dataset of LeRobot, or its `meta/stats.json`, which replaces the policy's
-            statistics.
+        dataset_stats: file or dataset whose statistics replace the policy's, see
+            `read_statistics`; NaN if weights follow.
+        key: see `choose`.
 
     Attributes:
         rename: LeRobot's names of inputs, by the names in the data.
@@ -137,12 +152,28 @@ class Processors(nn.Module):
             statistics.
     """
 
-    def __init__(self, directory: PolicyDirectory, dataset_stats: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: PolicyDirectory,
+        dataset_stats: str | None = None,
+        key: str | None = None,
+    ) -> None:
         super().__init__()
+        self.source = dataset_stats or str(directory.path)
+        unread = dataset_stats is not None and do_weights_follow()
         self.path, self.action_size = directory.path, directory.action_size
         before = list(_steps(directory.path, "policy_preprocessor.json", BEFORE))
         after = list(_steps(directory.path, "policy_postprocessor.json", AFTER))
-        given = None if dataset_stats is None else read_statistics(dataset_stats)
+        given = None
+        if dataset_stats is not None and not unread:
+            given = read_statistics(dataset_stats)
+
+        def normalizers(
+            features: Mapping[str, Feature], config: Mapping[str, Any], state: Mapping[str, Tensor]
+        ) -> dict[str, Normalizer]:
+            statistics = grouped(state) if given is None else given
+            return _normalizers(features, config, None if unread else statistics, key, self.source)
+
         self.rename: dict[str, str] = {}
         self.tokenization: Tokenization | None = None
         self.normalizers, self.action = nn.ModuleDict(), None
@@ -161,13 +192,12 @@ class Processors(nn.Module):
                 inputs = {k: one for k, one in directory.inputs.items() if k != ACTION}
                 only = config.get("normalize_observation_keys")
                 kept = {k: one for k, one in inputs.items() if only is None or k in only}
-                made = _normalizers(kept, config, state if given is None else given, self.path)
+                made = normalizers(kept, config, state)
                 self.normalizers.update({k.replace(".", "/"): one for k, one in made.items()})
         for name, config, state in after:
             if name == "unnormalizer_processor":
                 action = {ACTION: Feature("ACTION", (directory.action_size,))}
-                statistics = state if given is None else given
-                self.action = _normalizers(action, config, statistics, self.path).get(ACTION)
+                self.action = normalizers(action, config, state).get(ACTION)
 
     def prepare(self, name: str, value: Tensor) -> Tensor:
         """Normalise the input `name` [B, *shape]."""
@@ -177,36 +207,9 @@ class Processors(nn.Module):
     def action_bounds(self) -> tuple[Tensor, Tensor]:
         """Return the actions [A] for the network's outputs -1 and 1."""
         one = torch.ones(self.action_size)
-        low, high = (-one, one) if self.action is None else map(self.action.inverse, (-one, one))
-        # A constant action in the data has a standard deviation of 0.
-        least = 1e-6 * high.abs().clamp(min=1.0)
-        flat = high - low < least
-        return torch.where(flat, low - least, low), torch.where(flat, high + least, high)
-
-
-def read_statistics(path: str) -> dict[str, Tensor]:
-    """Read the statistics of a LeRobot dataset, by names such as `observation.state.mean`.
-
-    Raises:
-        ConfigurationError: if there is no such file, or it holds something else.
-    """
-    place = expanded(path)
-    file = place / "meta" / "stats.json" if place.is_dir() else place
-    require(
-        file.is_file(),
-        f"No statistics at {path}: give a LeRobot dataset, or its meta/stats.json.",
-    )
-    found = {}
-    content = read_json(file)
-    for feature, statistics in content.items():
-        for name, value in statistics.items() if isinstance(statistics, dict) else ():
-            try:
-                found[f"{feature}.{name}"] = torch.tensor(value, dtype=torch.float32)
-            except (TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"{file}: {feature}.{name} are not numbers: {error}."
-                ) from error
-    return found
+        if self.action is None:
+            return -one, one
+        return with_width(self.action.inverse(-one), self.action.inverse(one), self.source)
 
 
 def load_tokenizer(name: str, places: Sequence[Path]) -> Any:
@@ -237,26 +240,40 @@ def find_local(name: str, places: Sequence[Path], file: str, setting: str) -> st
 
 def write_processors(processors: Processors, directory: PolicyDirectory, path: Path) -> None:
     """Write the processors of a policy, with their present statistics, to a directory."""
-    for file in ("policy_preprocessor.json", "policy_postprocessor.json"):
-        content = read_json(directory.path / file)
-        for step in content["steps"]:
-            if "state_file" not in step:
+    for name in ("policy_preprocessor", "policy_postprocessor"):
+        content = read_json(directory.path / f"{name}.json")
+        for number, step in enumerate(content["steps"]):
+            kind = step.get("registry_name")
+            normalizes = kind in ("normalizer_processor", "unnormalizer_processor")
+            if "state_file" not in step and not normalizes:
                 continue
-            state = load_weights(directory.path / step["state_file"])
-            write_weights(path / step["state_file"], {**state, **_statistics(processors, state)})
-        write_text(path / file, json.dumps(content, indent=2))
+            file = Path(step.get("state_file", f"{name}_step_{number}_{kind}.safetensors")).name
+            state: dict[str, Tensor] = {}
+            if "state_file" in step:
+                state = load_weights(directory.path / file)
+            write_weights(path / file, _with_present(processors, state) if normalizes else state)
+            step["state_file"] = file
+        write_text(path / f"{name}.json", json.dumps(content, indent=2))
 
 
-def _statistics(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    made = {k.replace("/", "."): one for k, one in processors.normalizers.items()}
+def _with_present(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace the statistics of a step by those of the normalisers."""
+    present = {name.replace("/", "."): one for name, one in processors.normalizers.items()}
     if processors.action is not None:
-        made[ACTION] = processors.action
-    found: dict[str, Tensor] = {}
-    for name, one in made.items():
+        present[ACTION] = processors.action
+    written = dict(state)
+    for name, one in present.items():
         assert isinstance(one, Normalizer)
-        first, second = (f"{name}.{statistic}" for statistic in MODES[one.mode])
-        found |= {first: one.first, second: one.second}
-    return {k: v.reshape(state[k].shape) for k, v in found.items() if k in state}
+        pair = {
+            f"{name}.{kind}": value
+            for kind, value in zip(MODES[one.mode], (one.first, one.second), strict=True)
+        }
+        shaped = {k: v.reshape(state[k].shape) if k in state else v for k, v in pair.items()}
+        if not all(k in state and state[k].float().equal(v.cpu()) for k, v in shaped.items()):
+            # The feature's other statistics belong to other data.
+            written = {k: v for k, v in written.items() if k.rpartition(".")[0] != name}
+        written |= shaped
+    return written
 
 
 def _steps(
@@ -312,38 +329,36 @@ def _tokenization(config: Mapping[str, Any], path: Path) -> Tokenization:
 def _normalizers(
     features: Mapping[str, Feature],
     config: Mapping[str, Any],
-    state: Mapping[str, Tensor],
-    path: Path,
+    statistics: Statistics | None,
+    key: str | None,
+    source: str,
 ) -> dict[str, Normalizer]:
-    found = {}
+    """Return normalisers by feature; None for statistics stands for NaN."""
+    made = {}
     for name, feature in features.items():
         mode = config.get("norm_map", {}).get(feature.kind, "IDENTITY")
         if mode == "IDENTITY":
             continue
         require(
             mode in MODES,
-            f"{path}: normalisation {mode} of {name} is not one of IDENTITY, {', '.join(MODES)}.",
+            f"{source}: normalisation {mode} of {name} is not one of IDENTITY, {', '.join(MODES)}.",
         )
-        if not any(key.startswith(f"{name}.") for key in state):
-            warnings.warn(
-                f"{path} has no statistics of {name}: {name} is not normalised, as in LeRobot. To "
-                f"normalise {name}, set dataset_stats.",
-                stacklevel=4,
-            )
-            continue
         shape = (feature.shape[0], 1, 1) if feature.kind == "VISUAL" else feature.shape
-        pair = [_statistic(state, f"{name}.{part}", shape, path) for part in MODES[mode]]
-        found[name] = Normalizer(mode, pair[0], pair[1], float(config.get("eps", 1e-8)))
-    return found
+        pair = [torch.full(shape, torch.nan) for _ in MODES[mode]]
+        if statistics is not None:
+            values = choose(statistics, name, key, source, CURE)
+            pair = [_statistic(values, name, kind, shape, source) for kind in MODES[mode]]
+        made[name] = Normalizer(mode, pair[0], pair[1], float(config.get("eps", 1e-8)))
+    return made
 
 
 def _statistic(
-    state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], path: Path
+    values: Mapping[str, Any], name: str, kind: str, shape: tuple[int, ...], source: str
 ) -> Tensor:
-    require(name in state, f"{path}: the statistics have no {name}.")
-    value = state[name].float()
+    require(kind in values, f"{source}: the statistics have no {name}.{kind}.")
+    value = numbers(values[kind], f"{source}: {name}.{kind}")
     require(
-        list(value.shape) in ([shape[0]], list(shape)) and bool(value.isfinite().all()),
-        f"{path}: {name} must be finite numbers of shape {list(shape)}, got {list(value.shape)}.",
+        list(value.shape) in ([shape[0]], list(shape)),
+        f"{source}: {name}.{kind} must have the shape {list(shape)}, got {list(value.shape)}.",
     )
     return value.reshape(shape)

@@ -184,7 +184,7 @@ class ResNetEncoder(PictureEncoder):
         network = self.network()
         if weights is not None:
             found = torchvision_names(weights_at(weights, f"{name}.weights"))
-            network.load_state_dict(fitting(network.state_dict(), found, weights, strict=True))
+            network.load_state_dict(fitting(network.state_dict(), found, weights))
         pooled = [nn.AdaptiveAvgPool2d(1)] if pool == "mean" else []
         self.layers = nn.Sequential(_Scaled(), network, *pooled, nn.Flatten())
         self.requires_grad_(not frozen)

@@ -22,7 +22,7 @@ from lightning_rl.policies.vla.loading import (
     instantiate_model,
 )
 from lightning_rl.policies.weights import WEIGHTS, fill_with_weights
-from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.rollout.contract import FieldSpec, allocate_rollout
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
@@ -35,8 +35,8 @@ class CustomVLA(Policy):
     `counts_executed`, and constructor arguments `observation_space` and `action_space`. A class may
     have `blocks` (see `Policy`).
 
-    A model may also work on plain tensors: `forward(observation)` returns actions [B, A],
-    `get_value(observation)` values [B, 1], `evaluate_actions` reads `(observation, actions)`.
+    A model may also work on plain tensors: `forward(observation)` returns actions [B, A], and
+    `get_value(observation)` values [B, 1]; see `PlainModel`.
 
     In YAML:
 
@@ -103,10 +103,13 @@ class CustomVLA(Policy):
             fill_with_weights(model, model_path, strict, "model_path")
         freeze_matching(model, freeze)
         self.has_critic = hasattr(model, "get_value")
-        self.counts_executed = plain or bool(getattr(model, "counts_executed", False))
+        evaluates = hasattr(model, "evaluate_actions")
+        self.counts_executed = bool(getattr(model, "counts_executed", plain and not evaluates))
         if plain:
             self.critic_modules = ("model.model.critic", "model.model.value_head")
-            model = PlainModel(model, action_space, log_std_init)
+            step = allocate_rollout(observation_space, action_space, 1, 1)[:, 0]
+            example = None if away else step.get("observation")
+            model = PlainModel(model, action_space, log_std_init, example)
         self.model = model
         self.model_class = model_class
         self.model_settings = _listed(config)  # to compare two policies
@@ -171,19 +174,27 @@ class PlainModel(nn.Module):
     """Adds a normal distribution to a model on plain tensors, for `CustomVLA`.
 
     The model's actions are the mean. The log standard deviation is the model's parameter `log_std`,
-    or a new parameter, per number of an action. The model's `evaluate_actions` is not called.
+    or a new parameter, per number of an action.
 
     Args:
         model: returns actions [B, A]; `get_value(observation)` is optional, values [B, 1].
+            `evaluate_actions(observation, actions)` is optional: log-probs and entropies, [B] each,
+            as a tuple or by the names `log_prob` and `entropy`. They must be those of the normal
+            distribution, which draws the actions.
         action_space: a Box of floats.
         log_std_init: initial log standard deviation.
+        observation: an example [1, ...], with which the model is called once; None: no call.
 
     Raises:
-        ConfigurationError: for another action space.
+        ConfigurationError: for another action space, or a model that returns something else.
     """
 
     def __init__(
-        self, model: nn.Module, action_space: gymnasium.Space[Any], log_std_init: float
+        self,
+        model: nn.Module,
+        action_space: gymnasium.Space[Any],
+        log_std_init: float,
+        observation: Any = None,
     ) -> None:
         super().__init__()
         require(
@@ -196,6 +207,9 @@ class PlainModel(nn.Module):
         self.log_std = None
         if not isinstance(getattr(model, "log_std", None), nn.Parameter):
             self.log_std = nn.Parameter(torch.full((self.size,), log_std_init))
+        if observation is not None:
+            with torch.no_grad():
+                self._distribution(TensorDict({"observation": observation}, [1]))
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
@@ -218,17 +232,36 @@ class PlainModel(nn.Module):
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         """Return `sample_log_prob`, `entropy` and `value`, [B] each, of the actions in `td` [B]."""
-        mean, log_std = self._distribution(td)
-        executed = td.get("executed", None)
-        log_probs = self._log_probs(mean, log_std, td.get("action").reshape(mean.shape))
-        entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(mean.shape)
-        result = {
-            "sample_log_prob": summed(log_probs, executed),
-            "entropy": summed(entropies, executed),
-        }
+        if hasattr(self.model, "evaluate_actions"):
+            result = self._evaluated(td)
+        else:
+            mean, log_std = self._distribution(td)
+            executed = td.get("executed", None)
+            log_probs = self._log_probs(mean, log_std, td.get("action").reshape(mean.shape))
+            entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(mean.shape)
+            result = {
+                "sample_log_prob": summed(log_probs, executed),
+                "entropy": summed(entropies, executed),
+            }
         if hasattr(self.model, "get_value"):
             result["value"] = self.get_value(td.select("observation")).get("value")
         return TensorDict(result, td.batch_size)
+
+    def _evaluated(self, td: TensorDict) -> dict[str, Tensor]:
+        result = cast(Any, self.model).evaluate_actions(td.get("observation"), td.get("action"))
+        if isinstance(result, tuple | list) and len(result) >= 2:
+            result = {"log_prob": result[0], "entropy": result[1]}
+        names = ("log_prob", "entropy")
+        values = [result.get(name) for name in names] if hasattr(result, "get") else [None]
+        fits = all(isinstance(one, Tensor) and one.numel() == td.numel() for one in values)
+        require(
+            fits,
+            f"{type(self.model).__name__}.evaluate_actions must return log-probs and entropies, "
+            f"[{td.numel()}] each, as a tuple or by the names {' and '.join(names)}. If the "
+            "actions are the mean of a normal distribution, remove the method.",
+        )
+        log_prob, entropy = (cast(Tensor, one).float().reshape(td.batch_size) for one in values)
+        return {"sample_log_prob": log_prob, "entropy": entropy}
 
     def _distribution(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         mean = self.model(td.get("observation"))
@@ -237,7 +270,8 @@ class PlainModel(nn.Module):
             isinstance(mean, Tensor) and mean.numel() == math.prod(wanted),
             f"{type(self.model).__name__}.forward returned "
             f"{list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__}; it must be "
-            f"actions of shape {list(wanted)}.",
+            f"actions of shape {list(wanted)} alone. A model that draws its own actions and "
+            "returns log-probs needs the methods of lightning_rl.Policy.",
         )
         log_std = self.model.log_std if self.log_std is None else self.log_std
         return mean.float().reshape(wanted), cast(Tensor, log_std).reshape(-1)
@@ -255,22 +289,19 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
         not issubclass(cls, Policy),
         f"model_class '{name}' is a whole Policy: give it as the policy's class_path instead.",
     )
-    for method in ("forward", "evaluate_actions"):
-        own = getattr(cls, method, None)
-        require(
-            own is not None and own is not nn.Module.forward,
-            f"model_class '{name}' has no {method}. {needs}",
-        )
-    plain = _takes(cls, "evaluate_actions", 2) and not _takes(cls, "evaluate_actions", 1)
-    named = {} if plain else {"deterministic": False, "generator": None}
-    fits = _takes(cls, "forward", 1, **named)
-    signature = inspect.signature(cls.forward)
+    own = {method: getattr(cls, method, None) for method in ("forward", "evaluate_actions")}
+    named = {"deterministic": False, "generator": None}
+    reads_td = own["forward"] is not nn.Module.forward and _takes(cls, "forward", 1, **named)
+    missing = [] if own["forward"] is not nn.Module.forward else ["forward"]
+    missing += ["evaluate_actions"] if reads_td and own["evaluate_actions"] is None else []
+    require(not missing, f"model_class '{name}' has no {' and no '.join(missing)}. {needs}")
+    pair = own["evaluate_actions"] is None or _takes(cls, "evaluate_actions", 2)
     require(
-        fits,
-        f"model_class '{name}' has forward{signature}, which cannot be called with td, "
-        f"deterministic and generator. {needs}",
+        reads_td or (pair and _takes(cls, "forward", 1)),
+        f"model_class '{name}' has forward{inspect.signature(cls.forward)}, which cannot be called "
+        f"with td, deterministic and generator. {needs}",
     )
-    return plain
+    return pair and not (reads_td and _takes(cls, "evaluate_actions", 1))
 
 
 def _takes(cls: type[nn.Module], method: str, count: int, **named: Any) -> bool:

@@ -3,8 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import gymnasium
 import torch
@@ -14,14 +13,13 @@ from lightning_rl.policies.distributions.base import choose, gumbel_
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.vla.backbone import Features
 from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.files import expanded, read_json
+from lightning_rl.system.errors import check_range, require
 
 Level = Literal["token", "action", "chunk"]
 """Granularity of the log-prob: per number, per action or per chunk."""
 
-Statistics = str | tuple[Tensor, Tensor] | None
-"""The source of the action values for -1 and 1, see `action_bounds`."""
+Statistics = tuple[Tensor, Tensor] | None
+"""The action values for -1 and 1, see `action_bounds`."""
 
 
 class ActionHead(nn.Module, ABC):
@@ -36,10 +34,13 @@ class ActionHead(nn.Module, ABC):
         has_entropy: whether the entropies are known; otherwise they are zeros.
         noise_size: numbers of the initial noise of a flow, 0 for other heads.
         clone_noise_size: numbers of the noise of `clone_loss`.
+        center, scale: [L], an action is center + scale * unit.
+        constant_buffers: buffers that training does not change.
     """
 
     center: Tensor
     scale: Tensor
+    constant_buffers = ("center", "scale")
     has_entropy = True
     noise_size = 0
     clone_noise_size = 0
@@ -54,8 +55,9 @@ class ActionHead(nn.Module, ABC):
         self.num_slots = self.chunk_size * self.action_size
         self.num_parts = self.num_slots if level == "token" else self.chunk_size
         low, high = action_bounds(space, statistics)
-        self.register_buffer("center", (high + low) / 2, persistent=False)
-        self.register_buffer("scale", (high - low) / 2, persistent=False)
+        # State: the data that they come from may change.
+        self.register_buffer("center", (high + low) / 2)
+        self.register_buffer("scale", (high - low) / 2)
 
     @property
     @abstractmethod
@@ -245,53 +247,21 @@ def action_bounds(space: gymnasium.spaces.Box, statistics: Statistics) -> tuple[
 
     Args:
         space: space of one chunk, [K, *A]; its bounds are used without statistics.
-        statistics: the values for -1 and for 1 of one action, [*A] each; or a JSON file with `q01`
-            and `q99` (or `min` and `max`) of the model's training actions, at the top, under
-            `action`, or under a dataset's name.
+        statistics: the values for -1 and for 1 of one action, [A] each.
 
     Raises:
-        ConfigurationError: for infinite bounds, a missing file, or a file for other actions.
+        ConfigurationError: for infinite bounds.
     """
-    low, high = (torch.as_tensor(bound).float() for bound in (space.low, space.high))
-    given: Sequence[Any] = statistics if isinstance(statistics, tuple) else ()
-    if isinstance(statistics, str):
-        given = _read_statistics(statistics, math.prod(space.shape[1:]))
-    if given:
+    if statistics is not None:
         low, high = (
-            torch.as_tensor(bound).float().view(space.shape[1:]).expand(space.shape)
-            for bound in given
+            bound.float().view(space.shape[1:]).expand(space.shape) for bound in statistics
         )
-    origin = statistics if isinstance(statistics, str) else "the action space"
+        return low.flatten(), high.flatten()
+    low, high = (torch.as_tensor(bound).float() for bound in (space.low, space.high))
     require(
         bool((low.isfinite() & high.isfinite() & (low < high)).all()),
-        f"A VLA's actions need finite bounds, low < high; {origin} has "
+        "A VLA's actions need finite bounds, low < high; the action space has "
         f"{low.flatten().tolist()} and {high.flatten().tolist()}. Give the task's action term a "
         "clip, wrap the env, or give action_statistics.",
     )
     return low.flatten(), high.flatten()
-
-
-def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
-    path = str(expanded(path))
-    require(
-        Path(path).is_file(),
-        f"No action statistics at {path}: give the JSON file that came with the model (such as "
-        "dataset_statistics.json), or remove action_statistics to use the bounds of the env.",
-    )
-    content: Any = read_json(Path(path))
-    while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():
-        if "action" not in content and len(content) != 1:
-            break
-        content = content.get("action", next(iter(content.values())))
-    found = content if isinstance(content, dict) else {}
-    for names in (("q01", "q99"), ("min", "max")):
-        low, high = (found.get(name) for name in names)
-        if low is not None and high is not None:
-            require(
-                len(low) == len(high) == size,
-                f"{path} has actions of {len(low)} numbers, but the env's have {size}.",
-            )
-            return [float(x) for x in low], [float(x) for x in high]
-    raise ConfigurationError(
-        f"{path} needs q01 and q99, or min and max, of actions; it has {', '.join(found)}."
-    )

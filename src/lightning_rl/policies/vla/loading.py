@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_rl.policies.vla.adapters import (
     add_fresh_adapter,
@@ -174,7 +175,7 @@ def instantiate_model(
     """Make a model; `provided` arguments are passed only if the constructor names them.
 
     Raises:
-        ConfigurationError: for an unknown or missing argument.
+        ConfigurationError: for an unknown or missing argument, or lazy layers.
     """
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
     known = {key: value for key, value in (provided or {}).items() if key in parameters}
@@ -196,7 +197,15 @@ def instantiate_model(
             p.name in model_config or p.default is not p.empty,
             f"model_config has no '{p.name}', which {cls.__name__} needs; {takes}.",
         )
-    return cls(**known, **model_config)
+    model = cls(**known, **model_config)
+    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+    require(
+        not lazy,
+        f"{cls.__name__} has layers whose sizes are unknown before the first call: "
+        f"{', '.join(lazy[:3])}. Weights are loaded before that: replace lazy layers, such as "
+        "nn.LazyLinear by nn.Linear.",
+    )
+    return model
 
 
 def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None:

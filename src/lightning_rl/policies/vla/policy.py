@@ -1,7 +1,8 @@
 """Act on pictures and an instruction, one chunk of actions at a time."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -12,10 +13,18 @@ from torch import Tensor, nn
 
 from lightning_rl.policies.base import ABSENT, GUIDANCE, Policy, noise_for
 from lightning_rl.policies.precision import in_float32
+from lightning_rl.policies.statistics import action_bounds_of, read_action_bounds
 from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.flow import FlowHead, FlowSettings, SlotExpert
-from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
+from lightning_rl.policies.vla.heads import (
+    ActionHead,
+    GaussianHead,
+    Level,
+    Statistics,
+    TokenHead,
+    action_bounds,
+)
 from lightning_rl.policies.vla.tiny import TinyVLA
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import check_range, require
@@ -163,6 +172,27 @@ class ChunkPolicy(Policy):
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return self.head.fields_of(action)
 
+    def add_statistics(self, state: dict[str, Any], prefix: str) -> str | None:
+        """Add the scale of the actions to a state dict of a version that did not save it.
+
+        Return their origin; None for the constructor's.
+        """
+        if f"{prefix}head.center" in state:
+            return None
+        statistics, origin = self.missing_statistics(state, prefix)
+        center, scale = self.head.center, self.head.scale
+        if statistics is not None:
+            low, high = action_bounds(chunk_space(self.action_space), statistics)
+            center, scale = (high + low) / 2, (high - low) / 2
+        state |= {f"{prefix}head.center": center, f"{prefix}head.scale": scale}
+        return origin
+
+    def missing_statistics(
+        self, state: Mapping[str, Any], prefix: str
+    ) -> tuple[Statistics, str | None]:
+        """Return the actions for -1 and 1, [A] each, and their origin; None if unchanged."""
+        return None, None
+
     def _value(self, features: Features) -> Tensor:
         summary = features.summary.float()
         with in_float32(summary):
@@ -188,7 +218,10 @@ class VLAPolicy(ChunkPolicy):
         log_std_init: initial log standard deviation of the Gaussian head, in units of the action
             bounds.
         flow: settings of the flow head. Default: `FlowSettings()`.
-        action_statistics: JSON file, see `action_bounds`. Default: bounds of the action space.
+        action_statistics: JSON file or directory with the actions for -1 and 1, see
+            `action_bounds_of`; read when a policy is new, then part of its weights. Default:
+            bounds of the action space.
+        statistics_key: dataset in a file with several, such as `bridge_orig`.
         kwargs: see `ChunkPolicy`.
 
     Raises:
@@ -209,6 +242,7 @@ class VLAPolicy(ChunkPolicy):
         log_std_init: float = -1.0,
         flow: FlowSettings | None = None,
         action_statistics: str | None = None,
+        statistics_key: str | None = None,
         **kwargs: Any,
     ) -> None:
         check_range("num_bins", num_bins, least=2)
@@ -223,32 +257,40 @@ class VLAPolicy(ChunkPolicy):
             "flow.noise_level, or remove temperature.",
         )
         body = TinyVLA() if backbone is None else backbone
+        require(
+            action_statistics is not None or statistics_key is None,
+            f"statistics_key={statistics_key} needs action_statistics, or remove it.",
+        )
 
         def make_head(space: gymnasium.spaces.Box) -> ActionHead:
+            statistics = None
+            if action_statistics is not None:
+                size = math.prod(space.shape[1:])
+                statistics = action_bounds_of(action_statistics, statistics_key, size)
             if head == "token":
                 own = body.token_head(num_bins)
                 to_logits = nn.Linear(body.slot_size, num_bins) if own is None else own
-                return TokenHead(
-                    space, log_prob_level, to_logits, num_bins, temperature, action_statistics
-                )
+                bins = to_logits, num_bins, temperature
+                return TokenHead(space, log_prob_level, *bins, statistics)
             if head == "gaussian":
-                return GaussianHead(
-                    space,
-                    log_prob_level,
-                    body.slot_size,
-                    log_std_init,
-                    temperature,
-                    action_statistics,
-                )
+                deviation = log_std_init, temperature
+                return GaussianHead(space, log_prob_level, body.slot_size, *deviation, statistics)
             settings = FlowSettings() if flow is None else flow
             expert = body.velocity_expert(space)
             if expert is None:
                 expert = SlotExpert(space, body.slot_size, settings.hidden_sizes)
-            return FlowHead(
-                space, log_prob_level, expert, body.summary_size, settings, action_statistics
-            )
+            return FlowHead(space, log_prob_level, expert, body.summary_size, settings, statistics)
 
         super().__init__(observation_space, action_space, body, make_head, **kwargs)
+        self.action_statistics, self.statistics_key = action_statistics, statistics_key
+
+    def missing_statistics(
+        self, state: Mapping[str, Any], prefix: str
+    ) -> tuple[Statistics, str | None]:
+        file = self.action_statistics
+        if file is None:
+            return None, None
+        return read_action_bounds(file, self.statistics_key, self.head.action_size), file
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.datasets.lerobot_format import Leaf, leaves_of
-from lightning_rl.policies.lerobot.processors import read_statistics
 from lightning_rl.policies.normalization import RunningMoments
+from lightning_rl.policies.statistics import Statistics, choose, numbers, read_statistics
 from lightning_rl.system.errors import require
 from lightning_rl.training.callbacks.typed import algorithm_of
 
@@ -19,7 +19,7 @@ class DatasetStatistics(Callback):
     """Begin a run with the statistics of a LeRobot dataset; the run's observations update them.
 
     This sets all running means and variances of the policy's inputs: of `normalize_observation`,
-    and of encoders with `normalize`. A resumed run keeps its own statistics.
+    and of encoders with `normalize`. A resumed run keeps its own statistics, and reads no file.
 
     Args:
         path: path of the dataset, or of its `meta/stats.json`.
@@ -33,7 +33,11 @@ class DatasetStatistics(Callback):
     def __init__(self, path: str, keys: dict[str, str] | None = None) -> None:
         self._path = path
         self._keys = keys or {}
-        self._statistics = read_statistics(path)
+        self._statistics: Statistics = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.ckpt_path is None:
+            self._statistics = read_statistics(self._path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = algorithm_of(pl_module)
@@ -56,8 +60,8 @@ class DatasetStatistics(Callback):
 
     @property
     def _frames(self) -> int:
-        counts = [v for name, v in self._statistics.items() if name.endswith(".count")]
-        return max(2, *(int(count.max()) for count in counts)) if counts else 2
+        counts = [part["count"] for part in self._statistics.values() if "count" in part]
+        return max(2, *(int(numbers(count, "count").max()) for count in counts)) if counts else 2
 
     def _rollout(self, space: gymnasium.Space[Any]) -> TensorDict:
         tree: dict[tuple[str, ...], Tensor] = {}
@@ -71,13 +75,14 @@ class DatasetStatistics(Callback):
 
     def _of(self, leaf: Leaf, name: str) -> Tensor:
         column = self._keys.get(".".join(leaf.path), leaf.key)
-        found = self._statistics.get(f"{column}.{name}")
+        source = f"DatasetStatistics: {self._path}"
+        values = choose(self._statistics, column, None, source, "Name the column by keys.")
         require(
-            found is not None,
+            name in values,
             f"DatasetStatistics: {self._path} has no {name} of '{column}'; it has "
-            f"{', '.join(sorted(self._statistics))}. Name the column by keys.",
+            f"{', '.join(values)}.",
         )
-        assert found is not None
+        found = numbers(values[name], f"{self._path}: {column}.{name}")
         if leaf.picture:  # [C, 1, 1] in [0, 1]
             shaped = found.flatten()
             shaped = shaped[:, None, None] if leaf.channels_first else shaped

@@ -1,0 +1,185 @@
+"""Read statistics of data that scale a policy: once, because they become its state."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_rl.system.construction import do_weights_follow
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import expanded, read_json
+
+FILES = ("meta/stats.json", "dataset_statistics.json", "norm_stats.json")
+"""Files in directories of LeRobot's datasets, OpenVLA's models and openpi's models."""
+
+KINDS = ("mean", "std", "min", "max", "q01", "q99")
+"""Statistics; a mapping with one of them belongs to one feature."""
+
+OTHER_NAMES = {"action": ("actions", ""), "observation.state": ("state",)}
+"""Further names of features, as in openpi, and the top of a file of actions alone."""
+
+BOUNDS = (("q01", "q99"), ("min", "max"))
+"""Statistics of the actions for -1 and 1, the preferred pair first."""
+
+SMALL_SPAN = 1e-3
+"""Warn of a number of an action whose span is a smaller part of the largest span."""
+
+Statistics = dict[str, dict[str, Any]]
+"""By feature, such as `bridge.action`: numbers by the name of the statistic, such as `q01`."""
+
+
+def read_statistics(path: str) -> Statistics:
+    """Read the statistics of a LeRobot dataset, of OpenVLA or of openpi.
+
+    Args:
+        path: JSON file, or a directory with one of `FILES`.
+
+    Raises:
+        ConfigurationError: if there is no such file, or it cannot be read.
+    """
+    place = expanded(path)
+    files = [place / name for name in FILES] if place.is_dir() else [place]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ConfigurationError(
+            f"No statistics at {path}: give the JSON file that came with the model or the dataset, "
+            f"or a directory with {' or '.join(FILES)}."
+        )
+    return dict(_features(read_json(file), ""))
+
+
+def grouped(state: Mapping[str, Tensor]) -> Statistics:
+    """Return statistics with names such as `action.mean` by feature."""
+    features: Statistics = {}
+    for name, value in state.items():
+        feature, _, kind = name.rpartition(".")
+        features.setdefault(feature, {})[kind] = value
+    return features
+
+
+def choose(
+    statistics: Statistics,
+    feature: str,
+    key: str | None,
+    source: object,
+    cure: str = "Give a file that has them.",
+) -> dict[str, Any]:
+    """Return the statistics of a feature, of the dataset `key` if there are several datasets.
+
+    Raises:
+        ConfigurationError: if there are none, or several; the message names those in `source`, and
+            the `cure` if there are none.
+    """
+    names = (feature, *OTHER_NAMES.get(feature, ()))
+    fitting = [
+        n for n in statistics if n in names or n.endswith(tuple(f".{one}" for one in names if one))
+    ]
+    if key is not None:
+        fitting = [name for name in fitting if f".{key}." in f".{name}."]
+    elif feature in fitting:
+        fitting = [feature]
+    present = ", ".join(name or "statistics without a name" for name in statistics) or "none"
+    chosen = "" if key is None else f" in statistics_key: {key}"
+    require(
+        bool(fitting),
+        f"{source} has no statistics of '{feature}'{chosen}; it has {present}. {cure}",
+    )
+    require(
+        len(fitting) == 1,
+        f"{source} has the statistics of several datasets for {feature}{chosen}: "
+        f"{', '.join(fitting)}. Choose the dataset: statistics_key: "
+        f"{fitting[0].removesuffix(feature).strip('.') or 'NAME'}.",
+    )
+    return statistics[fitting[0]]
+
+
+def action_bounds_of(path: str, key: str | None, size: int) -> tuple[Tensor, Tensor]:
+    """Return what `read_action_bounds` returns; NaN, two tensors [A], if weights follow."""
+    if do_weights_follow():
+        return torch.full((size,), torch.nan), torch.full((size,), torch.nan)
+    return read_action_bounds(path, key, size)
+
+
+def read_action_bounds(path: str, key: str | None, size: int) -> tuple[Tensor, Tensor]:
+    """Return the actions for -1 and 1, two tensors [A], of a file.
+
+    The file has `q01` and `q99`, or `min` and `max`. Where its `mask` is false, a number is not
+    scaled, as in OpenVLA.
+
+    Args:
+        path: see `read_statistics`.
+        key: see `choose`.
+        size: A.
+
+    Raises:
+        ConfigurationError: if the file is missing, or has no such statistics.
+    """
+    values = choose(read_statistics(path), "action", key, path)
+    pair = next((pair for pair in BOUNDS if set(pair) <= values.keys()), None)
+    if pair is None:
+        raise ConfigurationError(
+            f"{path} needs q01 and q99, or min and max, of actions; it has {', '.join(values)}."
+        )
+    low, high, kept = (
+        numbers(values.get(name, [1] * size), f"{path}: {name} of actions").flatten()
+        for name in (*pair, "mask")
+    )
+    for part in (low, high, kept):
+        require(
+            part.numel() == size,
+            f"{path} has actions of {part.numel()} numbers, but the env's have {size}.",
+        )
+    wrong = [i for i in range(size) if low[i] > high[i]]
+    require(
+        not wrong,
+        f"{path}: {pair[0]} is above {pair[1]} in the numbers {wrong} of an action (from 0): "
+        "compute the statistics again.",
+    )
+    scaled, one = kept > 0, torch.ones(size)
+    return with_width(low.where(scaled, -one), high.where(scaled, one), path)
+
+
+def numbers(values: Any, name: str) -> Tensor:
+    """Return finite numbers as float32 [...]; `name` is for messages.
+
+    Raises:
+        ConfigurationError: for other values.
+    """
+    try:
+        tensor = torch.as_tensor(values, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"{name} are not numbers: {error}.") from error
+    require(bool(tensor.isfinite().all()), f"{name} must be finite numbers, got {values}.")
+    return tensor
+
+
+def with_width(low: Tensor, high: Tensor, source: object) -> tuple[Tensor, Tensor]:
+    """Return the actions for -1 and 1, [A] each, with a small width for constant numbers.
+
+    A number that was constant in the data keeps its value for every output. Warn of it, and of
+    numbers with a much smaller span than others: they hardly depend on the output.
+    """
+    span = high - low
+    small = [i for i in range(len(span)) if span[i] < SMALL_SPAN * span.max()]
+    if small:
+        warnings.warn(
+            f"{source}: the numbers {small} of an action (from 0) have spans of "
+            f"{[float(f'{span[i]:.3g}') for i in small]}, and others up to {span.max():.3g}: the "
+            "policy keeps them nearly constant. If they should move, give statistics of data in "
+            "which they do.",
+            stacklevel=2,
+        )
+    width = 1e-6 * high.abs().clamp(min=1.0)
+    flat = span < width
+    return torch.where(flat, low - width, low), torch.where(flat, high + width, high)
+
+
+def _features(tree: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if any(kind in tree for kind in KINDS):
+        yield name, dict(tree)
+        return
+    for key, child in tree.items():
+        if isinstance(child, dict):
+            yield from _features(child, f"{name}.{key}" if name else key)
