@@ -565,7 +565,7 @@ MUTATIONS = (
     Mutation(
         "checkpoints/building.py",
         "to load a policy moves torch's random stream",
-        "            with torch.random.fork_rng(devices=[]):\n                yield\n",
+        "            with torch.random.fork_rng(devices=[]), weights_follow():\n                yield\n",
         "            yield\n",
         "numerics/test_reward_classifier.py",
     ),
@@ -865,8 +865,8 @@ MUTATIONS = (
     Mutation(
         "policies/lerobot/processors.py",
         "a normaliser divides by the standard deviation alone in one direction, and not in both",
-        "return value * self.span + self.first",
-        "return value * (self.span + 0.001) + self.first",
+        "return value * self.second + self.first",
+        "return value * (self.second + 0.001) + self.first",
         "numerics/test_lerobot_policies.py",
     ),
     Mutation(

@@ -46,6 +46,9 @@ class Plain(nn.Module):
 class Reading(Plain):
     reads = ("state",)
 
+    def forward(self, obs):
+        return super().forward(obs["state"])
+
 
 class Laplace(Plain):
     def __init__(self):

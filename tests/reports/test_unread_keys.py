@@ -117,4 +117,5 @@ def test_every_policy_of_perceptrons_ignores_what_it_is_told_to(policy, actions)
     with refused(names=("actor_keys", "ignore_keys", "state")):
         policy(made.observation_space, actions, actor_keys=["state"], ignore_keys=["state"])
     with refused(names=("condition", "actor_keys", "ignore_keys: [condition]")):
-        policy(made.observation_space, actions, actor_keys=["state"])
+        keys = {"actor_keys": ["state"], "ignore_keys": ["action_mask"]}
+        policy(made.observation_space, actions, **keys)

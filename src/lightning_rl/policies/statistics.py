@@ -156,7 +156,7 @@ def numbers(values: Any, name: str) -> Tensor:
 
 
 def with_width(low: Tensor, high: Tensor, source: object) -> tuple[Tensor, Tensor]:
-    """Return the actions for -1 and 1, [A] each, with a small width for constant numbers.
+    """Return the actions for -1 and 1, `low` and `high` [A], with a width of constant numbers.
 
     A number that was constant in the data keeps its value for every output. Warn of it, and of
     numbers with a much smaller span than others: they hardly depend on the output.

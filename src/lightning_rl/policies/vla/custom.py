@@ -21,7 +21,7 @@ from lightning_rl.policies.vla.loading import (
     import_model_class,
     instantiate_model,
 )
-from lightning_rl.policies.weights import WEIGHTS, fill_with_weights
+from lightning_rl.policies.weights import WEIGHTS, fill_with_weights, one_message
 from lightning_rl.rollout.contract import FieldSpec, allocate_rollout
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -208,7 +208,8 @@ class PlainModel(nn.Module):
         if not isinstance(getattr(model, "log_std", None), nn.Parameter):
             self.log_std = nn.Parameter(torch.full((self.size,), log_std_init))
         if observation is not None:
-            with torch.no_grad():
+            name = type(model).__name__
+            with torch.no_grad(), one_message(f"{name} cannot be called with an observation"):
                 self._distribution(TensorDict({"observation": observation}, [1]))
 
     def forward(
