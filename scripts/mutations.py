@@ -565,8 +565,8 @@ MUTATIONS = (
     Mutation(
         "checkpoints/building.py",
         "to load a policy moves torch's random stream",
-        "            with torch.random.fork_rng(devices=[]), weights_follow():\n                yield\n",
-        "            yield\n",
+        "with torch.random.fork_rng(devices=[]), weights_follow():\n",
+        "with weights_follow():\n",
         "numerics/test_reward_classifier.py",
     ),
     Mutation(
