@@ -156,10 +156,15 @@ def numbers(values: Any, name: str) -> Tensor:
 
 
 def with_width(low: Tensor, high: Tensor, source: object) -> tuple[Tensor, Tensor]:
-    """Return the actions for -1 and 1, `low` and `high` [A], with a width of constant numbers.
+    """Give constant numbers a width.
 
     A number that was constant in the data keeps its value for every output. Warn of it, and of
     numbers with a much smaller span than others: they hardly depend on the output.
+
+    Args:
+        low: [A], the action for -1.
+        high: [A], the action for 1.
+        source: origin of the numbers, for the warning.
     """
     span = high - low
     small = [i for i in range(len(span)) if span[i] < SMALL_SPAN * span.max()]
