@@ -196,6 +196,11 @@ GRANTS = ("trust_code", "allow_download", "model_class")
 
 def packages_of(id: str) -> set[str]:
     """Return the packages that implement a Gymnasium id; empty for an unregistered id."""
+    return {module.partition(".")[0] for module in modules_of(id)}
+
+
+def modules_of(id: str) -> set[str]:
+    """Return the modules that implement a Gymnasium id; empty for an unregistered id."""
     makers = []
     for spec in gymnasium.registry.values():
         # A name without a version means its latest.
@@ -203,5 +208,6 @@ def packages_of(id: str) -> set[str]:
             makers += [spec.entry_point, spec.vector_entry_point]
             makers += [wrapper.entry_point for wrapper in spec.additional_wrappers]
     makers = [getattr(maker, "func", maker) for maker in makers if maker]  # of a partial
-    homes = [maker if isinstance(maker, str) else maker.__module__ for maker in makers]
-    return {home.replace(":", ".").partition(".")[0] for home in homes}
+    return {
+        maker.partition(":")[0] if isinstance(maker, str) else maker.__module__ for maker in makers
+    }

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.checkpoints.format import CONFIG_KEY
-from lightning_rl.checkpoints.registry import ENV_PACKAGES, packages_of
+from lightning_rl.checkpoints.registry import ENV_PACKAGES, modules_of
 from lightning_rl.system.construction import (
     GIVEN_BY_THE_ENV,
     Constructed,
@@ -77,8 +77,10 @@ def _with_modules(tree: Any) -> Any:
     tree = {key: _with_modules(child) for key, child in tree.items()}
     id = tree.get("id")
     if isinstance(id, str) and ":" not in id:
-        homes = packages_of(id) - {*ENV_PACKAGES, "__main__"}
-        tree["id"] = f"{homes.pop()}:{id}" if len(homes) == 1 else id
+        # The module of the env: its import also imports its package, which may register the env.
+        known = {*ENV_PACKAGES, "__main__"}
+        homes = [module for module in modules_of(id) if module.partition(".")[0] not in known]
+        tree["id"] = f"{homes[0]}:{id}" if len(homes) == 1 else id
     return tree
 
 
