@@ -1,18 +1,20 @@
 """What an env does besides stepping: it exits, fails to close, or changes torch for all."""
 
+import json
 import sys
 from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from lightning_rl import AsyncCollector, GymnasiumEnv, check_env
 from lightning_rl.cli.app import _curable
 from lightning_rl.system.errors import EnvFaultError
 from tests.envs import ScriptedEnv
 from tests.helpers import train
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 
 
 def leave(env):
@@ -78,3 +80,23 @@ def test_the_check_judges_what_the_env_returned(kind):
     env = partial(GymnasiumEnv, id="Observes-v0", env_kwargs={"kind": kind})
     texts = [finding.text for finding in check_env(env, 2, seconds=0.2)]
     assert any("should be an int" in text for text in texts) == (kind == "array")
+
+
+class FailsToClose(ScriptedEnv):
+    def close(self):
+        raise OSError("the socket is gone")
+
+
+gymnasium.register("FailsToClose-v0", partial(FailsToClose, length=8))
+
+
+def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(tmp_path):
+    with refused(UserWarning, names=("GymnasiumEnv", "OSError", "close", "the socket is gone")):
+        train(tmp_path, env=partial(GymnasiumEnv, id="FailsToClose-v0"))
+    assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "finished"
+
+
+@pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])
+def test_a_finder_of_lightning_is_refused_by_name(finder, tmp_path):
+    with refused(names=("trainer.callbacks", finder.__name__, "rl-cli sweep")):
+        train(tmp_path, trainer={"callbacks": [finder()]})

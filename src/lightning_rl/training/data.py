@@ -34,7 +34,7 @@ from lightning_rl.envs.factories import (
     make_env,
 )
 from lightning_rl.envs.managers import Event
-from lightning_rl.envs.watch import EnvWatch
+from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import validate
 from lightning_rl.system import ranks
@@ -509,8 +509,16 @@ class RLDataModule(LightningDataModule):
             self.collector.close()
         for env, calls in ((self._env, self.calls), (self._eval_env, self.eval_calls)):
             if env is not None and not calls.is_lost:
-                with calls("close"):
-                    env.close()
+                try:
+                    with calls("close"):
+                        env.close()
+                except EnvTimeoutError:
+                    raise
+                except Exception as error:  # the run is complete, or has an error of its own
+                    rank_zero_warn(
+                        f"{type(env).__name__} raised {type(error).__name__} in close: {error}. "
+                        "Correct the env; the files of the run are whole."
+                    )
             calls.close()
         self.collector, self.replay = None, None
         self._env, self._eval_env = None, None

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -205,6 +206,13 @@ class RLTrainer(Trainer, Constructed):
         self._replay_folders: dict[Path, ReplayFolder] = {}
         with removed_if_refused(self.run_dir):
             own = _as_list(callbacks)
+            for callback in own:
+                require(
+                    not isinstance(callback, LearningRateFinder | BatchSizeFinder),
+                    f"trainer.callbacks has {type(callback).__name__}, which tries settings on "
+                    "batches of a fixed dataset, but each batch here is a new rollout. Remove it, "
+                    "and compare settings by rl-cli sweep.",
+                )
             metrics = MetricsWriter(best_metric, best_mode)
             package = self._callbacks(own, metrics, video, enable_progress_bar)
             if enable_checkpointing:
