@@ -82,12 +82,11 @@ def test_the_check_judges_what_the_env_returned(kind):
     assert any("should be an int" in text for text in texts) == (kind == "array")
 
 
-class FailsToClose(ScriptedEnv):
-    def close(self):
-        raise OSError("the socket is gone")
+def fail_to_close():
+    raise OSError("the socket is gone")
 
 
-gymnasium.register("FailsToClose-v0", partial(FailsToClose, length=8))
+gymnasium.register("FailsToClose-v0", partial(ScriptedEnv, length=8, close=fail_to_close))
 
 
 def test_an_env_that_fails_to_close_does_not_fail_a_complete_run(tmp_path):

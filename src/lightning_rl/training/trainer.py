@@ -206,13 +206,7 @@ class RLTrainer(Trainer, Constructed):
         self._replay_folders: dict[Path, ReplayFolder] = {}
         with removed_if_refused(self.run_dir):
             own = _as_list(callbacks)
-            for callback in own:
-                require(
-                    not isinstance(callback, LearningRateFinder | BatchSizeFinder),
-                    f"trainer.callbacks has {type(callback).__name__}, which tries settings on "
-                    "batches of a fixed dataset, but each batch here is a new rollout. Remove it, "
-                    "and compare settings by rl-cli sweep.",
-                )
+            _refuse_finders(own)
             metrics = MetricsWriter(best_metric, best_mode)
             package = self._callbacks(own, metrics, video, enable_progress_bar)
             if enable_checkpointing:
@@ -479,6 +473,16 @@ def _refuse(settings: dict[str, Any]) -> None:
     )
     if strategy == "fsdp":
         settings["strategy"] = FSDP2Strategy()
+
+
+def _refuse_finders(callbacks: list[Callback]) -> None:
+    for callback in callbacks:
+        require(
+            not isinstance(callback, LearningRateFinder | BatchSizeFinder),
+            f"trainer.callbacks has {type(callback).__name__}, which tries settings on batches of "
+            "a fixed dataset, but each batch here is a new rollout. Remove it, and compare settings "
+            "by rl-cli sweep.",
+        )
 
 
 def _check_devices(accelerator: Any, devices: Any) -> None:
