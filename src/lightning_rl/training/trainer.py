@@ -480,8 +480,8 @@ def _refuse_finders(callbacks: list[Callback]) -> None:
         require(
             not isinstance(callback, LearningRateFinder | BatchSizeFinder),
             f"trainer.callbacks has {type(callback).__name__}, which tries settings on batches of "
-            "a fixed dataset, but each batch here is a new rollout. Remove it, and compare settings "
-            "by rl-cli sweep.",
+            "a fixed dataset, but each batch here is a new rollout. Remove it, and compare "
+            "settings by rl-cli sweep.",
         )
 
 
