@@ -368,7 +368,13 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     (arm_run / "evaluation.json").unlink(missing_ok=True)
     run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
     out = capsys.readouterr().out
-    assert_names(out, last(arm_run), "'tests.equivalence.test_export:tests/Jointed-v0'", "data.env", "--trust_code true")
+    assert_names(
+        out,
+        last(arm_run),
+        "'tests.equivalence.test_export:tests/Jointed-v0'",
+        "data.env",
+        "--trust_code true",
+    )
     said = json.loads(Path(f"{path}.json").read_text())
     assert said["control_period"] is None
     assert said["evaluation"]["avg_reward"] == 5.0, "as it was while it was trained"

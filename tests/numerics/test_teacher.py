@@ -195,7 +195,7 @@ def test_a_teacher_with_a_memory_remembers_the_episodes_of_the_student(
     """Episodes of 20 steps in rollouts of 15: a memory lasts over rollouts, and ends with its episode."""
     monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
     model = teach(tmp_path, remembering, data={"buffer_size": 15}, iterations=4)
-    (policy,) = model.episode_settings.teacher.policies
+    (policy,) = model._teacher.policies
     seen = torch.cat([one["observation"][:, :-1] for one in model.rollouts], 1)
     done = torch.cat([one["done"][:, :-1] for one in model.rollouts], 1)
     told = torch.cat([one["action"][:, :-1] for one in model.rollouts], 1)

@@ -61,7 +61,7 @@ def test_an_id_that_a_module_registers_is_stored_with_its_module(monkeypatch):
     gymnasium.register("Mine-v0", "my_game.envs:Game")
     gymnasium.register("Script-v0", type("Game", (gymnasium.Env,), {"__module__": "__main__"}))
     ids = {
-        "Mine-v0": "my_game:Mine-v0",
+        "Mine-v0": "my_game.envs:Mine-v0",
         "CartPole-v1": "CartPole-v1",
         "other:Mine-v0": "other:Mine-v0",
     }

@@ -152,7 +152,7 @@ class BehaviorCloning(Algorithm):
                 for path in paths
             ]
             self._teacher = Teacher(policies, self.policy, self.teacher_env_steps, self.teacher_key)
-            self.episode_settings = replace(self.episode_settings, teacher=self._teacher)
+            self.episode_settings = replace(self.episode_settings, mixer=self._teacher.mixed)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()

@@ -141,14 +141,9 @@ CARRIED = ("observation", "state")
 """Fields of the bootstrap slot with which the next rollout begins; `state` only for a memory."""
 
 
-class SupportsTeaching(Protocol):
-    """A teacher that acts in a share of the steps, such as `Teacher`."""
-
-    def share(self, env_steps: int) -> float:
-        """Return the share in [0, 1] of the steps in which the teacher acts."""
-
-    def mixed(self, student: RolloutActor, share: float, rollout: TensorDict) -> RolloutActor:
-        """Return an actor that acts in a rollout [N, T+1] for both of them."""
+Mixer = Callable[[RolloutActor, int, TensorDict], RolloutActor | None]
+"""Returns the actor of a rollout [N, T+1], from the policy's actor and the env steps of the run;
+None: the policy acts alone."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ class EpisodeSettings:
             row has finished one.
         random_env_steps: env steps, over all processes, with uniformly random actions before the
             policy acts; rounded up to whole rollouts.
-        teacher: acts in a share of the steps, which is constant within a rollout.
+        mixer: lets a teacher act in a share of the steps.
         keep_start: keep the env's state at the start of each rollout.
     """
 
@@ -170,7 +165,7 @@ class EpisodeSettings:
     reset_every_rollout: bool = False
     first_episode_only: bool = False
     random_env_steps: int = 0
-    teacher: SupportsTeaching | None = None
+    mixer: Mixer | None = None
     keep_start: bool = False
 
 
@@ -365,12 +360,13 @@ class RolloutLoop:
 
     def _writer_of(self, segment: Segment) -> SegmentWriter:
         writer = self._writers[segment.index]
-        teacher = self._plan.teacher
         plain = self._plain[segment.index]  # a compiled actor acts and steps in one call
         if self.env_steps < self._plan.random_env_steps:
             return plain._replace(actor=UniformActor(self._policy, segment.rollout))
-        if teacher is not None and (share := teacher.share(self.env_steps)) > 0:
-            return plain._replace(actor=teacher.mixed(plain.actor, share, segment.rollout))
+        mixer = self._plan.mixer
+        mixed = mixer(plain.actor, self.env_steps, segment.rollout) if mixer else None
+        if mixed is not None:
+            return plain._replace(actor=mixed)
         return writer
 
     def _begin(self, segment: Segment) -> bool:

@@ -112,9 +112,12 @@ class Teacher:
         """Return the share of steps in which the teacher acts, after `env_steps` of the run."""
         return 0.0 if env_steps >= self.env_steps else 1.0 - env_steps / self.env_steps
 
-    def mixed(self, student: RolloutActor, share: float, rollout: TensorDict) -> RolloutActor:
+    def mixed(
+        self, student: RolloutActor, env_steps: int, rollout: TensorDict
+    ) -> RolloutActor | None:
         """Return an actor of a `rollout` [N, T+1] in which the teacher acts in a share of steps."""
-        return MixedActor(student, self, share, rollout)
+        share = self.share(env_steps)
+        return MixedActor(student, self, share, rollout) if share > 0 else None
 
 
 def _kept(memory: dict[str, Tensor], continues: Tensor) -> dict[str, Tensor]:
