@@ -63,7 +63,7 @@ off_policy) # with --peer PYTHON also Stable-Baselines3's SAC
     --label bf16 --trainer.precision bf16-mixed
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000
   run sac.yaml 10 "1 2 3 4 5" --data.total_env_steps 10_000 --data.collector AsyncCollector --model.compile true
-  row off_policy $RETURN dqn_cart_pole.yaml 100 "1 2 3 4 5 6 7 8 9 10"
+  row off_policy $RETURN dqn_cart_pole.yaml 100 "11 12 13 14 15 16 17 18 19 20"
   row off_policy $RETURN dqn_lunar_lander.yaml 20 "1 2 3"
   run sac_cart_pole.yaml 20 "1 2 3"
   ;;

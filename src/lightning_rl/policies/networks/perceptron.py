@@ -185,16 +185,13 @@ def linear(
     return layer
 
 
-QR_THREADS = 2
-"""Threads of the QR decomposition for orthogonal weights, as on the machine of docs/results.md."""
-
-
 def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
     """Fill a weight [O, ...] with orthogonal rows or columns, the same for any `num_threads`."""
     # LAPACK adds in another order for each number of threads, and `RLTrainer` sets the number only
-    # after `rl-cli` has built the policy.
+    # after `rl-cli` has built the policy. One thread, because several would wait for ever in the
+    # fork of a process that has already used them, such as a worker's or a trial's.
     threads = torch.get_num_threads()
-    torch.set_num_threads(QR_THREADS)
+    torch.set_num_threads(1)
     try:
         nn.init.orthogonal_(weight, gain)
     finally:
