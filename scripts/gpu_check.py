@@ -464,5 +464,8 @@ def leave(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, leave)
-    sys.exit(main())
+    former = signal.signal(signal.SIGTERM, leave)
+    try:
+        sys.exit(main())
+    finally:  # tests run this file in their own process
+        signal.signal(signal.SIGTERM, former)

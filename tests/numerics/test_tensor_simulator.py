@@ -422,6 +422,8 @@ def test_it_draws_its_envs_one_by_one_or_says_that_it_does_not():
     env.simulator.render = lambda: torch.arange(3)[:, None, None, None].expand(3, 4, 5, 3).byte()
     assert env.render([2, 0])[:, 0, 0, 0].tolist() == [2, 0]
     env.simulator.render = lambda: np.zeros((4, 5, 3))
+    assert env.render([0]).shape == (1, 4, 5, 3), "one picture shows all envs"
+    env.simulator.render = lambda: np.zeros((4, 5))
     with refused(names=("ManiSkillLike", "render()", "rgb_array")):
         env.render([0])
     env.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_rl.checkpoints.registry import CLASSES, NAMES, OTHER_TEXTS, TEXTS
+from lightning_rl.checkpoints.registry import CLASSES, NAMES, OTHER_TEXTS, STATISTICS_FILES, TEXTS
 from lightning_rl.checkpoints.trust import CURE, Inspection, checked_config
 from lightning_rl.envs.managers.term import function_of
 from lightning_rl.system.declared import parts_of
@@ -65,8 +65,8 @@ def test_no_setting_takes_a_text_that_leads_to_code_or_elsewhere(name):
         for key in parameters:
             for text in (*IMPORTS, *PLACES):
                 taken, listed = accepted(key, text)
-                if not taken or listed:
-                    continue
+                if not taken or listed or key in STATISTICS_FILES:
+                    continue  # a file of statistics is read for a new policy only
                 assert key in TEXTS, (key, text)
                 assert not is_import_path(text.strip("\n '\"")), (key, text)
     for key, parameter in parameters.items():

@@ -503,4 +503,5 @@ def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
     yield cls
     children: list[type[Any]] = cls.__subclasses__()
     for child in children:
-        yield from subclasses(child)
+        if "<locals>" not in child.__qualname__:  # a class inside a function has no import path
+            yield from subclasses(child)

@@ -199,10 +199,11 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
     if dtype.is_floating_point:
         require(not bool(tensor.isnan().any()), f"The observation's '{name}' has NaN.")
     else:  # a larger number would wrap around
-        low, high = (torch.as_tensor(bound, device=tensor.device) for bound in _limits(space))
+        low, high = (torch.as_tensor(bound).to(tensor.device).long() for bound in _limits(space))
+        numbers = tensor.long()  # torch compares no 16-bit numbers without a sign
         require(
-            bool(((tensor >= low) & (tensor <= high)).all()),
-            f"The observation's '{name}' has numbers from {tensor.min()} to {tensor.max()}, but "
+            bool(((numbers >= low) & (numbers <= high)).all()),
+            f"The observation's '{name}' has numbers from {numbers.min()} to {numbers.max()}, but "
             f"the policy was trained with {low.min()} to {high.max()}.",
         )
     device = given.device if isinstance(given, Tensor) else None
