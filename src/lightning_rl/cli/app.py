@@ -333,6 +333,8 @@ NAMES_THE_RUN = (
 def _is_earlier(checkpoint: str, run_dir: Path) -> bool:
     """Return whether the run has later results, which a run from this checkpoint would replace."""
     last = run_dir / CHECKPOINTS / "last.ckpt"
+    if Path(checkpoint).resolve() == last.resolve():
+        return False  # a run that lives may write a later one between two reads
     try:
         with restoring("counter"):
             saved = [read_checkpoint(path, whole=False) for path in (checkpoint, last)]
