@@ -21,7 +21,7 @@ SAVED_APART = LIGHTNINGS_OWN.union(
     ("env_steps", "reward_normalizer", "warms_up", "_counted_from", "_errors", "_judged"),
     ("_ratio_checked", "_reported_cut_episodes", "_start", "frame_settings"),
 )
-"""Attributes that this package changes, and saves or makes again by itself."""
+"""Attributes of this package, which other code saves or computes again."""
 
 Numbers = dict[str, tuple[Any, Any]]
 """First and current value of each changed number, by the name of its attribute."""
@@ -61,7 +61,7 @@ class OwnNumbers:
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Sequence[Any]]]) -> None:
-        """Restore the numbers of this rank from those of all ranks.
+        """Restore the numbers of this rank from the numbers of all ranks.
 
         A number whose first value differs from the saved one stays: this run has set it.
         """

@@ -1,8 +1,8 @@
 """Check the names on a command line before torch is imported, which takes seconds.
 
 The check knows the shipped classes and their settings from a table (`names_table.py`), which is
-made when the package has changed. It reports what it is sure of, and leaves the rest (values, the
-user's own classes) to `checking.py`. It never refuses what that accepts.
+made when the package has changed. It reports wrong names of shipped classes and settings;
+values and the user's own classes are left to `checking.py`, and nothing that it accepts is refused.
 """
 
 import json

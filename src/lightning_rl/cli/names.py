@@ -59,7 +59,7 @@ def counterpart(path: str, kind: str = "settings", library: str | None = None) -
 
 
 def foreign_config(tree: Mapping[str, Any]) -> str | None:
-    """Return the message on settings that are wholly those of another library, or None."""
+    """Return the message on a config of another library, or None for a config of this one."""
     if "model" in tree or "data" in tree:
         return None
     paths = list(_paths(tree, ""))
@@ -112,7 +112,7 @@ def unknown_setting(
 
 
 def unknown_class(name: str, path: str, names: list[str]) -> str:
-    """Return the message on a class that does not exist; `names` are those of its kind."""
+    """Return the message on a class that does not exist; `names` are the classes of its kind."""
     what = f"'{name}' for {path}"
     if here := counterpart(name, "classes"):
         homes = [

@@ -20,8 +20,8 @@ class Table(NamedTuple):
     """The names that the command line accepts.
 
     A slot describes the classes that a setting takes, also in a list or as the values of a
-    `mapping`: those of a `family` without the arguments that are `filled_in`, where another `text`
-    may be possible, or the dataclass `group`. It is None for a setting without such classes.
+    `mapping`: the classes of a `family` without the arguments that are `filled_in`, where another
+    `text` may be possible, or the dataclass `group`. It is None for a setting without such classes.
 
     Attributes:
         key: state of the package that the table describes.
@@ -46,7 +46,7 @@ class Table(NamedTuple):
 
 
 def current_table() -> Table | None:
-    """Return the table, or None if there is none of the package in its present state."""
+    """Return the table, or None if it does not exist or describes another state of the package."""
     with suppress(OSError, ValueError, TypeError):
         table = Table(**json.loads(_file().read_text(encoding="utf-8")))
         if table.key == _state():

@@ -91,7 +91,7 @@ def _of_levels(levels: Any) -> dict[str, float]:
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Combine the statistics of episodes as LeRobot does.
 
-    Quantiles of a whole cannot be computed from those of its parts: the result is the smallest of
+    Quantiles of parts do not give the quantiles of the whole: the result is the smallest of
     the lower ones and the largest of the upper ones. See `quantiles_of` for exact ones.
     """
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]

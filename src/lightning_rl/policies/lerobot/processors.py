@@ -257,7 +257,7 @@ def write_processors(processors: Processors, directory: PolicyDirectory, path: P
 
 
 def _with_present(processors: Processors, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace the statistics of a step by those of the normalisers."""
+    """Replace the statistics of a step by the statistics of the normalisers."""
     present = {name.replace("/", "."): one for name, one in processors.normalizers.items()}
     if processors.action is not None:
         present[ACTION] = processors.action

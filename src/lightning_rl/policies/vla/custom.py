@@ -179,8 +179,8 @@ class PlainModel(nn.Module):
     Args:
         model: returns actions [B, A]; `get_value(observation)` is optional, values [B, 1].
             `evaluate_actions(observation, actions)` is optional: log-probs and entropies, [B] each,
-            as a tuple or by the names `log_prob` and `entropy`. They must be those of the normal
-            distribution, which draws the actions.
+            as a tuple or by the names `log_prob` and `entropy`. They must belong to the
+            normal distribution, which draws the actions.
         action_space: a Box of floats.
         log_std_init: initial log standard deviation.
         observation: an example [1, ...], with which the model is called once; None: no call.
