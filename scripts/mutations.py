@@ -1263,14 +1263,14 @@ MUTATIONS = (
         "equivalence/test_async.py",
     ),
     Mutation(
-        "optim/sharded_update.py",
+        "extensions/fsdp/update.py",
         "ranks with shards weigh alike, whatever they have",
         "weighted = [(part, len(part) / total) for part, _ in own]",
         "weighted = [(part, share / len(counts)) for part, share in own]",
         "equivalence/test_fsdp.py",
     ),
     Mutation(
-        "optim/sharded_update.py",
+        "extensions/fsdp/update.py",
         "gradients of all micro-batches but the last are lost with shards",
         "synchronize_gradients(self._left == 0)",
         "synchronize_gradients(True) if self._left else self._clear()",
@@ -1284,7 +1284,7 @@ MUTATIONS = (
         "equivalence/test_fsdp.py",
     ),
     Mutation(
-        "system/fsdp.py",
+        "extensions/fsdp/strategy.py",
         "a sharded run goes on without the optimizer's state",
         "    @property\n    def lightning_restore_optimizer(self) -> bool:\n        return True",
         "    @property\n    def lightning_restore_optimizer(self) -> bool:\n        return False",

@@ -27,7 +27,7 @@ from lightning_rl import (
     RLTrainer,
     VLAPolicy,
 )
-from lightning_rl.system.fsdp import local, whole_state
+from lightning_rl.system.sharded import local, whole_state
 
 TOLERANCE = 1e-5
 """Between the weights of both after three iterations."""

@@ -216,6 +216,9 @@ from lightning_rl.envs import (
 from lightning_rl.envs import (
     WithTerms as WithTerms,
 )
+from lightning_rl.extensions.fsdp.strategy import (
+    FSDP2Strategy as FSDP2Strategy,
+)
 from lightning_rl.policies import (
     GRU as GRU,
 )
@@ -347,9 +350,6 @@ from lightning_rl.robots.teleoperator import (
 )
 from lightning_rl.system.errors import (
     ConfigurationError as ConfigurationError,
-)
-from lightning_rl.system.fsdp import (
-    FSDP2Strategy as FSDP2Strategy,
 )
 from lightning_rl.training.data import (
     RLDataModule as RLDataModule,

@@ -34,7 +34,7 @@ from lightning_rl import (
 from lightning_rl.collectors.weights import changing_weights
 from lightning_rl.policies.vla import Features
 from lightning_rl.system import ranks
-from lightning_rl.system.fsdp import local, whole_state
+from lightning_rl.system.sharded import local, whole_state
 from tests.callbacks import at_iteration, callback, signal_at
 from tests.helpers import fit_in, last
 from tests.numerics.test_vla_loading import CONFIGS

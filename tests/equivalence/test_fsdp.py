@@ -22,7 +22,7 @@ from lightning_rl import (
     load_vla_model,
 )
 from lightning_rl.deploy.loading import load_trained
-from lightning_rl.system.fsdp import whole_state
+from lightning_rl.system.sharded import whole_state
 from tests.commands import Command, free_port
 from tests.equivalence.fsdp_runs import Layers, found, run
 from tests.equivalence.test_ddp import of_rank

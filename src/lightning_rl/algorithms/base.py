@@ -75,11 +75,11 @@ from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system import ranks
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.output import tell
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.system.saved_runs import find_checkpoint
+from lightning_rl.system.sharded import ShardingStrategy
 
 RankState = dict[str, Tensor | None]
 """State of one rank: random streams, and the unfinished returns of its envs."""
@@ -390,10 +390,10 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def configure_model(self) -> None:
         strategy = self.trainer.strategy
-        if isinstance(strategy, FSDP2Strategy) and self.policy.sharding is None:
+        if isinstance(strategy, ShardingStrategy) and self.policy.sharding is None:
             check_not_compiled(self.compile_update)
             self.compile_update = False
-            self.policy.shard(strategy.shards, strategy.acting)
+            strategy.shard(self.policy)
 
     def on_fit_start(self) -> None:
         check_weights_are_numbers(self.policy)

@@ -34,9 +34,9 @@ from lightning_rl.rollout.names import names_within
 from lightning_rl.rollout.spaces import space_from
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import start_method_of, trainer_of
 from lightning_rl.system.plain_yaml import read_yaml
+from lightning_rl.system.sharded import ShardingStrategy
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """The tested settings of `trainer.precision`."""
@@ -61,8 +61,8 @@ def check_strategy(trainer: Trainer) -> None:
     """Refuse strategies with processes that lack a policy or envs."""
     strategy = trainer.strategy
     started = start_method_of(strategy)
-    known = (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)
-    if type(strategy) not in known or started != "popen":
+    known = type(strategy) in (SingleDeviceStrategy, DDPStrategy)
+    if not (known or isinstance(strategy, ShardingStrategy)) or started != "popen":
         name = type(strategy).__name__ + ("" if started == "popen" else f" by {started}")
         raise ConfigurationError(
             f"trainer.strategy {name} is not supported: "
@@ -87,7 +87,7 @@ def check_not_compiled(compile: bool | str) -> None:
 
 def check_not_on_meta(trainer: Trainer, module: nn.Module | None) -> None:
     """Refuse parameters without values, unless the strategy copies the first process's values."""
-    takes = isinstance(trainer.strategy, FSDP2Strategy) or module is None
+    takes = isinstance(trainer.strategy, ShardingStrategy) or module is None
     require(
         takes or not any(p.is_meta for p in cast(nn.Module, module).parameters()),
         "The policy is on the device meta, without weights: only --trainer.strategy fsdp copies "

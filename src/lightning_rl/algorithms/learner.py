@@ -11,12 +11,11 @@ from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
-from lightning_rl.optim.sharded_update import ShardedUpdate
 from lightning_rl.optim.update import Objective, Update
 from lightning_rl.optim.update_sequence import UpdateSequence
-from lightning_rl.policies.sharding import Sharding
 from lightning_rl.system.lightning_private import Counter
 from lightning_rl.system.phases import PhaseTimer, no_phases
+from lightning_rl.system.sharded import PolicySharding
 
 LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
 """Attributes of every LightningModule."""
@@ -56,7 +55,7 @@ class Learner:
         hooks: LightningHooks | None = None,
         phase: PhaseTimer = no_phases,
         iterations: Counter | None = None,
-        sharding: Sharding | None = None,
+        sharding: PolicySharding | None = None,
     ) -> None:
         self.compilation = compilation
         self.phase = phase
@@ -77,7 +76,7 @@ class Learner:
             if self.graphs is not None
             else Update(objective, optimizer, hooks, phase)
             if sharding is None
-            else ShardedUpdate(sharding, objective, optimizer, hooks, phase)
+            else sharding.update(objective, optimizer, hooks, phase)
             for (name, objective), optimizer in zip(objectives.items(), optimizers, strict=True)
         }
         self._sequences: dict[tuple[str, ...], UpdateSequence] = {}

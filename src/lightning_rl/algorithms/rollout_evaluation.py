@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
-from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import (
     FieldSpec,
     final_observations,
@@ -18,6 +17,7 @@ from lightning_rl.rollout.contract import (
     step_views,
 )
 from lightning_rl.system import ranks
+from lightning_rl.system.sharded import PolicySharding
 
 
 @torch.no_grad()
@@ -85,7 +85,7 @@ class EvaluatesActions(Protocol):
     def micro_batch_size(self) -> int | None: ...
 
     @property
-    def sharding(self) -> Sharding | None: ...
+    def sharding(self) -> PolicySharding | None: ...
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict: ...
 

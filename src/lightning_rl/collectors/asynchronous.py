@@ -19,8 +19,8 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
-from lightning_rl.system.fsdp import whole_state
 from lightning_rl.system.process import computing_alike
+from lightning_rl.system.sharded import whole_state
 
 JOIN_SECONDS = 5.0
 """Seconds that `close` waits for the thread, which stops between two env steps."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
 from lightning_rl.policies import Policy
-from lightning_rl.system.fsdp import whole
+from lightning_rl.system.sharded import whole
 from lightning_rl.system.torch_private import copy_all
 
 

@@ -9,17 +9,15 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.distributions.base import gumbel_
 from lightning_rl.policies.precision import autocast
-from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
 from lightning_rl.rollout.masks import MASK, allowed_random_action
 from lightning_rl.rollout.structured_actions import choices_of, flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.fsdp import Acting, local
+from lightning_rl.system.sharded import PolicySharding, local
 from lightning_rl.system.torch_private import version_of
 
 NOISE = "action_noise"
@@ -67,7 +65,7 @@ class Policy(nn.Module, ABC, Constructed):
         training_settings: attributes that only affect training, and may differ from a checkpoint.
         blocks: patterns of the names of the modules that `trainer.strategy: fsdp` shards, such as
             `backbone.layers.*`; the outermost matches count.
-        sharding: the shards over processes, after `shard`; else None.
+        sharding: the shards over processes, if a strategy has sharded it; else None.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -86,7 +84,7 @@ class Policy(nn.Module, ABC, Constructed):
     critic_modules: tuple[str, ...] = ("critic", "value_head")
     training_settings: tuple[str, ...] = ()
     blocks: Sequence[str] = ()
-    sharding: Sharding | None = None
+    sharding: PolicySharding | None = None
 
     def __init__(
         self,
@@ -253,15 +251,6 @@ class Policy(nn.Module, ABC, Constructed):
         for module in self.modules():
             if isinstance(module, Policy):
                 module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
-
-    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
-        """Shard the parameters over the processes of a mesh, in place; see `Sharding`."""
-        methods = ["get_value", "evaluate_actions"]
-        if type(self).clone_loss is not Policy.clone_loss:  # that calls `evaluate_actions`
-            methods.append("clone_loss")
-        dtype = self.autocast_dtype
-        self.sharding = Sharding(self, self.blocks, methods, mesh, acting, dtype)
-        return self.sharding
 
     def put_in_eval_mode(self) -> None:
         """Call `eval` if any module is in training mode: `eval` alone visits every module."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_rl.checkpoints.registry import STATISTICS_FILES
 from lightning_rl.policies.base import Policy
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.fsdp import plain_class
+from lightning_rl.system.sharded import plain_class
 from lightning_rl.system.torch_private import non_persistent_buffers_of
 
 Description = dict[str, dict[str, Any]]

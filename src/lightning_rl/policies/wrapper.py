@@ -7,12 +7,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
-from lightning_rl.policies.sharding import Sharding
 from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.fsdp import Acting
 
 
 def _of_inner(name: str) -> Any:
@@ -117,9 +114,6 @@ class PolicyWrapper(Policy):
 
     def compute_in(self, precision: str) -> None:
         self.inner.compute_in(precision)
-
-    def shard(self, mesh: DeviceMesh, acting: Acting = "whole") -> Sharding:
-        return self.inner.shard(mesh, acting)
 
     def put_in_eval_mode(self) -> None:
         self.inner.put_in_eval_mode()

@@ -68,6 +68,7 @@ NAMED_IN_SHORT = ("lightning_rl.policies.residual",)
 
 HOOKS = {
     "check": "lightning_rl.audit.checking.check",  # RLTrainer.check
+    "fsdp": "lightning_rl.extensions.fsdp.strategy.FSDP2Strategy",  # trainer.strategy
     "offline_env": "lightning_rl.datasets.offline.spaces_of_collector",  # data.offline
     "read_exported": "lightning_rl.deploy.export.weights.read_exported",  # load_policy
     "report_findings": "lightning_rl.audit.findings.report_findings",  # rl-cli check

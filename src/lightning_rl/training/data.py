@@ -25,6 +25,7 @@ from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.events import Event
 from lightning_rl.envs.factories import (
     EnvFactory,
     check_no_pauses,
@@ -33,7 +34,6 @@ from lightning_rl.envs.factories import (
     env_factory,
     make_env,
 )
-from lightning_rl.envs.managers import Event
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import validate

@@ -28,7 +28,6 @@ from lightning_rl.system.files import (
     gone,
     shown,
 )
-from lightning_rl.system.fsdp import FSDP2Strategy
 from lightning_rl.system.lightning_private import omit_anonymous
 from lightning_rl.system.machine import MachineSettings, put_in_force
 from lightning_rl.system.output import tell
@@ -472,7 +471,7 @@ def _refuse(settings: dict[str, Any]) -> None:
         "act. Use --trainer.strategy ddp or fsdp, or one device.",
     )
     if strategy == "fsdp":
-        settings["strategy"] = FSDP2Strategy()
+        settings["strategy"] = function_at(HOOKS["fsdp"])()
 
 
 def _refuse_finders(callbacks: list[Callback]) -> None:

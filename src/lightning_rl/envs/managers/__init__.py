@@ -1,5 +1,6 @@
 """Terms of tasks: rewards, terminations, observations, actions, events, curriculum, metrics."""
 
+from lightning_rl.envs.events import Event as Event
 from lightning_rl.envs.managers.actions import Actions as Actions
 from lightning_rl.envs.managers.actions import ActionTerm as ActionTerm
 from lightning_rl.envs.managers.actions import DeltaPosition as DeltaPosition
@@ -10,7 +11,6 @@ from lightning_rl.envs.managers.actions import Velocity as Velocity
 from lightning_rl.envs.managers.managed_env import ManagedEnv as ManagedEnv
 from lightning_rl.envs.managers.managed_env import TermSettings as TermSettings
 from lightning_rl.envs.managers.term import Curriculum as Curriculum
-from lightning_rl.envs.managers.term import Event as Event
 from lightning_rl.envs.managers.term import Metric as Metric
 from lightning_rl.envs.managers.term import Noise as Noise
 from lightning_rl.envs.managers.term import Observation as Observation

@@ -8,7 +8,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.managers.term import BoundTerm, Event, check_event
+from lightning_rl.envs.events import Event
+from lightning_rl.envs.managers.term import BoundTerm, check_event
 from lightning_rl.envs.managers.view import EnvView, entries_of
 from lightning_rl.system.errors import EnvFaultError, closest
 

@@ -10,13 +10,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.events import Event
 from lightning_rl.envs.managers.events import Events
 from lightning_rl.envs.managers.observations import Observations
 from lightning_rl.envs.managers.outcome import Metrics, Rewards, Terminations, checked
 from lightning_rl.envs.managers.term import (
     BoundTerm,
     Curriculum,
-    Event,
     Metric,
     Observation,
     Reward,

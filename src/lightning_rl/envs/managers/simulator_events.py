@@ -7,8 +7,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.events import Event
 from lightning_rl.envs.managers.events import steps_until
-from lightning_rl.envs.managers.term import BoundTerm, Event, check_event, merged
+from lightning_rl.envs.managers.term import BoundTerm, check_event, merged
 from lightning_rl.envs.managers.view import EnvView, SeesNoState
 from lightning_rl.envs.torch.counter_random import key_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError

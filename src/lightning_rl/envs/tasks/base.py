@@ -11,16 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.events import Event
 from lightning_rl.envs.managers.actions import ActionTerm, Kind, require_kind
 from lightning_rl.envs.managers.managed_env import ManagedEnv, TermSettings
-from lightning_rl.envs.managers.term import (
-    Curriculum,
-    Event,
-    Metric,
-    Observation,
-    Reward,
-    Termination,
-)
+from lightning_rl.envs.managers.term import Curriculum, Metric, Observation, Reward, Termination
 from lightning_rl.envs.vector_env import Observation as Observed
 from lightning_rl.system.errors import check_range, require
 

@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.functional import guide
-from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import require
 
@@ -111,3 +110,9 @@ def refuse_unknown_tokens(tokens: Tensor, vocabulary: int) -> None:
         f"{vocabulary - 1}: tokenise instructions by the model's own tokenizer, or give the model "
         "a larger vocabulary (TinyVLA: vocabulary).",
     )
+
+
+def members_of_lists(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules in each `nn.ModuleList` of a module, such as its layers."""
+    lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
+    return tuple(f"{name}.{i}" for name, members in lists for i in range(len(members)))

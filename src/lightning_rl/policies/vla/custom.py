@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lightning_rl.policies.base import Policy, noise_for
 from lightning_rl.policies.distributions.base import summed
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.sharding import members_of_lists
 from lightning_rl.policies.vla.adapters import with_fresh_adapter
+from lightning_rl.policies.vla.backbone import members_of_lists
 from lightning_rl.policies.vla.loading import (
     away_from_first,
     freeze_matching,

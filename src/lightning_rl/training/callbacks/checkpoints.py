@@ -16,8 +16,8 @@ from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_
 from lightning_rl.checkpoints.own import signed
 from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
-from lightning_rl.system.fsdp import load_whole
 from lightning_rl.system.saved_runs import CHECKPOINTS
+from lightning_rl.system.sharded import load_whole
 from lightning_rl.training.callbacks.typed import algorithm_of
 
 WEIGHTS_ONLY = {"weights_only": True}

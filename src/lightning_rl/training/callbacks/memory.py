@@ -9,7 +9,7 @@ from lightning_rl.optim.update import CPU_MICRO_BATCH
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import final_storage, flat_transitions
-from lightning_rl.system.fsdp import local
+from lightning_rl.system.sharded import local
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
 
 WORTH_SAYING = 64 * 2**20

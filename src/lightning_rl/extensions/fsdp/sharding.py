@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from itertools import chain
 from types import MethodType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDict
@@ -24,52 +24,46 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from lightning_rl.extensions.fsdp.update import ShardedUpdate
+from lightning_rl.policies.base import Policy
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import closest, require
-from lightning_rl.system.fsdp import Acting, whole
+from lightning_rl.system.sharded import whole
+
+Acting = Literal["whole", "sharded"]
+"""How a sharded policy acts; see `FSDP2Strategy`."""
 
 READ = ("observation", "state")
 """The inputs of a policy's `forward`."""
 
 
 class Sharding:
-    """The shards of a policy; `Policy.shard` makes it.
+    """The shards of a policy; `FSDP2Strategy.shard` makes it.
 
     All ranks take the weights of rank 0; the policies of other ranks may be on the device `meta`.
 
     Args:
-        policy: is sharded in place.
-        blocks: patterns of the names of its blocks. Parameters outside of blocks are gathered for a
-            whole forward pass.
-        methods: the methods besides `forward` that use parameters; they return a TensorDict.
+        policy: is sharded in place, by its `blocks`. Parameters outside of blocks are gathered for
+            a whole forward pass. Gathered blocks compute in `autocast_dtype`, gradients are summed
+            in float32, and parameters outside of blocks keep their dtype.
         mesh: the processes.
         acting: see `FSDP2Strategy`.
-        dtype: dtype of gathered blocks and their computations; None for the dtype of the weights.
-            Gradients are summed in float32. Parameters outside of blocks keep their dtype.
 
     Raises:
         ConfigurationError: for a policy without blocks, a pattern without a match, a memory, or
             parameters that cannot be sharded.
     """
 
-    def __init__(
-        self,
-        policy: nn.Module,
-        blocks: Sequence[str],
-        methods: Sequence[str],
-        mesh: DeviceMesh,
-        acting: Acting,
-        dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, policy: Policy, mesh: DeviceMesh, acting: Acting = "whole") -> None:
         _check_parameters(policy)
-        chosen = _blocks(policy, blocks)
+        chosen = _blocks(policy, policy.blocks)
         self.policy, self.acting = policy, acting
         # FSDP refuses copies: this copy has no memory for its tensors.
         self._empty = copy.deepcopy(policy, {id(t): _empty_like(t) for _, t in _tensors(policy)})
         values = dict(_tensors(policy)) if mesh.get_rank() == 0 else {}
         values = {name: tensor.detach() for name, tensor in values.items()}
-        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        precision = MixedPrecisionPolicy(policy.autocast_dtype, reduce_dtype=torch.float32)
         memo: dict[int, tuple[Tensor, Tensor]] = {}
         for block in chosen:
             _allocate(block, mesh.device_type, memo)
@@ -77,7 +71,7 @@ class Sharding:
         _allocate(policy, mesh.device_type, memo)
         # By default FSDP keeps the other parameters gathered after a pass without gradients.
         fully_shard(policy, mesh=mesh, reshard_after_forward=True)
-        for name in methods:
+        for name in _methods_with_parameters(policy):
             _register(policy, name)
         self._modules = [m for m in policy.modules() if isinstance(m, FSDPModule)]
         _fill(policy, values, mesh)
@@ -85,6 +79,10 @@ class Sharding:
     def synchronize_gradients(self, synchronize: bool) -> None:
         """Set whether the next backward pass sums gradients over ranks."""
         cast(FSDPModule, self.policy).set_requires_gradient_sync(synchronize)
+
+    def update(self, *settings: Any) -> ShardedUpdate:
+        """Return the update of an objective with all parameters; arguments as in `Update`."""
+        return ShardedUpdate(self.synchronize_gradients, *settings)
 
     def acting_context(self) -> AbstractContextManager[None]:
         """Return a context in which ranks may act unequally often; all ranks enter it."""
@@ -137,10 +135,12 @@ class Sharding:
         return copy.deepcopy(self._empty, memo)
 
 
-def members_of_lists(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules in each `nn.ModuleList` of a module, such as its layers."""
-    lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
-    return tuple(f"{name}.{i}" for name, members in lists for i in range(len(members)))
+def _methods_with_parameters(policy: Policy) -> list[str]:
+    """Return the methods besides `forward` that use parameters; they return a TensorDict."""
+    methods = ["get_value", "evaluate_actions"]
+    if type(policy).clone_loss is not Policy.clone_loss:  # that calls `evaluate_actions`
+        methods.append("clone_loss")
+    return methods
 
 
 def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:

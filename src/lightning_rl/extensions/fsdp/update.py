@@ -1,5 +1,6 @@
 """One optimizer step per minibatch on a sharded policy (FSDP2), together on all ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,9 +9,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from lightning_rl.optim.update import Update
-from lightning_rl.policies.sharding import Sharding
 from lightning_rl.system import ranks
-from lightning_rl.system.fsdp import whole
+from lightning_rl.system.sharded import whole
 
 
 class ShardedUpdate(Update):
@@ -21,13 +21,13 @@ class ShardedUpdate(Update):
     weight 0.
 
     Args:
-        sharding: sharding of the policy, which holds all parameters of the objective.
+        synchronize_gradients: sets whether the next backward pass sums gradients over ranks.
         settings: see `Update`.
     """
 
-    def __init__(self, sharding: Sharding, *settings: Any) -> None:
+    def __init__(self, synchronize_gradients: Callable[[bool], None], *settings: Any) -> None:
         super().__init__(*settings)
-        self._sharding = sharding
+        self._synchronize_gradients = synchronize_gradients
         self._gated = False
         self._left = 0  # micro-batches of the minibatch
 
@@ -62,5 +62,5 @@ class ShardedUpdate(Update):
 
     def _differentiate(self, loss: Tensor) -> None:
         self._left -= 1
-        self._sharding.synchronize_gradients(self._left == 0)
+        self._synchronize_gradients(self._left == 0)
         super()._differentiate(loss * ranks.world_size())  # FSDP averages over ranks

@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lightning_rl.extensions.fsdp.sharding import Acting, Sharding
+from lightning_rl.policies.base import Policy
+from lightning_rl.policies.wrapper import PolicyWrapper
 from lightning_rl.system.lightning_private import use_all_processes_for_data
-
-Acting = Literal["whole", "sharded"]
-"""How a sharded policy acts; see `FSDP2Strategy`."""
+from lightning_rl.system.sharded import load_whole, shard_like, whole
 
 
 class FSDP2Strategy(ModelParallelStrategy):
@@ -45,10 +43,11 @@ class FSDP2Strategy(ModelParallelStrategy):
         )
         self.acting: Acting = acting
 
-    @property
-    def shards(self) -> DeviceMesh:
-        """All processes, each with a shard."""
-        return self.device_mesh["data_parallel"]
+    def shard(self, policy: Policy) -> None:
+        """Shard a policy over all processes, in place, and set its `sharding`."""
+        if isinstance(policy, PolicyWrapper):
+            return self.shard(policy.inner)
+        policy.sharding = Sharding(policy, self.device_mesh["data_parallel"], self.acting)
 
     def setup_environment(self) -> None:
         use_all_processes_for_data(self)
@@ -106,42 +105,3 @@ class FSDP2Strategy(ModelParallelStrategy):
             }
             states.append(saved | {"state": state})
         ParallelStrategy.load_optimizer_state_dict(self, {"optimizer_states": states})
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor [...] whole, gathered from all ranks; any other tensor unchanged."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard [...] of a tensor; any other tensor unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_state(module: nn.Module) -> dict[str, Any]:
-    """Return the state dict of a module with whole tensors, on every rank."""
-    state = module.state_dict()
-    return {name: whole(x) if isinstance(x, Tensor) else x for name, x in state.items()}
-
-
-def load_whole(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-    """Load a state dict of whole tensors; a sharded module takes this rank's shards."""
-    own = module.state_dict()
-    taken = {name: shard_like(own.get(name), value) for name, value in state.items()}
-    module.load_state_dict(taken, strict)
-
-
-def shard_like(own: Any, value: Any) -> Any:
-    """Return this rank's shard of a whole tensor, if `own` is a shard of its shape."""
-    if not isinstance(own, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
-        return value
-    if value.shape != own.shape:
-        return value  # the caller reports the two shapes
-    # No communication, because each rank has the whole tensor.
-    return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
-
-
-def plain_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module without FSDP's subclass."""
-    classes = (cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
-    return cast(type[nn.Module], next(classes))

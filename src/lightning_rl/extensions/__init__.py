@@ -1,0 +1,1 @@
+"""Extensions: each may be deleted, and the core works without it."""
