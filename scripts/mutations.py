@@ -166,13 +166,6 @@ MUTATIONS = (
         "cli/test_report.py",
     ),
     Mutation(
-        "reports/figure.py",
-        "a band has its upper end alone",
-        "path(above + below[::-1])",
-        "path(above + above[::-1])",
-        "cli/test_report.py",
-    ),
-    Mutation(
         "audit/check_env.py",
         "the check does not compare an env that is played again with the first time",
         'np.array_equal(one, other, equal_nan=one.dtype.kind == "f")',

@@ -127,10 +127,10 @@ memory)
   ;;
 figures)
   for family in classic mujoco off_policy robots; do
-    rl-cli report $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
+    python scripts/figure.py $curves/$family.json --output docs/figures/$family.svg --metric $RETURN
   done
   for family in tasks gradients demonstrations vla; do
-    rl-cli report $curves/$family.json --output docs/figures/$family.svg --metric $SUCCESS
+    python scripts/figure.py $curves/$family.json --output docs/figures/$family.svg --metric $SUCCESS
   done
   ;;
 *)

@@ -1,6 +1,7 @@
 """`rl-cli report`: what runs wrote, compared."""
 
 import base64
+import importlib
 import json
 import re
 import shutil
@@ -165,14 +166,23 @@ def drawn_values(panel, metric_ticks, line):
     return [low + (bottom - y) / (bottom - top) * (high - low) for y in heights]
 
 
-def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs():
+def draw(monkeypatch):
+    """Draw all runs by the script of the figures of docs/results.md."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    figure = importlib.import_module("figure")
+    monkeypatch.setattr("sys.argv", ["figure.py", "outputs", "--output", "figure.svg"])
+    figure.main()
+    return Path("figure.svg").read_text()
+
+
+def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs(monkeypatch):
     curves = np.array([[1, 4, 6, 8], [3, 6, 9, 9], [2, 2, 3, 4]])
     for seed, curve in enumerate(curves, 1):
         make_run(f"a_2026010{seed}", curve, seed)
     make_run("b_20260101", [-40, -20, -20, -10], env="Hopper-v5")
-    report("outputs", "--output", "figure.svg")
+    text = draw(monkeypatch)
     tag = "{http://www.w3.org/2000/svg}"
-    figure = ElementTree.fromstring(Path("figure.svg").read_text())
+    figure = ElementTree.fromstring(text)
     panels = figure.findall(f"{tag}g")
     assert [panel.find(f"{tag}text").text for panel in panels] == ["CartPole-v1", "Hopper-v5"]
     (legend,) = panels[0].findall(f"{tag}g/{tag}text")
@@ -193,11 +203,10 @@ def test_a_figure_has_a_panel_for_each_env_with_the_curve_of_its_runs():
     assert drawn_values(panels[1], ticks, other) == pytest.approx([-40, -20, -20, -10], abs=0.2)
 
 
-def test_a_line_is_dashed_where_some_runs_have_not_begun_or_have_ended():
+def test_a_line_is_dashed_where_some_runs_have_not_begun_or_have_ended(monkeypatch):
     make_run("a_20260101_000000", [1, 2, 3, 4])
     make_run("a_20260101_000001", [2, 3], steps=[2000, 3000], seed=2)
-    report("outputs", "--output", "figure.svg")
-    figure = Path("figure.svg").read_text()
+    figure = draw(monkeypatch)
     lines = re.findall(r'class="line( part)?" d="M([^"]+L[^"]+)"', figure)
     assert [(part, points.count("L") + 1) for part, points in lines] == [
         ("", 2),
@@ -223,7 +232,7 @@ def test_curves_of_another_library_are_compared_with_runs(capsys):
     err = refused("peer.json", capsys=capsys)
     assert "peer.json has eval/success_rate, not eval/avg_reward: set --metric eval/success" in err
     write_curves({"peer": {"CartPole-v1": {"1": [[4000, 6], [1000, 7]]}}})
-    err = refused("peer.json", "--output", "figure.svg", capsys=capsys)
+    err = refused("peer.json", capsys=capsys)
     assert_names(err, "peer.json", "CartPole-v1")
     write_curves({"peer": {"CartPole-v1": {"1": [4000, 6, 1]}}})
     assert_names(refused("peer.json", capsys=capsys), "peer.json")

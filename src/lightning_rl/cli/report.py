@@ -8,21 +8,20 @@ from typing import Literal, get_args
 
 from lightning_rl.cli.options import NEEDED, Option, parse_options
 from lightning_rl.cli.subcommands import CommandLine
-from lightning_rl.reports.comparison import METRIC, Comparison, compare, compare_each
-from lightning_rl.reports.figure import as_svg
+from lightning_rl.reports.comparison import METRIC, Comparison, compare
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
 from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded, write_atomically
 from lightning_rl.system.output import tell
 
-Format = Literal["html", "md", "json", "svg"]
+Format = Literal["html", "md", "json"]
 
 OPTIONS = {
     "<runs>": Option(
         str, NEEDED, "run directories, directories with runs, or .json files of curves", True
     ),
-    "output": Option(str, None, "file to write. Default: print md, json and svg"),
-    "format": Option(Format, None, "html, md, json or svg. Default: by the file's name"),
+    "output": Option(str, None, "file to write. Default: print md and json"),
+    "format": Option(Format, None, "html, md or json. Default: by the file's name"),
     "metric": Option(str, METRIC, "evaluation metric to compare runs"),
     "group_by": Option(
         str,
@@ -42,17 +41,12 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], least=0)
     wanted, output = _where(settings["format"], settings["output"])
-    given = settings["runs"], settings["metric"], settings["group_by"] or None
-    compared = compare_each(*given) if wanted == "svg" else [compare(*given)]
-    for one in compared:
-        for _, reason in one.left_out:
-            tell(f"Left out: {reason}", sys.stderr)
-        for note in one.notes:
-            tell(f"Note: {note}", sys.stderr)
-    if wanted == "svg":
-        text = as_svg(compared)
-    else:
-        text = _rendered(compared[0], wanted, output, settings["films_mib"])
+    comparison = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
+    for _, reason in comparison.left_out:
+        tell(f"Left out: {reason}", sys.stderr)
+    for note in comparison.notes:
+        tell(f"Note: {note}", sys.stderr)
+    text = _rendered(comparison, wanted, output, settings["films_mib"])
     # File names and texts from YAML or JSON may hold characters that UTF-8 cannot encode.
     content = text.encode(errors="backslashreplace")
     if output is None:
@@ -68,8 +62,8 @@ def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | No
         suffix = Path(output or DEFAULT).suffix
         require(
             suffix in known,
-            f"--output {output} must end in one of {', '.join(known)}: set --format html, md, "
-            "json or svg.",
+            f"--output {output} must end in one of {', '.join(known)}: set --format html, md "
+            "or json.",
         )
         wanted = known[suffix]
     if output is None:

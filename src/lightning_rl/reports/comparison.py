@@ -18,7 +18,7 @@ from lightning_rl.reports.statistics import (
     iqm_curve,
     probability_of_improvement,
 )
-from lightning_rl.system.errors import ConfigurationError, closest
+from lightning_rl.system.errors import ConfigurationError, closest, require
 
 METRIC = "eval/avg_reward"
 """Default metric of a comparison."""
@@ -132,12 +132,11 @@ def compare(
             setting.
     """
     envs, left_out = _by_env(given, metric)
-    if len(envs) > 1:
-        each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
-        raise ConfigurationError(
-            f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
-            "env, or draw all by --format svg."
-        )
+    each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
+    require(
+        len(envs) == 1,
+        f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one env.",
+    )
     ((env, runs),) = envs.items()
     return _compared(env, runs, left_out, metric, group_by)
 

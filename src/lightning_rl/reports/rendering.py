@@ -293,22 +293,14 @@ def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
 
 def _sections(comparison: Comparison) -> Iterator[str]:
     for title, columns, rows in tables_of(comparison):
-        bars: list[str] = []
-        if title.startswith("Final") and len(comparison.groups) > 1:
-            bars = _bars([(g.score, g.interval, i) for i, g in enumerate(comparison.groups)])
-        elif title.startswith("Probability"):
-            found = comparison.improvements
-            bars = _bars([(share, interval, None) for *_, share, interval in found], (0.0, 1.0))
         head = "".join(f"<th>{html.escape(one)}</th>" for one in columns)
-        head += "<th></th>" if bars else ""
-        body = ""
-        for i, row in enumerate(rows):
-            cells = "".join(_cell(cell) for cell in row)
-            body += f"<tr>{cells}{f'<td>{bars[i]}</td>' if bars else ''}</tr>\n"
-        folded = len(rows) > 12
+        # The script of the page draws the bars of these numbers.
+        bar = "<td class=bar></td>" if title.startswith(("Final", "Probability")) else ""
+        head += "<th></th>" * bool(bar)
+        body = "".join(f"<tr>{''.join(map(_cell, row))}{bar}</tr>\n" for row in rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
         table = f'<div class="scroll">{table}</div>'
-        if folded:
+        if len(rows) > 12:
             table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
         yield f"<section><h2>{html.escape(title)}</h2>{table}</section>"
 
@@ -316,34 +308,6 @@ def _sections(comparison: Comparison) -> Iterator[str]:
 def _cell(text: str) -> str:
     numeric = text[:1].isdigit() or text[:1] in ("[", "-") or text == ABSENT
     return f"<td{' class=n' if numeric and len(text) < 30 else ''}>{html.escape(text)}</td>"
-
-
-def _bars(
-    rows: Sequence[tuple[float, tuple[float, float] | None, int | None]],
-    span: tuple[float, float] | None = None,
-) -> list[str]:
-    if span is None:
-        ends = [end for score, interval, _ in rows for end in (score, *(interval or ()))]
-        span = (min(ends), max(ends))
-    width = (span[1] - span[0]) or 1.0
-
-    def x(value: float) -> float:
-        return round(6 + 148 * (value - span[0]) / width, 1)
-
-    bars = []
-    for score, interval, i in rows:
-        colour = f"var(--c{i})" if i is not None and i < 8 else "var(--muted)"
-        line = (
-            f'<line x1="{x(0.5)}" x2="{x(0.5)}" y1="0" y2="16" class="mid"/>' if i is None else ""
-        )
-        if interval is not None:
-            line += (
-                f'<line x1="{x(interval[0])}" x2="{x(interval[1])}" y1="8" y2="8" '
-                f'stroke="{colour}" stroke-width="3"/>'
-            )
-        dot = f'<circle cx="{x(score)}" cy="8" r="4" fill="{colour}"/>'
-        bars.append(f'<svg class="bar" viewBox="0 0 160 16">{line}{dot}</svg>')
-    return bars
 
 
 def _films(comparison: Comparison, output: Path, films_mib: float) -> str:

@@ -1,12 +1,20 @@
-"""Draw learning curves as a figure in SVG: one panel for each env."""
+"""Draw learning curves as a figure in SVG: one panel for each env.
 
+    python scripts/figure.py outputs --output curves.svg --metric eval/success_rate
+
+It takes run directories, directories with runs, or files of curves (curves.py).
+"""
+
+import argparse
 import html
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from lightning_rl.reports.comparison import Comparison, Curve, thinned
+from lightning_rl.reports import Comparison, compare_each
+from lightning_rl.reports.comparison import METRIC, Curve, thinned
 from lightning_rl.reports.rendering import METHOD, TITLES
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7b4b2a", "#3d3d3d")
@@ -159,3 +167,18 @@ def _ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 def _short(text: str) -> str:
     return html.escape(text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--metric", default=METRIC)
+    args = parser.parse_args()
+    args.output.write_text(as_svg(compare_each(args.runs, args.metric)))
+
+
+if __name__ == "__main__":
+    main()
