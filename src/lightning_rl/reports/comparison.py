@@ -135,7 +135,8 @@ def compare(
     each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
     require(
         len(envs) == 1,
-        f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one env.",
+        f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
+        "env.",
     )
     ((env, runs),) = envs.items()
     return _compared(env, runs, left_out, metric, group_by)
