@@ -32,7 +32,7 @@ from lightning_rl.collectors.ray_cluster import (
     refuse_without_ray,
     versions,
 )
-from lightning_rl.collectors.remote import Answer, RemoteCollectors, RemoteSettings
+from lightning_rl.collectors.remote import Answer, Cluster, RemoteCollectors, RemoteSettings
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.collectors.weights import acting_copy, changing_weights
 from lightning_rl.envs import VectorEnv
@@ -290,7 +290,7 @@ class Setup(NamedTuple):
     machine: MachineSettings
 
 
-class RayCluster:
+class RayCluster(Cluster):
     """Starts collectors as Ray actors and exchanges messages with them; see `Cluster`.
 
     Messages contain tensors as arrays, and plain data. Only `Setup` and Ray's own messages are
@@ -360,30 +360,23 @@ class RayCluster:
         self._number += 1
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
-        """Request an actor, which Ray creates when there is room, and start it."""
         actor = self._actor.remote()
         return actor, (actor.start.remote(self._setup, versions(), seed, state),)
 
     def collect(self, handle: Any, version: int) -> Any:
-        """Request a rollout and the state after it; the state stays on the actor's node."""
+        # The state after the rollout stays on the actor's node.
         # Do not pass weights to `collect`: they would stay in memory until the rollout arrives.
         self.publish(handle, version)
         return tuple(handle.collect.options(num_returns=2).remote(self._number))
 
     def publish(self, handle: Any, version: int) -> None:
-        """Pass the newest weights to a collector, by reference."""
         call = handle.publish.options(concurrency_group="weights")
         call.remote(self._weights, self._number)
 
     def wait_for_answers(
         self, requests: Sequence[Any], timeout_s: float
     ) -> list[tuple[Any, Answer]]:
-        """Return the answered requests, with their answers.
-
-        Raises:
-            ConfigurationError: if the head of the cluster has not answered for `HEAD_SECONDS`.
-        """
-        self._connection.head.refuse_lost()
+        self._connection.check_head()
         if not requests:
             time.sleep(min(timeout_s, 0.1))
             return []
@@ -421,7 +414,6 @@ class RayCluster:
             return None
 
     def kill(self, handle: Any) -> None:
-        """Kill an actor."""
         self._ray.kill(handle)
 
     def stop(self, handles: Sequence[Any]) -> None:

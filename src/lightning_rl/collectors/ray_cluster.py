@@ -1,6 +1,7 @@
 """Join a Ray cluster or start one on this machine, with a token and readable errors."""
 
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -47,14 +48,11 @@ class Connection:
         address: address of a running cluster, `host:port`; None starts one on this machine.
 
     Attributes:
-        joined: whether this process is connected.
-        head: watches the head of the cluster, once connected.
         ray: the Ray package, once connected.
     """
 
     def __init__(self, address: str | None) -> None:
         self._address = address
-        self.joined = False
         self.ray: Any = None
         self._is_ours = False
 
@@ -64,14 +62,18 @@ class Connection:
         Raises:
             ConfigurationError: if the cluster cannot be started or joined.
         """
-        self.ray = _import_ray(self._address is None)
-        if not self.ray.is_initialized():
-            with _signals_kept():
+        prepare_environment(self._address is None)
+        with _signals_kept():
+            import ray
+            import ray.exceptions
+
+            self.ray = ray
+            if not ray.is_initialized():
                 self._join(room)
-            self._is_ours = True
-            hide_token()
-        self.joined = True
-        self.head = Head(self.ray.get_runtime_context().gcs_address)
+                self._is_ours = True
+                hide_token()
+        self._head = ray.get_runtime_context().gcs_address
+        self._checked_at, self._silent_since = 0.0, math.inf
         self._witness = KillReporter()
 
     def _join(self, room: Mapping[str, Any]) -> None:
@@ -100,56 +102,37 @@ class Connection:
                 why = why_not_joined(self._address, error, printed())
                 raise ConfigurationError(why) from error
 
-    def leave(self) -> None:
-        """Leave the cluster, and stop it if it was started here."""
-        self.joined = False
-        self.head.close()
-        if self._is_ours:
-            with _signals_kept():
-                self.ray.shutdown()
-        self._witness.close()
+    def check_head(self) -> None:
+        """Ask once a second whether the head of the cluster answers.
 
-
-class Head:
-    """Checks in a thread whether the head of a cluster at `host:port` answers.
-
-    Without a head, Ray ends this process after a minute, and nothing is closed.
-    """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._answered_at = time.monotonic()
-        self._closed = threading.Event()
-        threading.Thread(target=self._check_head, name="head of the cluster", daemon=True).start()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the head has not answered for `HEAD_SECONDS`."""
-        return time.monotonic() - self._answered_at > HEAD_SECONDS
-
-    def refuse_lost(self) -> None:
-        """Raise if the head is lost.
+        Without a head, Ray ends this process after a minute, and nothing is closed.
 
         Raises:
             ConfigurationError: if the head has not answered for `HEAD_SECONDS`.
         """
+        now = time.monotonic()
+        if now - self._checked_at < 1.0:
+            return
+        self._checked_at = now
+        try:
+            _connect(self._head)
+        except OSError:
+            self._silent_since = min(now, self._silent_since)
+        else:
+            self._silent_since = math.inf
         require(
-            not self.is_lost,
-            f"The head of the Ray cluster at {self._address} has not answered for "
-            f"{HEAD_SECONDS:g} s: it has ended, or the connection is lost. Restart the head, and "
-            "resume from the last checkpoint: rl-cli fit --ckpt_path last.",
+            now - self._silent_since < HEAD_SECONDS,
+            f"The head of the Ray cluster at {self._head} has not answered for {HEAD_SECONDS:g} s: "
+            "it has ended, or the connection is lost. Restart the head, and resume from the last "
+            "checkpoint: rl-cli fit --ckpt_path last.",
         )
 
-    def close(self) -> None:
-        """Stop the checks."""
-        self._closed.set()
-
-    def _check_head(self) -> None:
-        host, _, port = self._address.rpartition(":")
-        while not self._closed.wait(1.0):
-            with suppress(OSError):
-                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-                self._answered_at = time.monotonic()
+    def leave(self) -> None:
+        """Leave the cluster, and stop it if it was started here."""
+        if self._is_ours:
+            with _signals_kept():
+                self.ray.shutdown()
+        self._witness.close()
 
 
 class KillReporter:
@@ -229,9 +212,14 @@ def check_answers(address: str) -> None:
         f"The address of a Ray cluster is host:port, as in node0:6379, got '{address}'.",
     )
     try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        _connect(address)
     except OSError as error:
         raise ConfigurationError(why_not_joined(address, error)) from error
+
+
+def _connect(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
 def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
@@ -239,30 +227,22 @@ def why_not_joined(address: str | None, error: Exception, printed: str = "") -> 
     reason = _brief(error)
     if address is None:
         return f"Ray cannot be started on this machine: {reason}"
-    where = f"The Ray cluster at {address} cannot be joined"
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-        return f"{where}: {reason}. Is the name of its machine right, as in node0:6379?"
-    if isinstance(error, OSError) and type(error) is not ConnectionError:
-        return (
-            f"{where}: there is no answer. Start its head, 'ray start --head --port 6379', and "
-            "open that port to this machine."
-        )
-    whole = f"{error}\n{printed}"
-    if mismatch := re.search(r"version mismatch.*", whole, re.IGNORECASE | re.DOTALL):
+    mismatch = re.search(r"version mismatch.*", f"{error}\n{printed}", re.IGNORECASE | re.DOTALL)
+    if mismatch:
         reason = _brief(RuntimeError(mismatch[0]))
-        return f"{where}: {reason.rstrip('.')}. Install the same versions on all machines."
-    cure = (
-        "copy ~/.ray/auth_token from the machine of the cluster's head to this machine, or set "
-        "RAY_AUTH_TOKEN to the content of that file."
-    )
-    if "no authentication token was found" in whole:
-        return f"{where}: this machine has no token: {cure}"
-    # With a wrong token, Ray only reports that it cannot connect.
-    known = "InvalidAuthToken" in whole
-    return (
-        f"{where}: the cluster refuses this process, because the tokens differ: "
-        f"{cure}{'' if known else f' Ray says: {reason}'}"
-    )
+        cure = "Install the same versions on all machines."
+    elif isinstance(error, OSError) and type(error) is not ConnectionError:  # not by Ray
+        cure = (
+            "There is no answer. Start its head, 'ray start --head --port 6379', open that port to "
+            "this machine, and check the name of its machine, as in node0:6379."
+        )
+    else:  # with a wrong token, Ray may only report that it cannot connect
+        cure = (
+            "This machine has no token of the cluster, or the tokens differ: copy "
+            "~/.ray/auth_token from the machine of the cluster's head to this machine, or set "
+            "RAY_AUTH_TOKEN to the content of that file."
+        )
+    return f"The Ray cluster at {address} cannot be joined: {reason.rstrip('.')}. {cure}"
 
 
 def _brief(error: Exception) -> str:
@@ -293,14 +273,6 @@ def check_versions(wanted: Mapping[str, str]) -> None:
         f"The node {platform.node()} has {', '.join(different)}: install the learner's versions "
         "there.",
     )
-
-
-def _import_ray(alone: bool) -> Any:
-    prepare_environment(alone)
-    with _signals_kept():
-        import ray
-        import ray.exceptions
-    return ray
 
 
 @contextmanager
