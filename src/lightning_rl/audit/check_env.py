@@ -19,13 +19,13 @@ from gymnasium.utils.env_checker import check_reset_options, check_reset_seed_de
 from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
 from torch import Tensor
 
-from lightning_rl.audit.play import ArraySeen, Play, RandomPolicy, leaves, random_actions
+from lightning_rl.audit.play import ArraySeen, Play, RandomPolicy, random_actions
 from lightning_rl.envs.chunks import ActionChunk
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.watch import EnvWatch
-from lightning_rl.rollout.contract import space_spec
+from lightning_rl.rollout.contract import leaves_of_tree, space_spec
 from lightning_rl.rollout.structured_actions import as_env_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError
 
@@ -397,7 +397,7 @@ class EnvCheck:
         """Play the same actions from the same seeds twice and compare; also check dtypes."""
         until = time.perf_counter() + 0.1 * self._seconds
         first, within = [self._reset(env, self._seed)], False
-        for name, space in leaves(env.single_observation_space).items():
+        for name, space in leaves_of_tree("observation", env.single_observation_space):
             got, stored = first[0][name].dtype, torch.empty(0, dtype=space_spec(space)[1]).numpy()
             if got not in (space.dtype, stored.dtype):
                 text = f"{name} is {got}, but its space has {space.dtype}"
@@ -574,7 +574,8 @@ def _base(env: VectorEnv) -> VectorEnv:
 
 
 def _copy(observation: Any) -> Outcome:
-    return {name: _array(tensor) for name, tensor in leaves(observation).items()}
+    leaves = leaves_of_tree("observation", observation)
+    return {name: _array(tensor) for name, tensor in leaves}
 
 
 def _array(tensor: Tensor) -> np.ndarray:

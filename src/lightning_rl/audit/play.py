@@ -18,7 +18,7 @@ from lightning_rl.collectors import CollectorContext, SyncCollector
 from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.policies import Policy
-from lightning_rl.rollout.contract import final_observations, space_spec
+from lightning_rl.rollout.contract import final_observations, leaves_of_tree, space_spec
 from lightning_rl.rollout.masks import MASK, allowed_random_action, has_mask
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.phases import PhaseTimer
@@ -101,7 +101,7 @@ class Play:
         self.max_episode_steps = env.max_episode_steps
         self.arrays = {
             name: ArraySeen(name, space)
-            for name, space in leaves(env.single_observation_space).items()
+            for name, space in leaves_of_tree("observation", env.single_observation_space)
         }
         self.steps = self.terminated = self.truncated = self.alike_ends = self.interventions = 0
         self._reported: dict[str, list[float]] = defaultdict(list)
@@ -130,7 +130,7 @@ class Play:
         self.beyond = float(np.mean(self._beyond))
 
     def _observe_rollout(self, rollout: TensorDict) -> None:
-        observed = leaves(rollout["observation"])
+        observed = dict(leaves_of_tree("observation", rollout.get("observation")))
         for name, array in self.arrays.items():
             array.add(observed[name].flatten(0, 1).cpu().numpy())
         steps = rollout[:, :-1]
@@ -150,10 +150,10 @@ class Play:
             self._beyond.append(0.0)
         rows, times = (steps["done"] & (steps["final_index"] > 0)).nonzero(as_tuple=True)
         if len(rows):
-            finals = leaves(final_observations(rollout, rows, times))
+            finals = final_observations(rollout, rows, times)
             alike = [
                 (final == observed[name][rows, times + 1]).view(len(rows), -1).all(1)
-                for name, final in finals.items()
+                for name, final in leaves_of_tree("observation", finals)
             ]
             self.alike_ends += int(torch.stack(alike).all(0).sum())
 
@@ -263,11 +263,3 @@ def random_actions(
         )
 
     return draw
-
-
-def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:
-    """Return the arrays, tensors or spaces of an observation by name: `observation.picture`."""
-    if not hasattr(tree, "items"):
-        return {name: tree}
-    children = [leaves(child, f"{name}.{key}") for key, child in tree.items()]
-    return {name: leaf for child in children for name, leaf in child.items()}

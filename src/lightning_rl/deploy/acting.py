@@ -146,16 +146,6 @@ class Leaf(NamedTuple):
     device: torch.device | None
 
 
-def leaves_of(space: gymnasium.Space[Any], name: str) -> dict[str, gymnasium.Space[Any]]:
-    """Return the parts of an observation space by their keys: `name.key`."""
-    if not isinstance(space, gymnasium.spaces.Dict):
-        return {name: space}
-    found: dict[str, gymnasium.Space[Any]] = {}
-    for key, child in space.items():
-        found |= leaves_of(child, f"{name}.{key}")
-    return found
-
-
 def _taken(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Any:
     if not isinstance(space, gymnasium.spaces.Dict):
         return _tensor(space, given, name or "observation", leaves)

@@ -285,9 +285,11 @@ class FinalObservations:
         self.rows, self._capacity = map_tree(grown, self.rows), capacity
 
 
-def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the leaves of a tree; names are dotted and begin with `name`."""
-    if isinstance(tree, Tensor):
+def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and leaf of a tree of tensors, arrays or spaces; names are dotted: `name.key`."""
+    if isinstance(tree, tuple | gymnasium.spaces.Tuple):
+        tree = dict(enumerate(tree))
+    if not hasattr(tree, "items"):
         yield name, tree
         return
     for key, child in tree.items():

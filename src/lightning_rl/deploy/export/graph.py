@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lightning_rl.deploy.acting import executed_tensors, leaves_of
+from lightning_rl.deploy.acting import executed_tensors
 from lightning_rl.policies import (
     CustomVLA,
     LeRobotPolicy,
@@ -24,7 +24,7 @@ from lightning_rl.policies import (
 )
 from lightning_rl.policies.base import first_state
 from lightning_rl.policies.vla import ChunkPolicy
-from lightning_rl.rollout.contract import space_spec
+from lightning_rl.rollout.contract import leaves_of_tree, space_spec
 from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import StructuredActions
 from lightning_rl.system.errors import ConfigurationError, require
@@ -64,8 +64,8 @@ class Ports(NamedTuple):
 
 def ports_of(policy: Policy) -> Ports:
     """Return the inputs and outputs of a policy that acts by the mode, without a critic."""
-    leaves = leaves_of(policy.acting_space, OBSERVATION)
-    inputs = [Port(name, *space_spec(space), space) for name, space in leaves.items()]
+    leaves = leaves_of_tree(OBSERVATION, policy.acting_space)
+    inputs = [Port(name, *space_spec(space), space) for name, space in leaves]
     outputs = list(_action_ports(policy.action_space))
     if policy.is_recurrent:
         (size, *more), dtype = policy.extra_fields["state"]
@@ -101,7 +101,8 @@ class ActingGraph(nn.Module):
                 whole = torch.cat((before, noise), 1) if noise.shape[1] else before
             td.set(key, whole)
         result = self.policy(td, deterministic=True)
-        outputs = dict(_parts(executed_tensors(self.policy.action_space, result[ACTION]), ACTION))
+        executed = executed_tensors(self.policy.action_space, result[ACTION])
+        outputs = dict(leaves_of_tree(ACTION, executed))
         if STATE in inputs:
             outputs[NEXT_STATE] = result[NEXT_STATE][:, : inputs[STATE].shape[1]]
         return outputs
@@ -226,15 +227,6 @@ def _action_ports(space: gymnasium.Space[Any]) -> Iterator[Port]:
         name = ACTION if part.name == ACTION else f"{ACTION}.{part.name}"
         shape, dtype = space_spec(part.space)
         yield Port(name, shape, torch.int64 if part.counts else dtype, part.space)
-
-
-def _parts(executed: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(executed, dict | tuple):
-        pairs = executed.items() if isinstance(executed, dict) else enumerate(executed)
-        for key, child in pairs:
-            yield from _parts(child, f"{name}.{key}")
-    else:
-        yield name, executed
 
 
 def _observed(

@@ -1,6 +1,6 @@
 """Compare an export with the policy in torch, on drawn observations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space
 
-from lightning_rl.deploy.acting import TrainedPolicy, leaves_of
+from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.deploy.export.graph import (
     ACTION,
     NEXT_STATE,
@@ -19,6 +19,7 @@ from lightning_rl.deploy.export.graph import (
     why_not_traced,
 )
 from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import leaves_of_tree
 from lightning_rl.rollout.masks import MASK
 from lightning_rl.rollout.structured_actions import choices_of
 
@@ -67,7 +68,7 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
             ours, theirs = flat(reference.act(observation)), exported(observation)
             for name in ours:
                 parts.setdefault(name, []).append((ours[name], theirs[name]))
-    spaces = flat(TrainedPolicy(policy).action_space)
+    spaces = dict(leaves_of_tree(ACTION, TrainedPolicy(policy).action_space))
     tolerance = TOLERANCE_WITH_MEMORY if policy.is_recurrent else TOLERANCE
     compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
     return {
@@ -79,12 +80,8 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
 
 
 def flat(tree: Any, name: str = ACTION) -> dict[str, Any]:
-    """Return the leaves of a Dict or Tuple by the names of ports: `action`, `action.gripper`."""
-    if isinstance(tree, Mapping | tuple | gymnasium.spaces.Tuple):
-        pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        children = [flat(child, f"{name}.{key}") for key, child in pairs]
-        return {path: leaf for child in children for path, leaf in child.items()}
-    return {name: tree if isinstance(tree, gymnasium.Space) else np.asarray(tree)}
+    """Return the arrays of a Dict or Tuple by the names of ports: `action`, `action.gripper`."""
+    return {path: np.asarray(leaf) for path, leaf in leaves_of_tree(name, tree)}
 
 
 def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
@@ -95,7 +92,7 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
     arrays = flat(observation, OBSERVATION)
     normalizer, start = getattr(policy, "normalizer", None), 0
     # Use the normaliser's order: by key, level by level.
-    leaves = leaves_of(policy.acting_space, OBSERVATION)
+    leaves = dict(leaves_of_tree(OBSERVATION, policy.acting_space))
     for name in sorted(leaves, key=lambda name: name.split(".")):
         leaf = leaves[name]
         array = arrays[name]

@@ -55,7 +55,7 @@ def construction_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[s
             "model": {"init_args": {"policy": model.get("policy")}},
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
-        "state": _without_infinities(weights_of(content)[STATE_KEY]),
+        "state": _infinities(weights_of(content)[STATE_KEY], str),
     }
 
 
@@ -70,7 +70,7 @@ def read_exported(path: Path) -> dict[str, Any]:
         construction = read_json(beside, path.parent)[CONSTRUCTION]
         content = {
             CONFIG_KEY: dump_yaml(construction["config"]),
-            STATE_KEY: _with_infinities(construction["state"]),
+            STATE_KEY: _infinities(construction["state"], float),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
@@ -101,17 +101,10 @@ def plain_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _without_infinities(value: Any) -> Any:
+def _infinities(value: Any, kind: type) -> Any:
+    """Write infinities as texts for JSON, or read them as numbers: `kind` is str or float."""
     if isinstance(value, dict):
-        return {str(key): _without_infinities(child) for key, child in value.items()}
+        return {str(key): _infinities(child, kind) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_infinities(child) for child in value]
-    return str(value) if value in (float("inf"), float("-inf")) else value
-
-
-def _with_infinities(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_infinities(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_with_infinities(child) for child in value]
-    return float(value) if value in ("inf", "-inf") else value
+        return [_infinities(child, kind) for child in value]
+    return kind(value) if value in (math.inf, -math.inf, "inf", "-inf") else value

@@ -1,6 +1,7 @@
 """Write the settings of a run to its loggers and checkpoints."""
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, cast
@@ -39,7 +40,7 @@ class SettingsWriter(Callback):
         for section, made in {"data": RLDataModule, "trainer": type(trainer)}.items():
             if isinstance(config[section], dict):
                 config[section] = _defaults(made) | config[section]
-        return cast(dict[str, Any], _with_defaults(config))
+        return cast(dict[str, Any], _changed(config, _add_defaults))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and trainer.loggers:
@@ -57,7 +58,7 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     """Return the configuration of a run in Python."""
     data = cast(Any, trainer).datamodule
     is_ours = type(data) is RLDataModule
-    settings = _with_modules(described(data.settings() if is_ours else data))
+    settings = _changed(described(data.settings() if is_ours else data), _add_module)
     trained = construction(cast(Constructed, trainer))["init_args"]
     return {
         "seed_everything": settings.get("seed", True) if is_ours else True,
@@ -68,33 +69,32 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     }
 
 
-def _with_modules(tree: Any) -> Any:
-    """Add to the ids of envs the packages that registered them: another process imports none."""
+def _changed(tree: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+    """Return a copy of a tree of settings, each of whose mappings `change` has changed."""
     if isinstance(tree, list):
-        return [_with_modules(child) for child in tree]
-    if not isinstance(tree, dict):
-        return tree
-    tree = {key: _with_modules(child) for key, child in tree.items()}
-    id = tree.get("id")
+        return [_changed(child, change) for child in tree]
+    if isinstance(tree, dict):
+        tree = {key: _changed(child, change) for key, child in tree.items()}
+        change(tree)
+    return tree
+
+
+def _add_module(settings: dict[str, Any]) -> None:
+    """Add to the id of an env the package that registered it: another process imports none."""
+    id = settings.get("id")
     if isinstance(id, str) and ":" not in id:
         # The module of the env: its import also imports its package, which may register the env.
         known = {*ENV_PACKAGES, "__main__"}
         homes = [module for module in modules_of(id) if module.partition(".")[0] not in known]
-        tree["id"] = f"{homes[0]}:{id}" if len(homes) == 1 else id
-    return tree
+        settings["id"] = f"{homes[0]}:{id}" if len(homes) == 1 else id
 
 
-def _with_defaults(tree: Any) -> Any:
-    if isinstance(tree, list):
-        return [_with_defaults(child) for child in tree]
-    if not isinstance(tree, dict):
-        return tree
-    filled = {key: _with_defaults(child) for key, child in tree.items()}
-    module, _, name = str(tree.get("class_path")).rpartition(".")  # a class that has just run
+def _add_defaults(settings: dict[str, Any]) -> None:
+    module, _, name = str(settings.get("class_path")).rpartition(".")  # a class that has just run
     # A class without an import path is described in words.
-    if "init_args" in tree and module.replace(".", "_").isidentifier():
-        filled["init_args"] = _defaults(getattr(import_module(module), name)) | filled["init_args"]
-    return filled
+    if "init_args" in settings and module.replace(".", "_").isidentifier():
+        defaults = _defaults(getattr(import_module(module), name))
+        settings["init_args"] = defaults | settings["init_args"]
 
 
 def _defaults(made: Any) -> dict[str, Any]:
