@@ -325,6 +325,9 @@ from lightning_rl.policies import (
     ValueAtoms as ValueAtoms,
 )
 from lightning_rl.policies import (
+    VLAModelInterface as VLAModelInterface,
+)
+from lightning_rl.policies import (
     VLAPolicy as VLAPolicy,
 )
 from lightning_rl.policies import (

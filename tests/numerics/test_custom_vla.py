@@ -266,7 +266,7 @@ def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
 
 NEEDS = (
     "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, for PPO and other "
-    "algorithms with a critic, get_value(td); see lightning_rl.Policy."
+    "algorithms with a critic, get_value(td), as lightning_rl.Policy, or the methods of lightning_rl.VLAModelInterface."
 )
 TAKES = "it takes width, deviation, critic"
 ALLOWED = "a file of weights (.safetensors, .pt, .pth, .bin), or a directory that holds one"
@@ -305,11 +305,6 @@ REFUSED = {
     "wrong key": (
         {"model_config": {"widht": 16}},
         f"model_config has 'widht', which WithCritic does not take; {TAKES}; close matches: width.",
-    ),
-    "no path": (
-        {"model_path": None},
-        f"CustomVLA has no model_path: give {ALLOWED}. For a model that starts from random weights, write a Policy, "
-        "and name it as the policy's class_path.",
     ),
     "no class": (
         {"model_class": None},

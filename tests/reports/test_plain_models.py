@@ -28,6 +28,8 @@ MODULE = """
 import torch
 from torch import nn
 
+from lightning_rl import VLAModelInterface
+
 
 class Plain(nn.Module):
     def __init__(self, width=8, outputs=3):
@@ -48,6 +50,9 @@ class Reading(Plain):
 
     def forward(self, obs):
         return super().forward(obs["state"])
+
+    def get_value(self, obs):
+        return super().get_value(obs["state"])
 
 
 class Laplace(Plain):
@@ -76,6 +81,34 @@ class Lazy(Plain):
     def __init__(self):
         super().__init__()
         self.net = nn.LazyLinear(8)
+
+
+class Triple(Plain):
+    def evaluate_actions(self, obs, actions):
+        value = self.get_value(obs).squeeze(-1)
+        return value, -actions.sum(-1), value * 0
+
+
+class Nothing(VLAModelInterface):
+    pass
+
+
+class Actor(VLAModelInterface):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, observation):
+        return self.net(observation)
+
+
+class Complete(Actor):
+    def get_value(self, observation):
+        return observation.sum(-1, keepdim=True)
+
+    def evaluate_actions(self, observation, actions):
+        drawn = torch.distributions.Normal(self(observation), torch.tensor(-1.0).exp())
+        return drawn.log_prob(actions).sum(-1), drawn.entropy().sum(-1)
 """
 
 SEEN, DONE = Box(-1, 1, (4,)), Box(-2, 2, (3,))
@@ -162,9 +195,26 @@ def test_the_log_probs_of_a_plain_model_are_its_own(plain, tmp_path):
         assert again["value"].shape == (5,)
 
 
+def test_a_subclass_of_the_interface_has_the_methods_that_it_overrides(plain):
+    policies = [CustomVLA(SEEN, DONE, None, f"plain_vla.{name}") for name in ("Actor", "Complete")]
+    assert [policy.has_critic for policy in policies] == [False, True]
+    weights = policies[0].model.model.state_dict()
+    policies[1].model.model.load_state_dict(weights)
+    td = policies[0].get_action(TensorDict({"observation": torch.rand(5, 4)}, [5]))
+    first, second = (policy.evaluate_actions(td.copy()) for policy in policies)
+    torch.testing.assert_close(first["sample_log_prob"], second["sample_log_prob"])
+    torch.testing.assert_close(first["entropy"], second["entropy"])
+    assert second["value"].shape == (5,)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("Sampling", ("forward", "tuple", "Policy")), ("Lazy", ("LazyLinear", "net.weight"))],
+    [
+        ("Sampling", ("forward", "tuple", "VLAModelInterface", "Policy")),
+        ("Lazy", ("LazyLinear", "net.weight")),
+        ("Triple", ("evaluate_actions", "pair", "get_value")),
+        ("Nothing", ("plain_vla.Nothing", "forward", "VLAModelInterface")),
+    ],
 )
 def test_models_that_cannot_be_plain_are_refused_when_they_are_made(name, words, plain):
     with refused(names=words):

@@ -39,6 +39,7 @@ from lightning_rl.policies.vla import FlowSettings as FlowSettings
 from lightning_rl.policies.vla import PerceptronBackbone as PerceptronBackbone
 from lightning_rl.policies.vla import TinyVLA as TinyVLA
 from lightning_rl.policies.vla import TransformersBackbone as TransformersBackbone
+from lightning_rl.policies.vla import VLAModelInterface as VLAModelInterface
 from lightning_rl.policies.vla import VLAPolicy as VLAPolicy
 from lightning_rl.policies.vla import load_vla_model as load_vla_model
 from lightning_rl.policies.wrapper import PolicyWrapper as PolicyWrapper

@@ -6,6 +6,7 @@ from lightning_rl.policies.vla.custom import CustomVLA as CustomVLA
 from lightning_rl.policies.vla.encoder import BackboneEncoder as BackboneEncoder
 from lightning_rl.policies.vla.flow import FlowHead as FlowHead
 from lightning_rl.policies.vla.flow import FlowSettings as FlowSettings
+from lightning_rl.policies.vla.interface import VLAModelInterface as VLAModelInterface
 from lightning_rl.policies.vla.loading import load_vla_model as load_vla_model
 from lightning_rl.policies.vla.policy import ChunkPolicy as ChunkPolicy
 from lightning_rl.policies.vla.policy import VLAPolicy as VLAPolicy

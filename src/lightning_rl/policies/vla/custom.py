@@ -15,13 +15,14 @@ from lightning_rl.policies.distributions.base import summed
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.policies.vla.backbone import members_of_lists
+from lightning_rl.policies.vla.interface import has_method
 from lightning_rl.policies.vla.loading import (
     away_from_first,
     freeze_matching,
     import_model_class,
     instantiate_model,
 )
-from lightning_rl.policies.weights import WEIGHTS, fill_with_weights, one_message
+from lightning_rl.policies.weights import fill_with_weights, one_message
 from lightning_rl.rollout.contract import FieldSpec, allocate_rollout
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -35,8 +36,8 @@ class CustomVLA(Policy):
     `counts_executed`, and constructor arguments `observation_space` and `action_space`. A class may
     have `blocks` (see `Policy`).
 
-    A model may also work on plain tensors: `forward(observation)` returns actions [B, A], and
-    `get_value(observation)` values [B, 1]; see `PlainModel`.
+    A model may also have the methods of `VLAModelInterface`, which take and return tensors. Then
+    `CustomVLA` draws the actions from a normal distribution around them.
 
     In YAML:
 
@@ -48,8 +49,9 @@ class CustomVLA(Policy):
 
     Args:
         observation_space, action_space: spaces of one env.
-        model_path: required; file of weights (.safetensors, .pt, .pth or .bin), or a directory with
-            one file or its shards. Read whenever the policy is created.
+        model_path: file of weights (.safetensors, .pt, .pth or .bin), or a directory with one file
+            or its shards; read whenever the policy is created. Default: the weights that the
+            constructor of the model sets.
         model_class: required; import path of the class.
         model_config: arguments of its constructor.
         strict: refuse weights with other names or shapes; false warns; missing weights stay random.
@@ -86,11 +88,6 @@ class CustomVLA(Policy):
                 "CustomVLA has no model_class: give the import path of a torch.nn.Module, as in "
                 "my_vla.MyVLA."
             )
-        if model_path is None:
-            raise ConfigurationError(
-                f"CustomVLA has no model_path: give {WEIGHTS}. For a model that starts from random "
-                "weights, write a Policy, and name it as the policy's class_path."
-            )
         cls = import_model_class(model_class)
         plain = _check_methods(cls, model_class)
         reads = getattr(cls, "reads", None)
@@ -99,17 +96,19 @@ class CustomVLA(Policy):
         spaces = {"observation_space": observation_space, "action_space": action_space}
         with away_from_first(meta) as away:
             model = instantiate_model(cls, config, spaces)
-        if not away:
+        if model_path is not None and not away:
             fill_with_weights(model, model_path, strict, "model_path")
         freeze_matching(model, freeze)
-        self.has_critic = hasattr(model, "get_value")
-        evaluates = hasattr(model, "evaluate_actions")
+        self.has_critic = has_method(model, "get_value")
+        evaluates = has_method(model, "evaluate_actions")
         self.counts_executed = bool(getattr(model, "counts_executed", plain and not evaluates))
         if plain:
             self.critic_modules = ("model.model.critic", "model.model.value_head")
+            model = PlainModel(model, action_space, log_std_init)
             step = allocate_rollout(observation_space, action_space, 1, 1)[:, 0]
-            example = None if away else step.get("observation")
-            model = PlainModel(model, action_space, log_std_init, example)
+            if not away:
+                with torch.no_grad(), one_message(f"{model_class} cannot be called"):
+                    model.evaluate_actions(model(step, deterministic=True))
         self.model = model
         self.model_class = model_class
         self.model_settings = _listed(config)  # to compare two policies
@@ -177,24 +176,16 @@ class PlainModel(nn.Module):
     or a new parameter, per number of an action.
 
     Args:
-        model: returns actions [B, A]; `get_value(observation)` is optional, values [B, 1].
-            `evaluate_actions(observation, actions)` is optional: log-probs and entropies, [B] each,
-            as a tuple or by the names `log_prob` and `entropy`. They must belong to the
-            normal distribution, which draws the actions.
+        model: has methods of `VLAModelInterface`.
         action_space: a Box of floats.
         log_std_init: initial log standard deviation.
-        observation: an example [1, ...], with which the model is called once; None: no call.
 
     Raises:
         ConfigurationError: for another action space, or a model that returns something else.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        action_space: gymnasium.Space[Any],
-        log_std_init: float,
-        observation: Any = None,
+        self, model: nn.Module, action_space: gymnasium.Space[Any], log_std_init: float
     ) -> None:
         super().__init__()
         require(
@@ -207,10 +198,6 @@ class PlainModel(nn.Module):
         self.log_std = None
         if not isinstance(getattr(model, "log_std", None), nn.Parameter):
             self.log_std = nn.Parameter(torch.full((self.size,), log_std_init))
-        if observation is not None:
-            name = type(model).__name__
-            with torch.no_grad(), one_message(f"{name} cannot be called with an observation"):
-                self._distribution(TensorDict({"observation": observation}, [1]))
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
@@ -233,7 +220,7 @@ class PlainModel(nn.Module):
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         """Return `sample_log_prob`, `entropy` and `value`, [B] each, of the actions in `td` [B]."""
-        if hasattr(self.model, "evaluate_actions"):
+        if has_method(self.model, "evaluate_actions"):
             result = self._evaluated(td)
         else:
             mean, log_std = self._distribution(td)
@@ -244,38 +231,39 @@ class PlainModel(nn.Module):
                 "sample_log_prob": summed(log_probs, executed),
                 "entropy": summed(entropies, executed),
             }
-        if hasattr(self.model, "get_value"):
+        if has_method(self.model, "get_value"):
             result["value"] = self.get_value(td.select("observation")).get("value")
         return TensorDict(result, td.batch_size)
 
     def _evaluated(self, td: TensorDict) -> dict[str, Tensor]:
         result = cast(Any, self.model).evaluate_actions(td.get("observation"), td.get("action"))
-        if isinstance(result, tuple | list) and len(result) >= 2:
-            result = {"log_prob": result[0], "entropy": result[1]}
-        names = ("log_prob", "entropy")
-        values = [result.get(name) for name in names] if hasattr(result, "get") else [None]
-        fits = all(isinstance(one, Tensor) and one.numel() == td.numel() for one in values)
+        if hasattr(result, "get"):
+            result = result.get("log_prob"), result.get("entropy")
+        # Other libraries return three tensors, some of them with the values first.
+        is_pair = isinstance(result, tuple | list) and len(result) == 2
         require(
-            fits,
+            is_pair and all(isinstance(p, Tensor) and p.numel() == td.numel() for p in result),
             f"{type(self.model).__name__}.evaluate_actions must return log-probs and entropies, "
-            f"[{td.numel()}] each, as a tuple or by the names {' and '.join(names)}. If the "
-            "actions are the mean of a normal distribution, remove the method.",
+            f"[{td.numel()}] each, as a pair or by the names log_prob and entropy; get_value "
+            "returns the values. If the actions are the mean of a normal distribution, remove "
+            "evaluate_actions.",
         )
-        log_prob, entropy = (cast(Tensor, one).float().reshape(td.batch_size) for one in values)
+        log_prob, entropy = (part.float().reshape(td.batch_size) for part in result)
         return {"sample_log_prob": log_prob, "entropy": entropy}
 
     def _distribution(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         mean = self.model(td.get("observation"))
-        wanted = (*td.batch_size, self.size)
+        shape = (*td.batch_size, self.size)
         require(
-            isinstance(mean, Tensor) and mean.numel() == math.prod(wanted),
+            isinstance(mean, Tensor) and mean.numel() == math.prod(shape),
             f"{type(self.model).__name__}.forward returned "
             f"{list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__}; it must be "
-            f"actions of shape {list(wanted)} alone. A model that draws its own actions and "
-            "returns log-probs needs the methods of lightning_rl.Policy.",
+            f"actions of shape {list(shape)} alone, as in lightning_rl.VLAModelInterface. A model "
+            "that draws its own actions and returns log-probs needs the methods of "
+            "lightning_rl.Policy.",
         )
         log_std = self.model.log_std if self.log_std is None else self.log_std
-        return mean.float().reshape(wanted), cast(Tensor, log_std).reshape(-1)
+        return mean.float().reshape(shape), cast(Tensor, log_std).reshape(-1)
 
     def _log_probs(self, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
         return -0.5 * ((action - mean) * (-log_std).exp()).square() - log_std - HALF_LOG_TWO_PI
@@ -284,19 +272,20 @@ class PlainModel(nn.Module):
 def _check_methods(cls: type[nn.Module], name: str) -> bool:
     needs = (
         "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, "
-        "for PPO and other algorithms with a critic, get_value(td); see lightning_rl.Policy."
+        "for PPO and other algorithms with a critic, get_value(td), as lightning_rl.Policy, or "
+        "the methods of lightning_rl.VLAModelInterface."
     )
     require(
         not issubclass(cls, Policy),
         f"model_class '{name}' is a whole Policy: give it as the policy's class_path instead.",
     )
-    own = {method: getattr(cls, method, None) for method in ("forward", "evaluate_actions")}
+    acts, evaluates = (has_method(cls, method) for method in ("forward", "evaluate_actions"))
     named = {"deterministic": False, "generator": None}
-    reads_td = own["forward"] is not nn.Module.forward and _takes(cls, "forward", 1, **named)
-    missing = [] if own["forward"] is not nn.Module.forward else ["forward"]
-    missing += ["evaluate_actions"] if reads_td and own["evaluate_actions"] is None else []
+    reads_td = acts and _takes(cls, "forward", 1, **named)
+    missing = [] if acts else ["forward"]
+    missing += ["evaluate_actions"] if reads_td and not evaluates else []
     require(not missing, f"model_class '{name}' has no {' and no '.join(missing)}. {needs}")
-    pair = own["evaluate_actions"] is None or _takes(cls, "evaluate_actions", 2)
+    pair = not evaluates or _takes(cls, "evaluate_actions", 2)
     require(
         reads_td or (pair and _takes(cls, "forward", 1)),
         f"model_class '{name}' has forward{inspect.signature(cls.forward)}, which cannot be called "
