@@ -16,7 +16,7 @@ import time
 import torch
 
 from lightning_rl import ActorCritic, CollectorContext, SyncCollector
-from lightning_rl.compiled.choice import Choice, StepsChoice
+from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.tasks.base import Task
 
@@ -60,7 +60,7 @@ def collect(make: type[Task], num_envs: int, args: argparse.Namespace) -> tuple[
         env = make(num_envs, device=args.device)
         torch.manual_seed(0)
         policy = ActorCritic(env.single_observation_space, env.single_action_space)
-        choice = StepsChoice(compiled, None, Choice(compiled, None))
+        choice = StepsCompileDecision(compiled, None, CompileDecision(compiled, None))
         policy = policy.to(args.device)
         context = CollectorContext(env, policy, args.rollouts, 1, compilation=choice)
         collectors.append(SyncCollector(context))

@@ -34,7 +34,7 @@ from lightning.pytorch import seed_everything
 
 from lightning_rl import (
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     GripperActorCritic,
     GripperSAC,
     GymnasiumEnv,
@@ -164,7 +164,7 @@ def train(
 def clone(demonstrations: str, seed: int) -> Policy:
     """Return a policy that only clones the demonstrations."""
     seed_everything(seed)
-    collector = partial(Demonstrations, path=demonstrations, fps=10.0)
+    collector = partial(DatasetCollector, path=demonstrations, fps=10.0)
     budget = {"num_envs": 1, "buffer_size": 100, "total_env_steps": 10_000}
     data = RLDataModule(make_env, collector=collector, **budget)
     normalized = {"actor_normalization": "layer", "critic_normalization": "layer"}

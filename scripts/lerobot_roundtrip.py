@@ -32,7 +32,7 @@ from gymnasium.spaces import Box, Dict
 from lightning_rl import (
     ActorOnly,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
     RLDataModule,
@@ -362,7 +362,7 @@ def train(path: Path) -> None:
         gymnasium.register("Still-v0", Still)
     data = RLDataModule(
         partial(GymnasiumEnv, id="Still-v0"),
-        collector=partial(Demonstrations, path=str(path)),
+        collector=partial(DatasetCollector, path=str(path)),
         num_envs=len(LENGTHS),
         buffer_size=max(LENGTHS),
         total_env_steps=sum(LENGTHS),

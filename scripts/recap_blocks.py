@@ -44,7 +44,7 @@ model:
     lr_schedule: linear
     batch_size: 64
 data:
-  env: {class_path: ReturnFrames, init_args: {bins: 51}}
+  env: {class_path: ReturnFramesEnv, init_args: {bins: 51}}
   num_envs: 64
   buffer_size: 10
   total_env_steps: 64_000

@@ -19,7 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 import lightning_rl
-from lightning_rl.system.construction import Constructed
+from lightning_rl.system.construction import Configurable
 
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Reward terms):$")
 ATTRIBUTES = ("attribute", "data", "property")
@@ -109,8 +109,8 @@ def constructor_signature(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str | None, str | None]:
-    """Give a class the signature of its `__init__`, where `Constructed` has a `__new__`."""
-    if kind == "class" and issubclass(what, Constructed):
+    """Give a class the signature of its `__init__`, where `Configurable` has a `__new__`."""
+    if kind == "class" and issubclass(what, Configurable):
         own = inspect.signature(what.__init__, bound_method=True)
         signature = inspect.stringify_signature(own, show_annotation=False)
     return signature, returns
@@ -167,7 +167,7 @@ def leave_out_bases(
 ) -> None:
     """Leave out bases that nobody else subclasses."""
     bases[:] = [
-        base for base in bases if base is not Constructed and not base.__name__.startswith("_")
+        base for base in bases if base is not Configurable and not base.__name__.startswith("_")
     ] or [object]
 
 

@@ -14,7 +14,7 @@ from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, PPO, ActorCritic, AsyncCollector, CollectorContext, SyncCollector
 from lightning_rl.compiled import cuda_graphs, graphs
-from lightning_rl.compiled.choice import Choice, StepsChoice
+from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.tasks.base import Task
 
@@ -118,7 +118,7 @@ def _collector(
     env = make(num_envs, max_episode_steps=EPISODE, device=findings.device)
     torch.manual_seed(1)
     policy = ActorCritic(env.single_observation_space, env.single_action_space)
-    choice = StepsChoice(compiled, None, Choice(compiled, None))
+    choice = StepsCompileDecision(compiled, None, CompileDecision(compiled, None))
     policy = policy.to(findings.device)
     return SyncCollector(CollectorContext(env, policy, ROLLOUT, 1, compilation=choice))
 

@@ -19,5 +19,7 @@ __all__ = sorted(_MODULES)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'lightning_rl' has no attribute '{name}'")
+        from lightning_rl.checkpoints.registry import renamed
+
+        raise AttributeError(f"module 'lightning_rl' has no attribute '{name}'{renamed(name)}")
     return getattr(import_module(str(_MODULES[name])), name)

@@ -34,9 +34,6 @@ from lightning_rl.algorithms import (
     BehaviorCloning as BehaviorCloning,
 )
 from lightning_rl.algorithms import (
-    ClassifiedReward as ClassifiedReward,
-)
-from lightning_rl.algorithms import (
     DiscreteSAC as DiscreteSAC,
 )
 from lightning_rl.algorithms import (
@@ -53,6 +50,9 @@ from lightning_rl.algorithms import (
 )
 from lightning_rl.algorithms import (
     RewardClassifier as RewardClassifier,
+)
+from lightning_rl.algorithms import (
+    RewardClassifierWrapper as RewardClassifierWrapper,
 )
 from lightning_rl.algorithms import (
     ValueFit as ValueFit,
@@ -88,7 +88,7 @@ from lightning_rl.collectors import (
     SyncCollector as SyncCollector,
 )
 from lightning_rl.datasets import (
-    Demonstrations as Demonstrations,
+    DatasetCollector as DatasetCollector,
 )
 from lightning_rl.datasets import (
     Episode as Episode,
@@ -100,16 +100,16 @@ from lightning_rl.datasets import (
     EpisodeWriter as EpisodeWriter,
 )
 from lightning_rl.datasets import (
-    LabelledFrames as LabelledFrames,
-)
-from lightning_rl.datasets import (
     LabelSettings as LabelSettings,
 )
 from lightning_rl.datasets import (
     MixedReplay as MixedReplay,
 )
 from lightning_rl.datasets import (
-    ReturnFrames as ReturnFrames,
+    ReturnFramesEnv as ReturnFramesEnv,
+)
+from lightning_rl.datasets import (
+    SuccessFramesEnv as SuccessFramesEnv,
 )
 from lightning_rl.datasets import (
     label_dataset as label_dataset,
@@ -193,13 +193,16 @@ from lightning_rl.envs import (
     RslRlVecEnv as RslRlVecEnv,
 )
 from lightning_rl.envs import (
-    Script as Script,
+    ScriptedIntervention as ScriptedIntervention,
 )
 from lightning_rl.envs import (
     SpaceMouse as SpaceMouse,
 )
 from lightning_rl.envs import (
     TensorSimulator as TensorSimulator,
+)
+from lightning_rl.envs import (
+    TermWrapper as TermWrapper,
 )
 from lightning_rl.envs import (
     TorchEnv as TorchEnv,
@@ -212,9 +215,6 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     VLAObservation as VLAObservation,
-)
-from lightning_rl.envs import (
-    WithTerms as WithTerms,
 )
 from lightning_rl.extensions.fsdp.strategy import (
     FSDP2Strategy as FSDP2Strategy,

@@ -12,7 +12,7 @@ from lightning_rl import (
     SAC,
     Algorithm,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     GripperSAC,
     MixedReplay,
     RayCollector,
@@ -66,7 +66,7 @@ class TwoLosses(Algorithm):
 def clone(run_dir, head="token"):
     seed_everything(1)
     env = partial(ActionChunk, env=PushBlocks, chunk_size=4)
-    demonstrations = partial(Demonstrations, episodes=8)
+    demonstrations = partial(DatasetCollector, episodes=8)
     budget = {"total_env_steps": 400, "buffer_size": 12, "num_envs": 8}
     data = make_data(env, collector=demonstrations, **budget)
     tiny = TinyVLA(channels=(4, 4, 4), hidden_size=16, slot_size=8)

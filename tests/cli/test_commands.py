@@ -842,7 +842,7 @@ def test_the_logger_can_be_turned_off():
 
 
 OF_MODEL = "known here: APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
-OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
+OF_COLLECTOR = "known here: AsyncCollector, DatasetCollector, RayCollector, SyncCollector"
 WHOLE = [
     (
         "--model.policy.hidden_sizes 64",

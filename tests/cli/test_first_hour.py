@@ -46,7 +46,7 @@ TYPED = {
     # LeRobot
     PPO + "--policy.type act": ["policy.type", "model.policy", "LeRobotPolicy"],
     PPO + "--policy.path me/act": ["policy.path", "model.policy.path", "LeRobotPolicy"],
-    PPO + "--dataset.repo_id me/demos": ["dataset.repo_id", "data.collector.path", "Demonstrations"],
+    PPO + "--dataset.repo_id me/demos": ["dataset.repo_id", "data.collector.path", "DatasetCollector"],
     PPO + "--steps 100000": ["steps", "data.total_env_steps"],
     PPO + "--job_name act": ["job_name", "exp_name"],
     PPO + "--save_freq 1000": ["save_freq", "trainer.checkpoint_every_n_iterations"],

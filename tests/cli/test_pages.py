@@ -513,7 +513,7 @@ TABLES = {
     "docs/policies.md": arguments_of(lightning_rl.ActorCritic) - SPACES - {"distribution"},
     "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
     "docs/distributed.md": arguments_of(lightning_rl.RayCollector) - COLLECTING,
-    "docs/demonstrations.md": arguments_of(lightning_rl.Demonstrations) - COLLECTING,
+    "docs/demonstrations.md": arguments_of(lightning_rl.DatasetCollector) - COLLECTING,
     "docs/vla.md": arguments_of(lightning_rl.VLAPolicy)
     - SPACES
     - {"value_hidden_size", "make_head"},

@@ -250,7 +250,10 @@ def config_of(source):
 
 def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
     assert checked_config(config_of({"class_path": "lightning_rl.Keyboard"}), Path("a.ckpt")).config
-    script = {"class_path": "lightning_rl.Script", "init_args": {"policy": "os.system"}}
+    script = {
+        "class_path": "lightning_rl.ScriptedIntervention",
+        "init_args": {"policy": "os.system"},
+    }
     with refused(names="os.system"):
         checked_config(config_of(script), Path("a.ckpt"))
 

@@ -45,7 +45,7 @@ from lightning_rl import (
     PointMass,
     PushBlocks,
     ReplayBuffer,
-    ReturnFrames,
+    ReturnFramesEnv,
     RLDataModule,
     ValueAtoms,
     ValueFit,
@@ -429,7 +429,7 @@ def record_frames(directory, count=3):
 
 
 def frames_in(directory):
-    return partial(ReturnFrames, path=str(directory / "steps"), bins=7, folds=2)
+    return partial(ReturnFramesEnv, path=str(directory / "steps"), bins=7, folds=2)
 
 
 def same_value(directory, processes):

@@ -13,7 +13,7 @@ from lightning_rl import (
     SAC,
     AsyncCollector,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     GymnasiumEnv,
     ReplayBuffer,
 )
@@ -118,7 +118,7 @@ def record(env, path, forbidden=False):
 def test_cloning_holds_to_the_masks_of_the_demonstrations(forbidden, tmp_path):
     pytest.importorskip("pyarrow", reason="datasets need the extra data")
     record(masked(1), tmp_path / "data", forbidden)
-    demonstrations = partial(Demonstrations, path=str(tmp_path / "data"))
+    demonstrations = partial(DatasetCollector, path=str(tmp_path / "data"))
     settings = {
         "env": masked,
         "model": {"algorithm": BehaviorCloning, "n_epochs": 20, "learning_rate": 1e-2},

@@ -14,7 +14,7 @@ import lightning_rl
 from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.compiled import choice, graphs
-from lightning_rl.compiled.choice import PAYS_FROM, Choice, StepsChoice
+from lightning_rl.compiled.choice import PAYS_FROM, CompileDecision, StepsCompileDecision
 from tests.algorithms import peek
 from tests.callbacks import callback
 from tests.helpers import assert_same_run, last, load, train
@@ -44,7 +44,7 @@ def said(capsys):
 
 @pytest.fixture
 def pays(monkeypatch):
-    monkeypatch.setattr(Choice, "pays_from", STEPS)
+    monkeypatch.setattr(CompileDecision, "pays_from", STEPS)
 
 
 def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
@@ -146,10 +146,10 @@ def test_a_failure_without_a_word_is_named_by_its_kind(tmp_path, monkeypatch):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_resumed_run_goes_on_as_it_began(compiled, tmp_path, monkeypatch, said, traced_only):
     """Also where its own config would have it otherwise."""
-    monkeypatch.setattr(Choice, "pays_from", 1 if compiled else 10**9)
+    monkeypatch.setattr(CompileDecision, "pays_from", 1 if compiled else 10**9)
     train(tmp_path / "whole")
     train(tmp_path / "parts", trainer={"max_epochs": 1})
-    monkeypatch.setattr(Choice, "pays_from", 10**9 if compiled else 1)
+    monkeypatch.setattr(CompileDecision, "pays_from", 10**9 if compiled else 1)
     module, *_ = train(tmp_path / "parts", ckpt_path=last(tmp_path / "parts"))
     assert (module.learner.graphs is not None) is compiled
     how = "is compiled" if compiled else "runs uncompiled"
@@ -169,7 +169,7 @@ def test_who_asks_for_another_way_when_resuming_gets_it_and_is_told(
 def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what_that_means(
     tmp_path, monkeypatch, traced_only
 ):
-    monkeypatch.setattr(Choice, "pays_from", 1)
+    monkeypatch.setattr(CompileDecision, "pays_from", 1)
     train(tmp_path, trainer={"max_epochs": 1})
     monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with refused(UserWarning, names=("uncompiled", "torch._inductor.config.cpp.cxx")):
@@ -182,10 +182,10 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
 
 def test_on_another_cpu_it_says_what_that_means():
     with refused(UserWarning, names=("Z80, no vectors", choice.cpu())):
-        assert Choice("auto", 0, OF_ANOTHER).compiled
+        assert CompileDecision("auto", 0, OF_ANOTHER).compiled
 
 
-@pytest.mark.parametrize("kind", [Choice, StepsChoice])
+@pytest.mark.parametrize("kind", [CompileDecision, StepsCompileDecision])
 def test_on_a_gpu_compiling_pays_sooner(kind):
     assert [kind("auto", count, on_gpu=True).compiled for count in (4_999, 5_000)] == [False, True]
     assert not kind("auto", 5_000).compiled

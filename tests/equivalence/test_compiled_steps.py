@@ -13,7 +13,7 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.collectors import EpisodeSettings
-from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.steps import StepWriter
 from lightning_rl.envs import CartPole, CartPoleSwingUp, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tasks.base import Pictures
@@ -31,7 +31,7 @@ STARTS_APART = ("PointMass", "pictures")
 
 
 def choice(compiled):
-    return StepsChoice(compiled, None)
+    return StepsCompileDecision(compiled, None)
 
 
 def collector_of(
@@ -418,7 +418,7 @@ def test_the_line_of_a_decision_is_named(traced_only):
 def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
     tmp_path, capsys, traced_only, monkeypatch
 ):
-    monkeypatch.setattr(StepsChoice, "pays_from", 30)
+    monkeypatch.setattr(StepsCompileDecision, "pays_from", 30)
     for count, way in ((96 * 2, "CompiledActor"), (96, "NumpyActor")):
         data = {"num_envs": 6, "buffer_size": 16, "total_env_steps": count, "num_eval_episodes": 1}
         module, *_ = train(

@@ -41,10 +41,10 @@ def managed(num_envs, events=None):
         terminations={"idle": Termination(own_terms.Idle, {"steps": 3, "least": 0.01}, "fail")},
         observations={
             "actor": {
-                "own": Observation("own", noise=Noise(std=0.01), delay=(0, 2)),
+                "own": Observation("task_observation", noise=Noise(std=0.01), delay=(0, 2)),
                 "compass": Observation(own_terms.compass, history=3),
             },
-            "critic": {"own": Observation("own")},
+            "critic": {"own": Observation("task_observation")},
         },
         curriculum={"level": Curriculum("by_success")},
         max_episode_steps=12,
@@ -176,7 +176,7 @@ data:
         success: {params: {radius: 0.12}}
         idle: {term: my_terms.Idle, ends: fail, params: {steps: 3, least: 0.01}}
       observations:
-        actor: {own: {term: own, noise: {std: 0.01}, delay: [0, 2]}, compass: {term: my_terms.compass, history: 3}}
+        actor: {own: {term: task_observation, noise: {std: 0.01}, delay: [0, 2]}, compass: {term: my_terms.compass, history: 3}}
   num_envs: 4
   buffer_size: 8
   num_eval_episodes: 2

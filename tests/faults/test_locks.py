@@ -388,7 +388,7 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
         "max_epochs": 40,
     }
     config["data"]["collector"] = {
-        "class_path": "lightning_rl.Demonstrations",
+        "class_path": "lightning_rl.DatasetCollector",
         "init_args": {"path": "some\x1b[2J.pt"},
     }
     attack(run_dir, trained, config, by_command("validate"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
-from lightning_rl import ActorCritic, Demonstrations, GymnasiumEnv, ReplayBuffer
+from lightning_rl import ActorCritic, DatasetCollector, GymnasiumEnv, ReplayBuffer
 from lightning_rl.datasets.minari import write_minari
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.datasets.replays import read_replay, write_replay
@@ -421,7 +421,7 @@ def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tm
     def collector():
         path = str(tmp_path / "data")
         return make_collector(
-            Demonstrations, env, policy, 4, seed=3, path=path, episodes_per_rollout=2
+            DatasetCollector, env, policy, 4, seed=3, path=path, episodes_per_rollout=2
         )
 
     def handed_out(collector):

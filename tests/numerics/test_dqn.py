@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from lightning_rl import DQN, SAC, ConfigurationError, QPolicy, ReplayBuffer
 from lightning_rl.algorithms.learner import Learner
-from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
@@ -65,7 +65,7 @@ def test_twenty_updates_are_those_of_the_reference(
         torch.nn.init.normal_(parameter, std=0.7)
     for slow, fast in module.target_networks():
         slow.load_state_dict(fast.state_dict())
-    choice = Choice(dtype == torch.float32, None)
+    choice = CompileDecision(dtype == torch.float32, None)
     module.learn_by(Learner(module, module.objectives, module.configure_optimizers(), choice))
     reference = DQNReference(
         layers_of(policy.actor, dueling), rate=1e-2, tau=0.1, interval=interval, double=double,

@@ -19,7 +19,7 @@ from lightning_rl import (
     ActorCritic,
     AsyncCollector,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     FlowSettings,
     GymnasiumEnv,
     NoiseActorCritic,
@@ -348,7 +348,7 @@ RESUMED = {
         DOORS,
         flow_policy,
         {"n_epochs": 2, "batch_size": 4},
-        {"collector": partial(Demonstrations, episodes=8)},
+        {"collector": partial(DatasetCollector, episodes=8)},
     ),
     "noise, sac": (
         SAC,

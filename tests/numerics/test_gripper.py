@@ -14,7 +14,7 @@ from lightning_rl import (
     ActionChunk,
     BehaviorCloning,
     ConfigurationError,
-    Demonstrations,
+    DatasetCollector,
     EpisodeWriter,
     GripperActorCritic,
     GripperSAC,
@@ -254,7 +254,7 @@ def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
     writer.finalise()
     data = {"num_envs": 4, "buffer_size": 8, "total_env_steps": 320}
     teacher = RLDataModule(
-        arm, collector=partial(Demonstrations, path=str(tmp_path / "data")), **data
+        arm, collector=partial(DatasetCollector, path=str(tmp_path / "data")), **data
     )
     torch.manual_seed(1)
     clone = GripperActorCritic(teacher.observation_space, teacher.action_space, (16,))

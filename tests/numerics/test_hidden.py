@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from lightning_rl.envs import HideEntries
+from lightning_rl.envs import PartialObservation
 from tests.envs import ScriptedEnv
 from tests.messages import refused
 
@@ -14,7 +14,7 @@ from tests.messages import refused
 def test_what_is_left_is_what_the_others_were(entries):
     plain, hidden = (
         gymnasium.make("CartPole-v1"),
-        HideEntries(gymnasium.make("CartPole-v1"), entries),
+        PartialObservation(gymnasium.make("CartPole-v1"), entries),
     )
     seen, left = plain.reset(seed=1)[0], hidden.reset(seed=1)[0]
     np.testing.assert_array_equal(left, seen[[0, 2]])
@@ -27,11 +27,11 @@ def test_what_is_left_is_what_the_others_were(entries):
 
 @pytest.mark.parametrize("entries", [[], [4], [-5], [1, -3], [0, 1, 2, 3]])
 def test_entries_that_are_not_there_or_all_of_them_are_refused(entries):
-    with refused(names=("HideEntries", "entries", "0 to 3")):
-        HideEntries(gymnasium.make("CartPole-v1"), entries)
+    with refused(names=("PartialObservation", "entries", "0 to 3")):
+        PartialObservation(gymnasium.make("CartPole-v1"), entries)
 
 
 def test_what_is_not_flat_is_refused():
 
-    with refused(names=("HideEntries", "Box", "gymnasium.wrappers.FlattenObservation")):
-        HideEntries(ScriptedEnv(Box(0, 1, (2, 2))), [0])
+    with refused(names=("PartialObservation", "Box", "gymnasium.wrappers.FlattenObservation")):
+        PartialObservation(ScriptedEnv(Box(0, 1, (2, 2))), [0])

@@ -15,7 +15,7 @@ from lightning_rl import (
     ActionChunk,
     BehaviorCloning,
     ConfigurationError,
-    Demonstrations,
+    DatasetCollector,
     GymnasiumEnv,
     HindsightReplay,
     MixedReplay,
@@ -295,7 +295,7 @@ def test_entries_that_cannot_be_kept_are_refused(changed, message, tmp_path):
 
 
 def test_demonstrations_have_no_infos(tmp_path):
-    data = {"collector": partial(Demonstrations, episodes=2), "extra_fields": {"moved": []}}
+    data = {"collector": partial(DatasetCollector, episodes=2), "extra_fields": {"moved": []}}
     with refused(names=("data.extra_fields", "moved")):
         train(tmp_path, env=TwoDoors, data=data, model={"algorithm": BehaviorCloning})
 

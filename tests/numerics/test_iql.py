@@ -24,8 +24,8 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.collectors import SyncCollector
-from lightning_rl.compiled.choice import Choice
-from lightning_rl.datasets import Demonstrations, write_minari
+from lightning_rl.compiled.choice import CompileDecision
+from lightning_rl.datasets import DatasetCollector, write_minari
 from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.envs.tasks import Pictures, PushCube
 from lightning_rl.policies.networks.q_networks import ValueAtoms
@@ -115,7 +115,7 @@ def test_updates_are_those_of_the_reference(algorithm, dtype, traced_only):
     module = algorithm(policy, **settings, **own).to(dtype)
     for parameter in policy.actor[-1].parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    choice = Choice(dtype == torch.float32, None)
+    choice = CompileDecision(dtype == torch.float32, None)
     module.learn_by(Learner(module, module.objectives, module.configure_optimizers(), choice))
     update = module.learner.sequence(tuple(module.objectives), module.update_target, module._moved)
     reference, rng = Reference(module), np.random.default_rng(1)
@@ -226,7 +226,7 @@ def run_on(path, algorithm=IQL, iterations=6, **model):
         "policy": {"policy_class": SquashedActorCritic},
         "model": settings | own | model,
         "data": {
-            "collector": partial(Demonstrations, path=path),
+            "collector": partial(DatasetCollector, path=path),
             "num_envs": 40,
             "buffer_size": 8,
             "total_env_steps": 320 * iterations,
@@ -334,7 +334,7 @@ def forget_rewards(collector, rollout):
     rollout["reward"].zero_()
 
 
-UNREWARDED = after(Demonstrations, collect=forget_rewards)
+UNREWARDED = after(DatasetCollector, collect=forget_rewards)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict
 from lightning_rl import (
     ActorCritic,
     ConditionedPolicy,
-    Demonstrations,
+    DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
 )
@@ -371,7 +371,7 @@ def demonstrations(path, policy=ConditionedPolicy, **settings):
     env = GymnasiumEnv(2, "CartPole-v1", vectorization="sync")
     spaces = (env.single_observation_space, env.single_action_space)
     made = policy(*spaces, ActorCritic) if policy is ConditionedPolicy else policy(*spaces)
-    return make_collector(Demonstrations, env, made, 8, 0, path=path, **settings)
+    return make_collector(DatasetCollector, env, made, 8, 0, path=path, **settings)
 
 
 def test_demonstrations_hand_out_the_label_of_each_step(dataset):

@@ -18,7 +18,7 @@ from lightning_rl import (
     PPO,
     ActionChunk,
     AsyncCollector,
-    Demonstrations,
+    DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
     LeRobotPolicy,
@@ -569,7 +569,7 @@ def test_a_dataset_whose_tasks_are_words_is_cloned_with_the_tokens_of_the_direct
     env = push_blocks(2)
     policy = LeRobotPolicy(env.single_observation_space, env.single_action_space, path=tokenizer)
     settings = {"path": str(tmp_path / "data"), "tokenizer": tokenizer}
-    collector = make_collector(Demonstrations, env, policy, 4, 0, **settings)
+    collector = make_collector(DatasetCollector, env, policy, 4, 0, **settings)
     rollout = collector.collect()
     tokens = rollout["observation", "language"][:, 0]
     wanted = policy.prepare(
@@ -585,7 +585,7 @@ def test_a_dataset_whose_tasks_are_words_is_cloned_with_the_tokens_of_the_direct
     instruction = InstructionTokenizer(tokenizer, 8)(TASKS[0])
     assert instruction.tolist()[:length] == tokens[0, :length].tolist()
     with refused(names=("tokenizer", "rl-cli label")):
-        make_collector(Demonstrations, env, policy, 4, 0, tokenizer=tokenizer)
+        make_collector(DatasetCollector, env, policy, 4, 0, tokenizer=tokenizer)
 
 
 def test_resnet18_reads_the_weights_of_hugging_face_timm_and_torchvision(tmp_path):

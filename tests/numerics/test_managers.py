@@ -23,8 +23,8 @@ from lightning_rl.envs.managers import (
     Reward,
     Termination,
     TermSettings,
+    TermWrapper,
     Velocity,
-    WithTerms,
 )
 from lightning_rl.envs.tasks import Pictures
 from lightning_rl.system.errors import EnvFaultError
@@ -83,7 +83,7 @@ def test_rewards_are_weighted_and_those_of_weight_0_are_not_computed():
     env = Drift(
         3,
         rewards={
-            "step": Reward("measured", {"name": "step"}, 0.5),
+            "step": Reward("measurement", {"name": "step"}, 0.5),
             "off": Reward(fails, weight=0.0),
         },
     )
@@ -199,7 +199,7 @@ def test_a_level_rises_with_success_at_the_end_of_an_episode_and_stays():
         steps=4,
         terminations={"far": Termination(beyond, {"at": 3.0}, "success")},
         curriculum={"hard": Curriculum("by_success", {"up": 0.25}, start=0.5)},
-        rewards={"step": Reward("measured", {"name": "step"}, level="hard")},
+        rewards={"step": Reward("measurement", {"name": "step"}, level="hard")},
     )
     _, steps = played(env, 5)
     levels = torch.stack([info["metrics"]["hard"] for *_, info in steps])
@@ -213,9 +213,9 @@ def test_a_level_rises_with_success_at_the_end_of_an_episode_and_stays():
 
 def test_history_delay_noise_clip_and_scale_of_observations():
     terms = {
-        "old": Observation("own", delay=(2, 2)),
-        "last": Observation("own", history=3),
-        "clipped": Observation("own", clip=(0.0, 3.0), scale=10.0),
+        "old": Observation("task_observation", delay=(2, 2)),
+        "last": Observation("task_observation", history=3),
+        "clipped": Observation("task_observation", clip=(0.0, 3.0), scale=10.0),
     }
     env = Drift(2, observations={"policy": terms})
     assert env.single_observation_space.shape == (5,)
@@ -230,8 +230,8 @@ def test_history_delay_noise_clip_and_scale_of_observations():
 @pytest.mark.parametrize("kind", ["std", "uniform"])
 def test_noise_has_its_size_and_a_bias_stays_within_an_episode(kind):
     terms = {
-        "each": Observation("own", noise=Noise(**{kind: 0.5})),
-        "bias": Observation("own", noise=Noise(**{kind: 0.5}, per_episode=True)),
+        "each": Observation("task_observation", noise=Noise(**{kind: 0.5})),
+        "bias": Observation("task_observation", noise=Noise(**{kind: 0.5}, per_episode=True)),
     }
     env = Drift(2000, observations={"a": terms})
     first, steps = played(env, 2, action=0.0)
@@ -247,7 +247,7 @@ def test_noise_has_its_size_and_a_bias_stays_within_an_episode(kind):
 
 def test_several_groups_are_a_dict():
     groups = {
-        "actor": {"own": Observation("own")},
+        "actor": {"own": Observation("task_observation")},
         "critic": {"x": Observation("entry", {"name": "x"}, scale=2.0)},
     }
     env = Drift(2, observations=groups)
@@ -310,7 +310,9 @@ REFUSED = {
     ),
     "both kinds of noise": (lambda: Noise(0.1, 0.1), "std or uniform"),
     "pictures and terms": (
-        lambda: PushCube(1, pictures=Pictures(), observations={"a": {"own": Observation("own")}}),
+        lambda: PushCube(
+            1, pictures=Pictures(), observations={"a": {"own": Observation("task_observation")}}
+        ),
         ("`pictures`", "`observations`"),
     ),
     "drives of a task without names": (
@@ -322,11 +324,11 @@ REFUSED = {
         ("Position: scale", "2", "[1.0, 2.0, 3.0]"),
     ),
     "an action that needs the state": (
-        lambda: WithTerms(1, partial(GymnasiumEnv, id="Pendulum-v1"), action=DeltaPosition()),
+        lambda: TermWrapper(1, partial(GymnasiumEnv, id="Pendulum-v1"), action=DeltaPosition()),
         ("DeltaPosition", "allowed: Position"),
     ),
     "ends of an env that cannot reset rows": (
-        lambda: WithTerms(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
+        lambda: TermWrapper(1, CartPole, terminations={"far": Termination(beyond, {"at": 1})}),
         ("terminations", "GymnasiumEnv"),
     ),
 }
@@ -385,12 +387,16 @@ def pendulum(num_envs, **more):
         "rewards": {"env": 0.5, "turned": Reward(turned)},
         "metrics": {"turned": Metric(turned)},
         "observations": {
-            "policy": {"own": Observation("own", noise=Noise(std=0.1), history=2, delay=(0, 2))}
+            "policy": {
+                "own": Observation(
+                    "task_observation", noise=Noise(std=0.1), history=2, delay=(0, 2)
+                )
+            }
         },
         "terminations": {"high": Termination(high, {"most": 0.9}, "success")},
         "action": Position(2.0, clip=1.0),
     }
-    return WithTerms(num_envs, partial(GymnasiumEnv, id="Pendulum-v1"), **settings | more)
+    return TermWrapper(num_envs, partial(GymnasiumEnv, id="Pendulum-v1"), **settings | more)
 
 
 def test_around_an_env_terms_see_its_observations_and_ends_are_before_the_reset():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import PPO, AsyncCollector, BehaviorCloning, Demonstrations, SyncCollector
+from lightning_rl import PPO, AsyncCollector, BehaviorCloning, DatasetCollector, SyncCollector
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.policies import ObservationNormalizer, RewardNormalizer
@@ -299,7 +299,7 @@ def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):
         for t in range(length):
             writer.add(np.full(4, 5.0 + row), 0, 0.0, t == length - 1, False)
         writer.end_episode(np.full(4, 100.0))
-    collector = partial(Demonstrations, path=str(tmp_path / "demonstrations"))
+    collector = partial(DatasetCollector, path=str(tmp_path / "demonstrations"))
     data = {"collector": collector, "num_envs": 3, "buffer_size": 12, "total_env_steps": 10}
     model = {"algorithm": BehaviorCloning, "batch_size": 8, "n_epochs": 1}
     trainer = {"limit_val_batches": 0, "enable_checkpointing": False}

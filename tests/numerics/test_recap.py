@@ -28,7 +28,7 @@ from lightning_rl import (
     EpisodeWriter,
     FlowSettings,
     PerceptronBackbone,
-    ReturnFrames,
+    ReturnFramesEnv,
     RLDataModule,
     TinyVLA,
     ValueFit,
@@ -280,7 +280,7 @@ def fit(
     run_dir, path, ckpt_path=None, frames=None, policy=None, trainer=None, iterations=8, **more
 ):
     seed_everything(3)
-    env = partial(ReturnFrames, path=path, bins=21, **(frames or {}))
+    env = partial(ReturnFramesEnv, path=path, bins=21, **(frames or {}))
     budget = {"total_env_steps": 32 * 8 * iterations, "iterations_per_epoch": iterations // 2}
     data = RLDataModule(env, num_envs=32, buffer_size=8, **budget)
     spaces = (data.observation_space, data.action_space)
@@ -293,7 +293,7 @@ def fit(
 def test_the_value_finds_returns_of_episodes_that_it_has_not_seen(tmp_path):
     path = record(tmp_path / "data")
     model = fit(tmp_path / "run", path, n_epochs=8)
-    returns = ReturnFrames(1, path).returns
+    returns = ReturnFramesEnv(1, path).returns
     values = torch.cat(model.values(path))
     error = (values - torch.cat(returns)).square().mean().sqrt() / torch.cat(returns).std(
         correction=0
@@ -315,7 +315,7 @@ def test_no_member_knows_the_returns_of_its_part(tmp_path):
         writer.end_episode(np.zeros(16), number % 3 == 0)
     writer.finalise()
     model = fit(tmp_path / "run", path, n_epochs=20, policy={"normalize_observation": False})
-    frames = ReturnFrames(1, path)
+    frames = ReturnFramesEnv(1, path)
     parts = [frames.fold_of(number) for number in range(16)]
     assert sorted(parts) == sorted([0, 1, 2, 3] * 4)
     assert parts != [0, 1, 2, 3] * 4
@@ -375,7 +375,7 @@ def test_features_of_any_backbone_have_unit_scale():
 def test_the_value_is_told_the_task(tmp_path):
     path = record(tmp_path / "data", 4, tasks=("push", "lift"))
     assert list(by_task(list(read_episodes(path)))) == ["lift", "push"]
-    frames = ReturnFrames(1, path)
+    frames = ReturnFramesEnv(1, path)
     assert frames.single_observation_space.shape == (5,)
     assert frames.steps_of(0)[:, 3:].tolist() == [[0, 1]] * 2
     assert frames.steps_of(1)[:, 3:].tolist() == [[1, 0]] * 3
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_a_value_labels_by_its_own_returns(tmp_path, capsys):
     fit(tmp_path / "run", path, frames={"gamma": 0.9}, iterations=2)
     run(["label", path, "--value", str(tmp_path / "run"), "--n_steps", "1"])
     assert_names(capsys.readouterr().out, "error / spread")
-    expected = ReturnFrames(1, path, gamma=0.9).returns[3]
+    expected = ReturnFramesEnv(1, path, gamma=0.9).returns[3]
     torch.testing.assert_close(read_episodes(path)[3].extra["return"], expected.float())
     with pytest.raises(SystemExit):
         run(["label", path, "--value", str(tmp_path / "run"), "--gamma", "0.8"])
@@ -436,7 +436,7 @@ model:
     n_epochs: 1
 data:
   env: {class_path: ActionChunk, init_args: {env: {class_path: lightning_rl.envs.FiveDoors}, chunk_size: 2}}
-  collector: {class_path: Demonstrations, init_args: {episodes: 12}}
+  collector: {class_path: DatasetCollector, init_args: {episodes: 12}}
   num_envs: 12
   buffer_size: 10
   total_env_steps: 480
@@ -447,7 +447,7 @@ OPTIONS = ["--config", "doors.yaml", "--episodes", "10", "--eval_episodes", "4",
            "--rounds", "1", "--value", "value.yaml"]  # fmt: skip
 VALUE = """
 model: {class_path: ValueFit, init_args: {policy: {class_path: ActorOnly}, batch_size: 32}}
-data: {env: {class_path: ReturnFrames}, num_envs: 32, buffer_size: 2, total_env_steps: 256, iterations_per_epoch: 2}
+data: {env: {class_path: ReturnFramesEnv}, num_envs: 32, buffer_size: 2, total_env_steps: 256, iterations_per_epoch: 2}
 trainer: {accelerator: cpu, logger: false}
 """
 

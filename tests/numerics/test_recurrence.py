@@ -19,7 +19,7 @@ from lightning_rl import (
     AsyncCollector,
     BehaviorCloning,
     CartPole,
-    Demonstrations,
+    DatasetCollector,
     DictEncoder,
     EpisodeWriter,
     GymnasiumEnv,
@@ -448,7 +448,7 @@ def cloned(path, policy, **model):
             writer.add(cue, number // 3 % 2, 0.0, t == 1 + number % 3, False)
         writer.end_episode(np.zeros(4, np.float32))
     data = {"buffer_size": 4, "total_env_steps": 400, "iterations_per_epoch": 1000}
-    collector = partial(Demonstrations, path=str(path / "shown"), episodes_per_rollout=4)
+    collector = partial(DatasetCollector, path=str(path / "shown"), episodes_per_rollout=4)
     module, *_ = train(
         path / "run",
         data=data | {"collector": collector},

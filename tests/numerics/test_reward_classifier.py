@@ -15,15 +15,15 @@ from lightning.pytorch import seed_everything
 from lightning_rl import (
     ActorOnly,
     AsyncCollector,
-    ClassifiedReward,
     DictEncoder,
     EpisodeWriter,
     GymnasiumEnv,
-    LabelledFrames,
     NatureCNN,
     RewardClassifier,
+    RewardClassifierWrapper,
     RLDataModule,
     RLTrainer,
+    SuccessFramesEnv,
     read_episodes,
 )
 from lightning_rl.cli.app import run
@@ -119,7 +119,7 @@ def dataset(tmp_path_factory):
 
 
 def classifier_data(path, iterations=20, **frames):
-    env = partial(LabelledFrames, path=path, **frames)
+    env = partial(SuccessFramesEnv, path=path, **frames)
     budget = {"total_env_steps": 8 * 32 * iterations, "iterations_per_epoch": iterations // 2}
     return RLDataModule(env, num_envs=8, buffer_size=32, **budget)
 
@@ -155,12 +155,12 @@ def trained(trained_model):
 
 
 def test_whole_episodes_are_held_out_of_both_kinds(dataset):
-    env = LabelledFrames(2, path=dataset, held_out=0.25)
+    env = SuccessFramesEnv(2, path=dataset, held_out=0.25)
     learnt, held_out = env._learnt, env.held_out
     assert sorted([*learnt, *held_out]) == list(range(24)), "the one of unknown success is left out"
     assert [sum(number % 3 == 0 for number in part) for part in (learnt, held_out)] == [6, 2]
-    assert LabelledFrames(7, path=dataset, held_out=0.25).held_out == held_out
-    assert LabelledFrames(2, path=dataset, held_out=0.25, split_seed=1).held_out != held_out
+    assert SuccessFramesEnv(7, path=dataset, held_out=0.25).held_out == held_out
+    assert SuccessFramesEnv(2, path=dataset, held_out=0.25, split_seed=1).held_out != held_out
 
 
 def shown(env, steps=200):
@@ -176,7 +176,7 @@ def shown(env, steps=200):
 
 @pytest.mark.parametrize("positive_frames", [1, 3])
 def test_the_last_frames_of_a_success_show_it_the_final_one_among_them(dataset, positive_frames):
-    env = LabelledFrames(8, path=dataset, positive_frames=positive_frames)
+    env = SuccessFramesEnv(8, path=dataset, positive_frames=positive_frames)
     observation, label, weight, reward = shown(env)
     place = (observation[:, 0] - 100) / 10
     assert torch.equal(label == 1, place > GOAL - positive_frames) or positive_frames > 1
@@ -187,10 +187,10 @@ def test_the_last_frames_of_a_success_show_it_the_final_one_among_them(dataset, 
 
 
 def test_failures_alone_may_be_what_shows_no_success(dataset):
-    observation, label, *_ = shown(LabelledFrames(8, path=dataset, negatives="failures"))
-    _, of_all = LabelledFrames(1, path=dataset, negatives="all").frames_of([0])
+    observation, label, *_ = shown(SuccessFramesEnv(8, path=dataset, negatives="failures"))
+    _, of_all = SuccessFramesEnv(1, path=dataset, negatives="all").frames_of([0])
     assert of_all.tolist() == [0] * GOAL + [1]
-    _, of_failures = LabelledFrames(1, path=dataset, negatives="failures").frames_of([0])
+    _, of_failures = SuccessFramesEnv(1, path=dataset, negatives="failures").frames_of([0])
     assert of_failures.tolist() == [1]
     assert set(label.tolist()) == {0, 1}
     assert observation[label == 0, 0].max() < 100 + 10 * GOAL
@@ -218,11 +218,11 @@ REFUSED = {
 def test_a_dataset_that_cannot_teach_it_is_refused(name, tmp_path):
     outcomes, settings, message = REFUSED[name]
     with refused(names=message):
-        LabelledFrames(1, path=record(tmp_path / "data", outcomes), **settings)
+        SuccessFramesEnv(1, path=record(tmp_path / "data", outcomes), **settings)
 
 
 def test_successes_alone_teach_it_by_what_comes_before(tmp_path):
-    env = LabelledFrames(1, path=record(tmp_path / "data", [True] * 5))
+    env = SuccessFramesEnv(1, path=record(tmp_path / "data", [True] * 5))
     assert len(env.held_out) == 1
 
 
@@ -237,7 +237,7 @@ def test_it_reports_its_errors_on_what_was_held_out(dataset, trained_model):
     assert metrics["false_negative_rate"] == 0
     saved = load(last(run_dir))["state_dict"]["error_rates"]
     assert saved.tolist() == model.error_rates.tolist()
-    frames = LabelledFrames(1, path=dataset)
+    frames = SuccessFramesEnv(1, path=dataset)
     observation, label = frames.frames_of(frames.held_out)
     assert metrics["frames_with_success"] == label.sum() == 2
     assert metrics["frames_without_success"] == len(label) - 2
@@ -276,7 +276,7 @@ def test_pictures_and_states_are_scaled_in_it_alone(trained):
     model = RewardClassifier.load_from_checkpoint(trained)
     assert model.policy.normalizer.mean[0] > 100, "statistics are the module's own"
     env = gymnasium.make("Walk-v0")
-    plain = ClassifiedReward(env, trained)
+    plain = RewardClassifierWrapper(env, trained)
     plain.reset(seed=0)
     *_, info = plain.step(1)
     expected = model.probability(torch.tensor(plain.unwrapped.observe()[None]))
@@ -302,10 +302,10 @@ def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     )
     assert model.policy.observation_space == Dict({"camera": CAMERA})
     assert model.error_rates.tolist() == [0, 0]
-    steps = played(ClassifiedReward(gymnasium.make("WalkSeen-v0"), str(tmp_path / "run")))
+    steps = played(RewardClassifierWrapper(gymnasium.make("WalkSeen-v0"), str(tmp_path / "run")))
     assert [reward for reward, *_ in steps] == [0.0] * (GOAL - 1) + [1.0]
     with refused(names=("reward classifier", "Dict('camera'", "Box")):
-        ClassifiedReward(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
+        RewardClassifierWrapper(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
 
 
 MODES = {"eager": {}, "compiled": {"compile": True}}
@@ -340,11 +340,11 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(datase
 
 def test_an_env_of_something_else_is_refused(dataset, tmp_path):
     with refused(
-        names=("RewardClassifier", "data.env", "GymnasiumEnv", "class_path: LabelledFrames")
+        names=("RewardClassifier", "data.env", "GymnasiumEnv", "class_path: SuccessFramesEnv")
     ):
         train(tmp_path, env="CartPole-v1", model={"algorithm": RewardClassifier})
     data = classifier_data(dataset)
-    data._make_eval_env = partial(LabelledFrames, path=dataset, split_seed=1)
+    data._make_eval_env = partial(SuccessFramesEnv, path=dataset, split_seed=1)
     policy = ActorOnly(data.observation_space, data.action_space)
     runner = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
     with refused(names=("RewardClassifier", "data.eval_env")):
@@ -367,7 +367,7 @@ def played(env, actions=(1,) * LIMIT):
 
 
 def test_success_is_rewarded_and_ends_the_episode(trained):
-    steps = played(ClassifiedReward(gymnasium.make("Walk-v0"), trained, success_reward=2.5))
+    steps = played(RewardClassifierWrapper(gymnasium.make("Walk-v0"), trained, success_reward=2.5))
     rewards, terminated, truncated, infos = zip(*steps, strict=True)
     assert rewards == (0.0,) * (GOAL - 1) + (2.5,), "that of the env is dropped"
     assert terminated == (False,) * (GOAL - 1) + (True,)
@@ -378,7 +378,7 @@ def test_success_is_rewarded_and_ends_the_episode(trained):
 
 
 def test_it_goes_on_where_that_is_asked_for_and_counts_what_is_in_a_row(trained):
-    env = ClassifiedReward(
+    env = RewardClassifierWrapper(
         gymnasium.make("Walk-v0"), trained, ends_episode=False, consecutive_frames=2
     )
     steps = played(env, [1] * 8 + [0, 1, 1, 0, 0] + [1] * 3)
@@ -387,14 +387,14 @@ def test_it_goes_on_where_that_is_asked_for_and_counts_what_is_in_a_row(trained)
     assert [reward for reward, *_ in steps] == [float(one) for one in successes]
     assert steps[-1][2], "time still ends it"
     assert not any(step[1] for step in steps)
-    always = ClassifiedReward(
+    always = RewardClassifierWrapper(
         gymnasium.make("Walk-v0"), trained, threshold=1e-30, consecutive_frames=2
     )
     assert [len(played(always)) for _ in range(3)] == [2] * 3, "the count begins with the episode"
 
 
 def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
-    steps = played(ClassifiedReward(gymnasium.make("Walk-v0"), trained, threshold=1e-30))
+    steps = played(RewardClassifierWrapper(gymnasium.make("Walk-v0"), trained, threshold=1e-30))
     assert len(steps) == 1
 
 
@@ -403,7 +403,7 @@ def test_it_judges_an_arm(trained):
     limits = {"shoulder.pos": [0.0, 300.0], "elbow.pos": [-9.0, 9.0]}
     settings = {"robot": "lightning_rl.robots.stand_in.StandInArm", "limits": limits, "fps": 500.0}
     arm = gymnasium.make("lightning_rl/Robot-v0", **settings, max_speed=1e6)
-    env = ClassifiedReward(arm, checkpoint=trained)
+    env = RewardClassifierWrapper(arm, checkpoint=trained)
     try:
         env.reset()
         before = env.step(np.array([100.0 + 10 * (GOAL - 3), 0.0], np.float32))
@@ -418,7 +418,7 @@ def test_it_judges_an_arm(trained):
 
 
 def test_in_processes_of_their_own_they_do_the_same(trained):
-    wrapper = partial(ClassifiedReward, checkpoint=trained)
+    wrapper = partial(RewardClassifierWrapper, checkpoint=trained)
     results = []
     for vectorization in ("sync", "async"):
         env = GymnasiumEnv(2, "Walk-v0", vectorization=vectorization, wrappers=[wrapper])
@@ -435,7 +435,7 @@ def test_in_processes_of_their_own_they_do_the_same(trained):
 
 
 def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
-    wrapper = partial(ClassifiedReward, checkpoint=trained)
+    wrapper = partial(RewardClassifierWrapper, checkpoint=trained)
     env = GymnasiumEnv(1, "Walk-v0", wrappers=[wrapper])
     spaces = env.single_observation_space, env.single_action_space
     writer = EpisodeWriter(tmp_path / "data", *spaces, fps=10)
@@ -453,7 +453,7 @@ def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
 def test_a_policy_learns_by_it_and_resumes_exactly(name, trained, tmp_path, monkeypatch):
     """From YAML; the checkpoint's own config names the wrapper, and is looked at before it is used."""
     monkeypatch.chdir(tmp_path)
-    wrapper = {"class_path": "ClassifiedReward", "init_args": {"checkpoint": trained}}
+    wrapper = {"class_path": "RewardClassifierWrapper", "init_args": {"checkpoint": trained}}
     env_id = "Walk-v0" if name == "PPO" else "WalkBoxed-v0"
     env = {"class_path": "GymnasiumEnv", "init_args": {"id": env_id, "wrappers": [wrapper]}}
     policy = {"PPO": "ActorCritic", "SAC": "SquashedActorCritic"}[name]
@@ -497,13 +497,13 @@ def test_what_does_not_fit_is_refused_with_one_message(name, trained, tmp_path):
         train(tmp_path / "policy")
     checkpoint = trained if kind == "classifier" else str(tmp_path / kind)
     with refused(names=message):
-        ClassifiedReward(gymnasium.make(env or "Walk-v0"), checkpoint)
+        RewardClassifierWrapper(gymnasium.make(env or "Walk-v0"), checkpoint)
 
 
 def test_a_checkpoint_cannot_ask_for_code(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     wrapper = {
-        "class_path": "lightning_rl.ClassifiedReward",
+        "class_path": "lightning_rl.RewardClassifierWrapper",
         "init_args": {"checkpoint": trained, "trust_code": True},
     }
     train(tmp_path / "run")

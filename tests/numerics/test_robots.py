@@ -20,7 +20,7 @@ from lightning_rl import (
     Intervention,
     InterventionDecision,
     RLTrainer,
-    Script,
+    ScriptedIntervention,
     Teleoperator,
 )
 from lightning_rl.checkpoints.trust import checked_config
@@ -510,7 +510,7 @@ def test_sac_trains_on_it_with_help_and_a_resumed_run_does_not_repeat_motions(tm
     journal = tmp_path / "journal"
 
     def env(num_envs):
-        wrappers = [lambda one: Intervention(one, Script(helps))]
+        wrappers = [lambda one: Intervention(one, ScriptedIntervention(helps))]
         more = {"robot_kwargs": {"journal": str(journal)}, "step_size": 5.0}
         more |= {"home": {"shoulder.pos": 0.0}}  # so that each episode has seven steps
         return robot_env(num_envs, wrappers, max_episode_steps=100, **more)

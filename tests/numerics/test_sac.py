@@ -16,7 +16,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.algorithms.learner import Learner
-from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.choice import CompileDecision
 from tests.messages import assert_names
 from tests.q_references import DoubleQReference, SACReference, TD3Reference
 from tests.variants import variant
@@ -41,7 +41,7 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **
     if isinstance(module, TD3):
         module.target_actor.load_state_dict(made.actor.state_dict())
     optimizers = module.configure_optimizers()
-    module.learn_by(Learner(module, module.objectives, optimizers, Choice(compile, None)))
+    module.learn_by(Learner(module, module.objectives, optimizers, CompileDecision(compile, None)))
     return module
 
 

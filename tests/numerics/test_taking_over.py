@@ -323,7 +323,7 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
     inner.action_space = space
     env = Intervention(inner, lambda observation: action)
     env.reset()
-    with refused(names=("Script", message, "None")):
+    with refused(names=("ScriptedIntervention", message, "None")):
         env.step(space.sample())
 
 

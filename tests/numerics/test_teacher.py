@@ -17,7 +17,7 @@ from lightning_rl import (
     ActorOnly,
     AsyncCollector,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     ReplayBuffer,
     TorchEnv,
 )
@@ -323,7 +323,7 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
         teach(tmp_path / "a", None, teacher_env_steps=5)
     with refused(names=("data.replay", "ReplayBuffer", "BehaviorCloning", "uses_replay")):
         teach(tmp_path / "e", None, data={"collector": NOTHING, "replay": REPLAY})
-    with refused(names=("teacher", "Demonstrations", "data.collector: SyncCollector")):
+    with refused(names=("teacher", "DatasetCollector", "data.collector: SyncCollector")):
         teach(tmp_path / "b", teacher, data={"collector": NOTHING})
     with refused(names=("BehaviorCloning", "SyncCollector", "model.teacher")):
         teach(tmp_path / "c", None)
@@ -335,10 +335,10 @@ def test_what_cannot_be_taught_is_refused(teacher, tmp_path, monkeypatch):
 
 
 def skip_the_dataset(collector, *args, **settings):
-    super(Demonstrations, collector).__init__(*args, **settings)
+    super(DatasetCollector, collector).__init__(*args, **settings)
 
 
-NOTHING = variant(Demonstrations, "Demonstrations", __init__=skip_the_dataset)
+NOTHING = variant(DatasetCollector, "DatasetCollector", __init__=skip_the_dataset)
 """Stands for demonstrations, of which there are none here."""
 
 

@@ -14,7 +14,7 @@ from lightning_rl import (
     ActionChunk,
     AsyncCollector,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     PointMass,
     PushBlocks,
     PushCube,
@@ -181,7 +181,7 @@ def test_the_critic_warms_up_alone(tmp_path):
 
 def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learnt(tmp_path):
     policy = make_policy()
-    data = data_module(16, 4, 30, partial(Demonstrations, episodes=16))
+    data = data_module(16, 4, 30, partial(DatasetCollector, episodes=16))
     module = BehaviorCloning(policy, n_epochs=4, batch_size=64, learning_rate=3e-3)
     fit(tmp_path / "bc", module, data)
     losses = [value for _, value in scalars(tmp_path / "bc")["train/negative_log_prob"]]
@@ -257,8 +257,8 @@ def test_an_expert_recorded_to_a_dataset_is_what_is_learnt_from_it_in_chunks(tmp
         writer.write(episode)
     writer.finalise()
     policy = make_policy(env)
-    rollout = make_collector(Demonstrations, env, policy, 4, 1, str(tmp_path / "data")).collect()
-    expected = make_collector(Demonstrations, env, policy, 4, 3, episodes=7).collect()
+    rollout = make_collector(DatasetCollector, env, policy, 4, 1, str(tmp_path / "data")).collect()
+    expected = make_collector(DatasetCollector, env, policy, 4, 3, episodes=7).collect()
     assert expected["success"].any(1).all()
     assert expected["executed"].sum(-1).max() == 4
     assert rollout.batch_size == expected.batch_size
@@ -293,16 +293,16 @@ def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
     for episode in expert_episodes(env.env, 2, 3):
         writer.write(episode)
     with refused(names=("2 demonstrations", "9", "episodes")):
-        make_collector(Demonstrations, env, policy, 4, 1, path, 9)
+        make_collector(DatasetCollector, env, policy, 4, 1, path, 9)
     with refused(names=("10 frames per second", "25 steps per second")):
-        make_collector(Demonstrations, env, policy, 4, 1, path, fps=25)
+        make_collector(DatasetCollector, env, policy, 4, 1, path, fps=25)
     with refused(names=("none", "meta/info.json")):
-        make_collector(Demonstrations, env, policy, 4, 1, str(tmp_path / "none"))
+        make_collector(DatasetCollector, env, policy, 4, 1, str(tmp_path / "none"))
     other = ActionChunk(5, lambda n: PushBlocks(n, size=16), 4)
     with refused(names=("observation.images.rgb", "[32, 32, 3]", "[16, 16, 3]")):
-        make_collector(Demonstrations, other, make_policy(other), 4, 1, path)
+        make_collector(DatasetCollector, other, make_policy(other), 4, 1, path)
     with refused(names=("PointMass", "path", "PushBlocks")):
-        make_collector(Demonstrations, ActionChunk(2, PointMass), policy, 4, 1)
+        make_collector(DatasetCollector, ActionChunk(2, PointMass), policy, 4, 1)
 
 
 def test_what_a_vla_cannot_take_is_refused(tmp_path):
@@ -318,7 +318,7 @@ def test_what_a_vla_cannot_take_is_refused(tmp_path):
         VLAPolicy(observations, unbounded)
     with refused(names=("temperature", "0.0")):
         make_policy(temperature=0.0)
-    with refused(names=("BehaviorCloning", "SyncCollector", "class_path: Demonstrations")):
+    with refused(names=("BehaviorCloning", "SyncCollector", "class_path: DatasetCollector")):
         fit(tmp_path, BehaviorCloning(make_policy(), batch_size=16), data_module())
 
 

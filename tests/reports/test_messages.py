@@ -49,8 +49,8 @@ POLICIES = (
 )
 ALGORITHMS = "APG, AWAC, BehaviorCloning, DQN, DiscreteSAC, GRPO, GripperSAC, IQL, NoiseSAC, PPO, RewardClassifier, SAC, SHAC, TD3, ValueFit"
 ENVS = (
-    "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, "
-    "MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFrames, TensorSimulator, WithTerms"
+    "ActionChunk, CartPole, CartPoleSwingUp, EncodedObservations, EnvPoolEnv, GymnasiumEnv, "
+    "MujocoEnv, PointMass, PushBlocks, PushCube, Quadruped, Reach, ReturnFramesEnv, SuccessFramesEnv, TensorSimulator, TermWrapper"
 )
 OF_SB3 = "is a class of Stable-Baselines3; here it is"
 

@@ -21,7 +21,7 @@ from lightning_rl import (
 from lightning_rl.algorithms.checks import check_description
 from lightning_rl.checkpoints.format import SPACES_KEY
 from lightning_rl.datasets.record import Recorder, script_action_function
-from lightning_rl.envs.managers import EndEffectorPose, Position, WithTerms
+from lightning_rl.envs.managers import EndEffectorPose, Position, TermWrapper
 from lightning_rl.envs.mujoco.model import import_mujoco
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.policies.spaces import spaces_of
@@ -246,7 +246,7 @@ def test_an_end_effector_has_its_own_numbers():
 
 def test_terms_around_an_env_scale_by_name():
     servos = partial(MujocoEnv, model=lambda: mujoco.MjSpec.from_string(MODEL))
-    env = WithTerms(1, servos, action=Position({"b": 0.1, "a": 0.2}, clip=1.0))
+    env = TermWrapper(1, servos, action=Position({"b": 0.1, "a": 0.2}, clip=1.0))
     env.reset(seed=0)
     env.step(torch.ones(1, 2))
     np.testing.assert_allclose(env.env.state["ctrl"].tolist(), [[0.2, 0.1]], rtol=1e-6)

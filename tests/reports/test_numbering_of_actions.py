@@ -14,7 +14,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 
 from lightning_rl import (
     ActorOnly,
-    Demonstrations,
+    DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
     read_episodes,
@@ -100,7 +100,7 @@ def test_every_way_through_files_keeps_the_numbers_of_the_env_there_and_0_here(
 def test_a_clone_counts_as_the_policy_does(tmp_path):
     env = record(tmp_path, SINGLE, [1, 2, 2, 3])
     handed_out = make_collector(
-        Demonstrations, env, ActorOnly(STATE, SINGLE), 4, 0, path=str(tmp_path)
+        DatasetCollector, env, ActorOnly(STATE, SINGLE), 4, 0, path=str(tmp_path)
     )
     assert handed_out.collect()["action"][0, :4].tolist() == [0, 1, 1, 2]
 

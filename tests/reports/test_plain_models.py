@@ -13,7 +13,7 @@ from lightning_rl import (
     PPO,
     BehaviorCloning,
     CustomVLA,
-    Demonstrations,
+    DatasetCollector,
     RLDataModule,
     TransformersBackbone,
     VLAPolicy,
@@ -251,7 +251,7 @@ def test_a_clone_without_an_adapter_begins_a_policy_with_one(tmp_path):
     pytest.importorskip("peft")
     torch.manual_seed(0)
     clone = BehaviorCloning(vla(), n_epochs=1, batch_size=16, compile=False)
-    data = data_module(iterations=1, collector=partial(Demonstrations, episodes=8))
+    data = data_module(iterations=1, collector=partial(DatasetCollector, episodes=8))
     fit(tmp_path / "clone", clone, data, limit_val_batches=0)
     torch.manual_seed(5)
     tuned = PPO(vla(lora={"r": 2}), n_epochs=1, batch_size=16, learning_rate=1e-12, compile=False)

@@ -12,7 +12,7 @@ from lightning_rl import (
     ActionChunk,
     ActorCritic,
     BehaviorCloning,
-    Demonstrations,
+    DatasetCollector,
     DeterministicActorCritic,
     GymnasiumEnv,
     RLDataModule,
@@ -112,7 +112,7 @@ def cloned(policy, dataset, run_dir, execute=None):
         num_envs=4,
         buffer_size=2,
         total_env_steps=32,
-        collector=partial(Demonstrations, path=str(dataset), fps=30.0),
+        collector=partial(DatasetCollector, path=str(dataset), fps=30.0),
         num_eval_episodes=1,
     )
     torch.manual_seed(0)

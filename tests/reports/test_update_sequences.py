@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from lightning_rl import SAC, ReplayBuffer, SquashedActorCritic
 from lightning_rl.algorithms.learner import Learner
-from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.choice import CompileDecision
 from tests.helpers import train, uncompiled_traces
 from tests.messages import refused
 from tests.variants import after
@@ -49,7 +49,7 @@ def one_update(cls, compile=False, **settings):
     policy = SquashedActorCritic(OBSERVATION, ACTION, (8,))
     module = cls(policy, batch_size=8, **settings)
     optimizers = module.configure_optimizers()
-    module.learn_by(Learner(module, module.objectives, optimizers, Choice(compile, None)))
+    module.learn_by(Learner(module, module.objectives, optimizers, CompileDecision(compile, None)))
     minibatch = TensorDict(
         {
             **{name: torch.rand(8, 3) for name in ("observation", "next_observation")},

@@ -13,8 +13,10 @@ from lightning_rl.algorithms.noise_sac import NoiseSAC as NoiseSAC
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from lightning_rl.algorithms.ppo import PPO as PPO
-from lightning_rl.algorithms.reward_classifier import ClassifiedReward as ClassifiedReward
 from lightning_rl.algorithms.reward_classifier import RewardClassifier as RewardClassifier
+from lightning_rl.algorithms.reward_classifier import (
+    RewardClassifierWrapper as RewardClassifierWrapper,
+)
 from lightning_rl.algorithms.sac import SAC as SAC
 from lightning_rl.algorithms.shac import SHAC as SHAC
 from lightning_rl.algorithms.td3 import TD3 as TD3

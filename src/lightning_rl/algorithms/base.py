@@ -48,7 +48,7 @@ from lightning_rl.collectors.evaluation import (
     run_episodes,
     summarize,
 )
-from lightning_rl.compiled.choice import Choice, Setting, StepsChoice
+from lightning_rl.compiled.choice import CompileDecision, Setting, StepsCompileDecision
 from lightning_rl.envs import VectorEnv
 from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
@@ -73,7 +73,7 @@ from lightning_rl.rollout.contract import (
 )
 from lightning_rl.rollout.masks import check_allowed
 from lightning_rl.system import ranks
-from lightning_rl.system.construction import Constructed
+from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.output import tell
@@ -112,7 +112,7 @@ class TrainingData(Protocol):
     def publish(self) -> None: ...
 
 
-class Algorithm(LightningModule, ABC, Constructed):
+class Algorithm(LightningModule, ABC, Configurable):
     """Base class: a policy and its training; evaluation plays one episode per seed.
 
     A subclass writes `training_step`, and lists its losses in `configure_objectives`. Most
@@ -183,7 +183,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.make_optimizer = optimizer
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
-        self.step_compilation = StepsChoice(False, None)  # see `choose_step_compilation`
+        self.step_compilation = StepsCompileDecision(False, None)  # see `choose_step_compilation`
         self._learner: Learner | None = None
         self.updates: dict[str, Update] = {}
         self.update: Update  # with `updates`, see `learn_by`
@@ -415,16 +415,18 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
         )
 
-    def choose_compilation(self) -> Choice:
+    def choose_compilation(self) -> CompileDecision:
         """Decide whether to compile the update, by the settings and the checkpoint."""
         before = self._resumed.get("computing")
-        return Choice(self.compile_update, self._minibatches(), before, self._on_gpu)
+        return CompileDecision(self.compile_update, self._minibatches(), before, self._on_gpu)
 
-    def choose_step_compilation(self) -> StepsChoice:
+    def choose_step_compilation(self) -> StepsCompileDecision:
         """Decide whether to compile the steps of a batched torch env."""
         steps = self.data.buffer_size * self._iterations_of_run()
         before = (self._resumed.get("computing") or {}).get("steps")
-        self.step_compilation = StepsChoice(self.compile_update, steps, before, self._on_gpu)
+        self.step_compilation = StepsCompileDecision(
+            self.compile_update, steps, before, self._on_gpu
+        )
         return self.step_compilation
 
     @property

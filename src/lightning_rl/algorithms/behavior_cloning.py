@@ -19,7 +19,7 @@ from lightning_rl.algorithms.checks import check_batch_size, check_entropy, chec
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches, steps_of
-from lightning_rl.datasets import Demonstrations
+from lightning_rl.datasets import DatasetCollector
 from lightning_rl.functional import advantage_weight
 from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.policies import Policy
@@ -45,7 +45,7 @@ DROPOUT = 0.2
 class BehaviorCloning(Algorithm):
     """Maximize the log-prob of demonstrated actions, or minimize the loss of a flow.
 
-    It needs `data.collector: Demonstrations`. An iteration is `n_epochs` passes over all
+    It needs `data.collector: DatasetCollector`. An iteration is `n_epochs` passes over all
     demonstrations; each of their steps counts as an env step of the budget. PPO or GRPO can start
     from the checkpoint (`trainer.init_from`).
 
@@ -177,10 +177,10 @@ class BehaviorCloning(Algorithm):
                 "The replay of BehaviorCloning stores labels of single actions, but "
                 f"{type(self.policy).__name__} has chunks or replaces actions. Remove data.replay.",
             )
-        elif collector is not None and not isinstance(collector, Demonstrations):
+        elif collector is not None and not isinstance(collector, DatasetCollector):
             raise ConfigurationError(
                 f"BehaviorCloning needs demonstrations, but {type(collector).__name__} collects "
-                "the policy's own actions. Set data.collector: {class_path: Demonstrations}, or "
+                "the policy's own actions. Set data.collector: {class_path: DatasetCollector}, or "
                 "set model.teacher."
             )
 

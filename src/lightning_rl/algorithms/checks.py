@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Mapping
 from inspect import signature
+from pathlib import Path
 from typing import Any, cast
 
 import gymnasium
@@ -26,6 +27,7 @@ from lightning_rl.checkpoints.format import (
     check_schema,
     restoring,
 )
+from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.optim.objective_checks import WHOLE, quoted
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
@@ -35,7 +37,6 @@ from lightning_rl.rollout.spaces import space_from
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.lightning_private import start_method_of, trainer_of
-from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.sharded import ShardingStrategy
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -435,7 +436,7 @@ def _without_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _policy_section(checkpoint: dict[str, Any]) -> str:
     try:
-        section = read_yaml(str(checkpoint.get(CONFIG_KEY, "")), "It")
+        section: Any = settings_of(str(checkpoint.get(CONFIG_KEY, "")), Path())
     except ConfigurationError:  # the caller that needs the config refuses it
         return ""
     for key in ("model", "init_args", "policy"):

@@ -13,7 +13,7 @@ from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.off_policy import check_q_policy
 from lightning_rl.algorithms.on_policy import epochs, make_sampler
 from lightning_rl.algorithms.rollout_evaluation import write_values
-from lightning_rl.datasets import Demonstrations
+from lightning_rl.datasets import DatasetCollector
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import SquashedActorCritic
@@ -33,7 +33,7 @@ class DatasetActorCritic(Algorithm):
     With `gae_lambda`, A is the generalized advantage estimate of the recorded steps by V, computed
     once per iteration: the errors of Q and V in one step can exceed what an action changes.
 
-    A subclass defines the value V. The algorithm needs `data.collector: Demonstrations`, with a
+    A subclass defines the value V. The algorithm needs `data.collector: DatasetCollector`, with a
     dataset that has rewards. An iteration is `n_epochs` passes over it; each of its steps counts as
     an env step of the budget. The env is only stepped in evaluations; with `data.offline` there
     may be none. SAC continues from the checkpoint (`trainer.init_from`), with actor and critics.
@@ -127,10 +127,10 @@ class DatasetActorCritic(Algorithm):
         super().on_train_start()
         name, collector = type(self).__name__, type(self.data.collector)
         require(
-            issubclass(collector, Demonstrations),
+            issubclass(collector, DatasetCollector),
             f"{name} learns from a dataset, but {collector.__name__} collects the policy's own "
-            "actions: set data.collector: {class_path: Demonstrations, init_args: {path: ...}}, or "
-            "learn online with SAC.",
+            "actions: set data.collector: {class_path: DatasetCollector, init_args: {path: ...}}, "
+            "or learn online with SAC.",
         )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.compiled.graphs import Graphs
 from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
@@ -51,7 +51,7 @@ class Learner:
         owner: LightningModule,
         objectives: Mapping[str, Objective],
         optimizers: Sequence[Optimizer],
-        compilation: Choice,
+        compilation: CompileDecision,
         hooks: LightningHooks | None = None,
         phase: PhaseTimer = no_phases,
         iterations: Counter | None = None,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.collectors.evaluation import logged_values, summarize
-from lightning_rl.datasets import LabelledFrames
+from lightning_rl.datasets import SuccessFramesEnv
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
@@ -27,7 +27,7 @@ FRAMES_AT_ONCE = 256
 class RewardClassifier(FrameAlgorithm):
     """Train a classifier of success on the labelled frames of a recorded dataset.
 
-    It needs `data.env: LabelledFrames`, and a policy for its observations. The policy's action is
+    It needs `data.env: SuccessFramesEnv`, and a policy for its observations. The policy's action is
     the predicted label. Both classes have the same weight, even if success is rare.
 
     An evaluation classifies all frames of the held-out episodes (`data.num_eval_episodes` has no
@@ -41,7 +41,7 @@ class RewardClassifier(FrameAlgorithm):
     Args:
         policy: the classifier; its action space is the env's Discrete(2).
         n_epochs: passes over the frames of a rollout.
-        threshold: least probability of success; `ClassifiedReward` uses it as its default.
+        threshold: least probability of success; `RewardClassifierWrapper` uses it as its default.
         kwargs: see `Algorithm`.
 
     Attributes:
@@ -49,7 +49,7 @@ class RewardClassifier(FrameAlgorithm):
             evaluation; NaN before the first. Saved in checkpoints.
     """
 
-    env_class = LabelledFrames
+    env_class = SuccessFramesEnv
     error_rates: Tensor
 
     def __init__(
@@ -62,9 +62,9 @@ class RewardClassifier(FrameAlgorithm):
         self._judged: list[tuple[int, Tensor, Tensor]] = []
 
     @property
-    def frames(self) -> LabelledFrames:
+    def frames(self) -> SuccessFramesEnv:
         """The evaluation env, with the held-out episodes."""
-        return cast(LabelledFrames, self.frames_env)
+        return cast(SuccessFramesEnv, self.frames_env)
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         log_prob = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
@@ -146,7 +146,7 @@ def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: floa
     }
 
 
-class ClassifiedReward(gymnasium.Wrapper):
+class RewardClassifierWrapper(gymnasium.Wrapper):
     """An env whose reward and termination come from a `RewardClassifier` of its observations.
 
     The reward is `success_reward` if the classifier detects success, else 0. The env's own reward

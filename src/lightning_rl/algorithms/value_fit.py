@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_rl.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors.evaluation import logged_values, summarize
-from lightning_rl.datasets.frames import ReturnFrames
+from lightning_rl.datasets.frames import ReturnFramesEnv
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
@@ -28,8 +28,8 @@ STEPS_AT_ONCE = 256
 class ValueFit(FrameAlgorithm):
     """Fit a distribution over bins to the returns of recorded steps, by cross-entropy.
 
-    It needs `data.env: ReturnFrames`, and an `ActorOnly` with any encoder for the observations; its
-    action is the bin of the return, and the value is the mean of the distribution over bins.
+    It needs `data.env: ReturnFramesEnv`, and an `ActorOnly` with any encoder for the observations;
+    its action is the bin of the return, and the value is the mean of the distribution over bins.
 
     A network can memorise the returns that it was trained on, so that every advantage is near 0.
     So each of the `folds` parts of the dataset has a copy of the policy that trains on the other
@@ -57,7 +57,7 @@ class ValueFit(FrameAlgorithm):
             or has a memory.
     """
 
-    env_class = ReturnFrames
+    env_class = ReturnFramesEnv
     FIELDS = ("observation", "action", "fold")
     support: Tensor
 
@@ -87,7 +87,7 @@ class ValueFit(FrameAlgorithm):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        frames: ReturnFrames = self.frames_env
+        frames: ReturnFramesEnv = self.frames_env
         require(
             frames.folds == len(self.members),
             f"data.env.folds is {frames.folds}, and model.folds is {len(self.members)}: set both "
@@ -128,7 +128,7 @@ class ValueFit(FrameAlgorithm):
         Raises:
             ConfigurationError: if the observations of the dataset do not fit the policy.
         """
-        frames = ReturnFrames(1, str(path), **self.frame_settings)
+        frames = ReturnFramesEnv(1, str(path), **self.frame_settings)
         own, theirs = self.policy.observation_space, frames.single_observation_space
         require(
             own == theirs,
@@ -138,7 +138,7 @@ class ValueFit(FrameAlgorithm):
         return [value for _, value in self._values(frames, range(len(frames)))]
 
     @torch.no_grad()
-    def _values(self, frames: ReturnFrames, numbers: Any) -> Iterator[tuple[int, Tensor]]:
+    def _values(self, frames: ReturnFramesEnv, numbers: Any) -> Iterator[tuple[int, Tensor]]:
         """Yield the number and the values [L] float64 of episodes."""
         device = self.policy.version.device
         for number in numbers:
@@ -157,7 +157,7 @@ class ValueFit(FrameAlgorithm):
         # The first batch of seeds evaluates this rank's share of the episodes.
         if batch_idx > 0:
             return
-        frames: ReturnFrames = self.frames_env
+        frames: ReturnFramesEnv = self.frames_env
         for member in self.members:
             check_weights_are_numbers(member)
             member.put_in_eval_mode()

@@ -19,9 +19,6 @@ SCHEMA = 5
 CONFIG_KEY = "rl_config"
 """Key of the run's configuration, as YAML."""
 
-SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
-"""Top-level keys of a configuration."""
-
 STATE_KEY = "lightning_rl"
 """Key of schema, kind, counters and random streams."""
 

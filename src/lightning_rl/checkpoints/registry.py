@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 
@@ -39,16 +39,16 @@ PROBES = ["ActionProbe", "FiveDoors", "TimeLimitProbe", "TwoDoors", "ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
-    "LabelledFrames MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFrames "
-    "TensorSimulator WithTerms "
+    "SuccessFramesEnv MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
+    "TensorSimulator TermWrapper "
     f"{_in(f'{OURS}.envs', ' '.join(PROBES))}",
 )
 _REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
 _MANAGERS = f"{OURS}.envs.managers"
 _ACTIONS = "DeltaPosition Force Position Velocity"
 _TERMS = (
-    "action_size by_success entry is_failure is_success is_terminated measured one out_of_range "
-    "over_steps own randomize"
+    "action_size by_success constant entry is_failure is_success is_terminated measurement "
+    "out_of_range over_steps randomize task_observation"
 )
 _OPTIMIZERS = (
     "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
@@ -85,22 +85,26 @@ _TABLE = {
     "eval_env": _ENVS,
     "action": ("ActionTerm", _in(_MANAGERS, _ACTIONS)),
     "term": ("term", _in(f"{_MANAGERS}.functions", _TERMS)),
-    "collector": ("Collector", "AsyncCollector Demonstrations RayCollector SyncCollector"),
+    "collector": ("Collector", "AsyncCollector DatasetCollector RayCollector SyncCollector"),
     "replay": _REPLAYS,
     "online": _REPLAYS,
     "offline": _REPLAYS,
     "optimizer": ("Optimizer", _in("torch.optim", _OPTIMIZERS)),
     "wrappers": (
         "Wrapper",
-        "ActionMask ClassifiedReward Intervention VLAObservation "
-        f"{_in(f'{OURS}.envs', 'GripperPenalty HideEntries PenaltyTerms people.gym_hil.PickCube')} "
+        "ActionMask Intervention RewardClassifierWrapper VLAObservation "
+        f"{_in(f'{OURS}.envs', 'GripperPenalty PartialObservation PenaltyTerms')} "
+        f"{OURS}.envs.people.gym_hil.PickCube "
         f"{_in('gymnasium.wrappers', _WRAPPERS)}",
     ),
     "source": (
         "InterventionSource",
-        f"Gamepad Keyboard Script SpaceMouse {OURS}.envs.people.gym_hil.ScriptedHelp",
+        f"Gamepad Keyboard ScriptedIntervention SpaceMouse {OURS}.envs.people.gym_hil.ScriptedHelp",
     ),
 }
+
+SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
+"""Top-level keys of a configuration."""
 
 CLASSES = {
     key: AllowedClasses(kind, frozenset(n if "." in n else f"{OURS}.{n}" for n in names.split()))
@@ -111,6 +115,57 @@ CLASSES = {
 No class here writes files to a path from its arguments: a test forges each argument."""
 
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
+
+
+RENAMED = {
+    "lightning_rl.ClassifiedReward": "lightning_rl.RewardClassifierWrapper",
+    "lightning_rl.Demonstrations": "lightning_rl.DatasetCollector",
+    "lightning_rl.LabelledFrames": "lightning_rl.SuccessFramesEnv",
+    "lightning_rl.ReturnFrames": "lightning_rl.ReturnFramesEnv",
+    "lightning_rl.Script": "lightning_rl.ScriptedIntervention",
+    "lightning_rl.WithTerms": "lightning_rl.TermWrapper",
+    "lightning_rl.envs.HideEntries": "lightning_rl.envs.PartialObservation",
+    "lightning_rl.envs.managers.functions.measured": (
+        "lightning_rl.envs.managers.functions.measurement"
+    ),
+    "lightning_rl.envs.managers.functions.one": "lightning_rl.envs.managers.functions.constant",
+    "lightning_rl.envs.managers.functions.own": (
+        "lightning_rl.envs.managers.functions.task_observation"
+    ),
+}
+"""Import paths of earlier versions, of an object or of a module, and the present paths.
+
+The configuration in a checkpoint, and the `config.yaml` of a run, are translated before anything
+else reads them; an old name that a user types is refused, and the message gives the present one."""
+
+_TERMS_OF_EARLIER_VERSIONS = "lightning_rl.envs.managers.functions"
+
+
+def present_path(path: str) -> str:
+    """Return the present import path for one of any version."""
+    for old, new in RENAMED.items():  # an object comes before the module that contained it
+        if path == old or path.startswith(f"{old}."):
+            return present_path(new + path.removeprefix(old))
+    return path
+
+
+def present_settings(settings: Any, key: str = "") -> Any:
+    """Return the settings of any version with present names; `key` is the name of the setting."""
+    if isinstance(settings, dict):
+        return {name: present_settings(value, name) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [present_settings(value, key) for value in settings]
+    if not isinstance(settings, str):
+        return settings
+    if key == "term" and "." not in settings:
+        return present_path(f"{_TERMS_OF_EARLIER_VERSIONS}.{settings}").rpartition(".")[2]
+    return present_path(settings) if settings.startswith(f"{OURS}.") else settings
+
+
+def renamed(name: str) -> str:
+    """Return `"; it is now called NEW"` for the bare name of an earlier version, or ""."""
+    presents = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
+    return f"; it is now called {presents[name]}" if name in presents else ""
 
 
 class TextForm(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from lightning_rl.checkpoints.registry import present_settings
 from lightning_rl.system.construction import NOT_WRITTEN, is_unwritten
 from lightning_rl.system.errors import require
 from lightning_rl.system.plain_yaml import read_yaml
@@ -16,10 +17,10 @@ SCRIPT = "__main__."
 
 
 def settings_of(config: str, path: Path) -> dict[str, Any]:
-    """Return the settings in the configuration of a checkpoint; refuse invalid YAML."""
+    """Return the present settings of a checkpoint's configuration; refuse invalid YAML."""
     settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
     require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
-    return cast(dict[str, Any], settings)
+    return cast(dict[str, Any], present_settings(settings))
 
 
 def missing_settings(settings: Any) -> dict[str, str]:

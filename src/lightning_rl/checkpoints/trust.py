@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.cuda import device_count
 
-from lightning_rl.checkpoints.format import SECTIONS
 from lightning_rl.checkpoints.registry import (
     CLASSES,
     ENV_PACKAGES,
@@ -17,6 +16,7 @@ from lightning_rl.checkpoints.registry import (
     OTHER_TEXTS,
     PACKAGES,
     REFUSED,
+    SECTIONS,
     TEXTS,
     packages_of,
 )

@@ -18,11 +18,11 @@ from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
-    SECTIONS,
     STATE_KEY,
     read_checkpoint,
     restoring,
 )
+from lightning_rl.checkpoints.registry import SECTIONS
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.first_check import end_with

@@ -109,7 +109,7 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
 
     Args:
         path: of the dataset.
-        frames: further settings of `ReturnFrames`.
+        frames: further settings of `ReturnFramesEnv`.
         steps: optimizer steps.
         seed: of the weights and the order of frames.
     """
@@ -134,7 +134,7 @@ def value_config(path: str, frames: dict[str, Any], steps: int, seed: int) -> di
             },
         },
         "data": {
-            "env": {"class_path": "ReturnFrames", "init_args": {"path": str(path), **frames}},
+            "env": {"class_path": "ReturnFramesEnv", "init_args": {"path": str(path), **frames}},
             "num_envs": batch,
             "buffer_size": updates,
             "total_env_steps": batch * updates * iterations,

@@ -29,7 +29,7 @@ from lightning_rl.cli.options import (
     option_parser,
     parse_options,
 )
-from lightning_rl.cli.parsing import normalize_options
+from lightning_rl.cli.parsing import normalize_options, read_config
 from lightning_rl.cli.record import without_chunks
 from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS, wilson_interval
@@ -40,9 +40,8 @@ from lightning_rl.datasets.playing import play_policy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.files import expanded, read_text, shown, write_atomically
+from lightning_rl.system.files import expanded, shown, write_atomically
 from lightning_rl.system.output import tell
-from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
 
 OPTIONS = {
@@ -124,9 +123,9 @@ class Rounds:
         self.config = _checked(_read(settings.config, changes), settings.config)
         self.value = None if settings.value is None else _read(settings.value)
         require(
-            self.value is None or _is_a("ReturnFrames", self.value.get("data", {}).get("env")),
+            self.value is None or _is_a("ReturnFramesEnv", self.value.get("data", {}).get("env")),
             f"{settings.value} fits no value of recorded steps: set data.env: {{class_path: "
-            "ReturnFrames}, as on the page RECAP.",
+            "ReturnFramesEnv}, as on the page RECAP.",
         )
         self.directory = expanded(settings.run_dir).absolute()
         self.dataset = self.directory / "dataset"
@@ -356,7 +355,7 @@ def _read(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     file = find_config(name)
     if changes:
         return check_run(["fit", f"--config={file}", *changes])
-    config = read_yaml(read_text(file), str(file))
+    config = read_config(file)
     return config if isinstance(config, dict) else {}
 
 
@@ -400,10 +399,10 @@ def _checked(config: dict[str, Any], name: str) -> dict[str, Any]:
     model, data, trainer = (config.get(key) or {} for key in ("model", "data", "trainer"))
     require(
         _is_a("BehaviorCloning", model)
-        and _is_a("Demonstrations", data.get("collector"))
+        and _is_a("DatasetCollector", data.get("collector"))
         and "env" in data,
         f"rl-cli recap clones: {name} needs model: {{class_path: BehaviorCloning}}, "
-        "data.collector: {class_path: Demonstrations}, and data.env, as in recap_doors.yaml.",
+        "data.collector: {class_path: DatasetCollector}, and data.env, as in recap_doors.yaml.",
     )
     weighted = model.get("init_args", {}).get("advantage_temperature") is not None
     require(

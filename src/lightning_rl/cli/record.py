@@ -31,6 +31,7 @@ from lightning_rl.cli.parsing import (
     asks_for_help,
     check_names,
     normalize_options,
+    read_config,
     value_of,
     without,
 )
@@ -53,10 +54,8 @@ from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.envs.people.intervention import Event
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.files import read_text
 from lightning_rl.system.jsonargparse_private import accept_plain_numpy_numbers
 from lightning_rl.system.output import tell, tell_from_handler
-from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.saved_runs import find_checkpoint
 from lightning_rl.system.signals import handle_signals
 
@@ -337,7 +336,7 @@ def _parsed(arguments: list[str]) -> Namespace:
 
 
 def _env_option(config: Path) -> list[str]:
-    return _env_in(read_yaml(read_text(config), str(config)), str(config))
+    return _env_in(read_config(config), str(config))
 
 
 def _env_in(settings: Any, name: str) -> list[str]:

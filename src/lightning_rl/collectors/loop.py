@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_rl.buffers import Segment, allocate_segments
 from lightning_rl.collectors.statistics import EnvReports
-from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.steps import compile_steps
 from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
@@ -194,7 +194,7 @@ class CollectorContext:
     phase: PhaseTimer = no_phases
     calls: PhaseTimer = no_phases
     make_env: Callable[[], VectorEnv] | None = None
-    compilation: StepsChoice | None = None
+    compilation: StepsCompileDecision | None = None
     env_steps_before: int = 0
 
 

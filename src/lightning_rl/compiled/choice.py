@@ -36,7 +36,7 @@ DIFFERS = "the last digits of the results may differ from an uninterrupted run"
 """The effect of another machine or of a changed decision, for messages."""
 
 
-class Choice:
+class CompileDecision:
     """Whether to compile the update of a run, and why; a resumed run keeps its decision.
 
     The decision depends only on the config, the device and the checkpoint, not on timings, so that
@@ -128,7 +128,7 @@ class Choice:
             )
 
 
-class StepsChoice(Choice):
+class StepsCompileDecision(CompileDecision):
     """Whether to compile the steps of a batched torch env, with the acting policy.
 
     It counts the steps of all envs of a process in the whole budget.

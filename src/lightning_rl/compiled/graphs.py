@@ -17,7 +17,7 @@ from lightning_rl.compiled.attributes import (
     replaced,
     same,
 )
-from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.choice import CompileDecision
 from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
 from lightning_rl.system.torch_private import list_options, standalone_compile, trace, version_of
 
@@ -78,13 +78,13 @@ class Graphs:
         self,
         root: Any,
         device: torch.device,
-        choice: Choice | None = None,
+        choice: CompileDecision | None = None,
         left_out: Collection[Place] = (),
         hidden: Collection[str] = (),
         cure_of_draws: str = "",
     ) -> None:
         self.available = True
-        self._choice = choice or Choice(True, None)
+        self._choice = choice or CompileDecision(True, None)
         self._left_out = {*left_out, *((id(root), name) for name in hidden)}
         self._hidden = hidden
         self._cure_of_draws = cure_of_draws

@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from lightning_rl.compiled.attributes import Attribute, Snapshot, same
-from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.torch.torch_env import ResetMode
@@ -85,7 +85,7 @@ class CompiledSteps:
         env: TorchEnv,
         policy: Policy,
         rollout: TensorDict,
-        choice: StepsChoice,
+        choice: StepsCompileDecision,
         ahead: bool,
     ) -> None:
         self.env, self.policy = env, policy
@@ -427,7 +427,7 @@ def compile_steps(
     policy: Policy,
     rollouts: Sequence[TensorDict],
     plain: Sequence[tuple[RolloutActor, RolloutStepper]],
-    choice: StepsChoice,
+    choice: StepsCompileDecision,
     ahead: bool,
 ) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
     """Return a compiled actor and stepper per rollout [N, T+1], or the `plain` actors and steppers.

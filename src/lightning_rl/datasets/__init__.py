@@ -1,10 +1,10 @@
 """Record demonstrations, read and write datasets, and train on them."""
 
-from lightning_rl.datasets.demonstrations import Demonstrations as Demonstrations
+from lightning_rl.datasets.demonstrations import DatasetCollector as DatasetCollector
 from lightning_rl.datasets.episode import Episode as Episode
 from lightning_rl.datasets.episode import Episodes as Episodes
-from lightning_rl.datasets.frames import LabelledFrames as LabelledFrames
-from lightning_rl.datasets.frames import ReturnFrames as ReturnFrames
+from lightning_rl.datasets.frames import ReturnFramesEnv as ReturnFramesEnv
+from lightning_rl.datasets.frames import SuccessFramesEnv as SuccessFramesEnv
 from lightning_rl.datasets.label import LabelSettings as LabelSettings
 from lightning_rl.datasets.label import label_dataset as label_dataset
 from lightning_rl.datasets.minari import write_minari as write_minari

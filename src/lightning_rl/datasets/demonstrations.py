@@ -28,7 +28,7 @@ from lightning_rl.system.errors import ConfigurationError, check_range, closest,
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 
-class Demonstrations(Collector):
+class DatasetCollector(Collector):
     """Return demonstrations as rollouts, for `BehaviorCloning`.
 
     A rollout is as long as its longest episode; `data.buffer_size` does not apply. If the env takes

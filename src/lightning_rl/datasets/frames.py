@@ -70,7 +70,7 @@ class RecordedFrames(TorchEnv):
         return self._shown
 
 
-class LabelledFrames(RecordedFrames):
+class SuccessFramesEnv(RecordedFrames):
     """Env that shows random frames of recorded episodes; the action is the answer: 1 for success.
 
     `RewardClassifier` trains in it. Whole episodes are held out for evaluation, because consecutive
@@ -177,7 +177,7 @@ class LabelledFrames(RecordedFrames):
         )
 
 
-class ReturnFrames(RecordedFrames):
+class ReturnFramesEnv(RecordedFrames):
     """Env that shows random steps of recorded episodes; the answer is the bin of the return.
 
     `ValueFit` trains in it. The bins are equidistant, from -1 to 0 for returns of success, else
@@ -187,7 +187,7 @@ class ReturnFrames(RecordedFrames):
     Args:
         num_envs: number of frames per step.
         path: of a dataset, see `read_episodes`.
-        keys: see `LabelledFrames`.
+        keys: see `SuccessFramesEnv`.
         reward: `success` or `env`, see `LabelSettings`.
         failure_cost: see `LabelSettings`.
         gamma: discount per step.

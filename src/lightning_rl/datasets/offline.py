@@ -53,7 +53,7 @@ class DatasetSpaces(VectorEnv):
 
 
 def spaces_of_collector(collector: Any) -> EnvFactory:
-    """Return the factory of a stand-in for the env, from the factory of `Demonstrations`.
+    """Return the factory of a stand-in for the env, from the factory of `DatasetCollector`.
 
     Raises:
         ConfigurationError: if the collector reads no dataset.
@@ -62,7 +62,7 @@ def spaces_of_collector(collector: Any) -> EnvFactory:
     require(
         isinstance(given.get("path"), str),
         "data.offline is true, but data.collector names no dataset: set data.collector: "
-        "{class_path: Demonstrations, init_args: {path: ...}}, or remove data.offline.",
+        "{class_path: DatasetCollector, init_args: {path: ...}}, or remove data.offline.",
     )
     names = [name for name in ("path", "keys", "ends") if given.get(name) is not None]
     return partial(DatasetSpaces, **{name: given[name] for name in names})

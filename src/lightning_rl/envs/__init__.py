@@ -5,7 +5,7 @@ from lightning_rl.envs.chunks import StepsActiveRows as StepsActiveRows
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv as GymnasiumEnv
 from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv as EnvPoolEnv
 from lightning_rl.envs.managers import ManagedEnv as ManagedEnv
-from lightning_rl.envs.managers import WithTerms as WithTerms
+from lightning_rl.envs.managers import TermWrapper as TermWrapper
 from lightning_rl.envs.mujoco.env import MujocoEnv as MujocoEnv
 from lightning_rl.envs.mujoco.env import MujocoView as MujocoView
 from lightning_rl.envs.mujoco.quadruped import Quadruped as Quadruped
@@ -16,7 +16,7 @@ from lightning_rl.envs.people.devices import SpaceMouse as SpaceMouse
 from lightning_rl.envs.people.intervention import Intervention as Intervention
 from lightning_rl.envs.people.intervention import InterventionDecision as InterventionDecision
 from lightning_rl.envs.people.intervention import InterventionSource as InterventionSource
-from lightning_rl.envs.people.intervention import Script as Script
+from lightning_rl.envs.people.intervention import ScriptedIntervention as ScriptedIntervention
 from lightning_rl.envs.probes import ActionProbe as ActionProbe
 from lightning_rl.envs.probes import FiveDoors as FiveDoors
 from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
@@ -35,7 +35,7 @@ from lightning_rl.envs.vector_env import VectorEnv as VectorEnv
 from lightning_rl.envs.wrappers.action_mask import ActionMask as ActionMask
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.envs.wrappers.encoded import EncodedObservations as EncodedObservations
-from lightning_rl.envs.wrappers.hide import HideEntries as HideEntries
+from lightning_rl.envs.wrappers.hide import PartialObservation as PartialObservation
 from lightning_rl.envs.wrappers.penalty import GripperPenalty as GripperPenalty
 from lightning_rl.envs.wrappers.penalty import PenaltyTerms as PenaltyTerms
 from lightning_rl.envs.wrappers.vla_observation import VLAObservation as VLAObservation

@@ -15,7 +15,7 @@ from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FieldSpec, step_views, time_major
 from lightning_rl.rollout.masks import MASK, allowed_random_action
 from lightning_rl.rollout.structured_actions import choices_of, flat_actions
-from lightning_rl.system.construction import Constructed
+from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.sharded import PolicySharding, local
 from lightning_rl.system.torch_private import version_of
@@ -27,7 +27,7 @@ ABSENT, GUIDANCE = "absent_observation", "guidance"
 """Keys of guidance: the observation [B, ...] without condition, and the factor [B], see `guide`."""
 
 
-class Policy(nn.Module, ABC, Constructed):
+class Policy(nn.Module, ABC, Configurable):
     """Base class of all policies.
 
     Subclass it and pass `class_path: my_module.MyPolicy` in the config. The first two arguments of

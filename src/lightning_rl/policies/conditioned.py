@@ -30,7 +30,7 @@ class ConditionedPolicy(PolicyWrapper):
 
     The inner policy reads two more numbers, (1, 0) for good, (0, 1) for bad and (0, 0) for absent:
     the last numbers of a flat Box, or the key `condition` [2] of a Dict. `BehaviorCloning` trains
-    with the label of each step (`condition` of `Demonstrations`). Acting and exports use the
+    with the label of each step (`condition` of `DatasetCollector`). Acting and exports use the
     condition of the constructor.
 
     With a `guidance` other than 1, acting extrapolates from the output without condition to the

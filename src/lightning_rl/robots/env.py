@@ -32,7 +32,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
     and of the pictures uint8 [H, W, C]. Action: target positions [A] in the order of
     `action_features`; with `step_size` moves [-1, 1] from the last position sent; with `kinematics`
     actions of its `action_space`. The reward is 0: `Intervention` (a person's key) or
-    `ClassifiedReward` gives one.
+    `RewardClassifierWrapper` gives one.
 
     `info["metrics"]` has, for each step, `late_ticks` (ticks of the clock that passed before the
     action came) and `dropped_frames` (failed calls of the robot).

@@ -49,7 +49,7 @@ def do_weights_follow() -> bool:
     return _weights_follow.get()
 
 
-class Constructed:
+class Configurable:
     """An object that remembers the arguments of its constructor, as plain values.
 
     `__new__` gets the arguments of the outermost class before any constructor can change them. List
@@ -66,7 +66,7 @@ class Constructed:
         return self
 
 
-def construction(constructed: Constructed) -> dict[str, Any]:
+def construction(constructed: Configurable) -> dict[str, Any]:
     """Return `{class_path: ..., init_args: {...}}` in plain values; see `described`."""
     return constructed._construction
 
@@ -85,7 +85,7 @@ def described(value: Any) -> Any:
         return {name: described(one) for name, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: _of_field(value, one) for one in fields(value)}
-    if isinstance(value, Constructed) and _path_of(type(value)):
+    if isinstance(value, Configurable) and _path_of(type(value)):
         return construction(value)
     if isinstance(value, type) and (name := _path_of(value)):
         return {"class_path": name}

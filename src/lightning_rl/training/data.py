@@ -23,7 +23,7 @@ from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
 from lightning_rl.collectors import Collector, CollectorContext, EpisodeSettings, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS, EpisodeSeeds
-from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.events import Event
 from lightning_rl.envs.factories import (
@@ -63,7 +63,7 @@ class ActingAlgorithm(Protocol):
     episode_settings: EpisodeSettings
     env_steps: int
 
-    def choose_step_compilation(self) -> StepsChoice: ...
+    def choose_step_compilation(self) -> StepsCompileDecision: ...
 
 
 MOST_ENVS = 2**20
@@ -154,7 +154,7 @@ class RLDataModule(LightningDataModule):
             float32: {name: shape}, such as {tip_speed: [], contact_force: [3]}. An algorithm reads
             them as `info/<name>`.
         seed: seed of envs, sampling and shuffling. Default: the seed of `seed_everything`.
-        offline: train on the dataset of the collector, `Demonstrations`, alone. The env, if there
+        offline: train on the dataset of the collector, `DatasetCollector`, alone. The env, if there
             is one, is only stepped in evaluations; without one there are none, and the dataset
             gives the spaces.
 

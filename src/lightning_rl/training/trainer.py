@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_rl.algorithms.checks import check_not_on_meta, check_strategy
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.collectors.evaluation import logged_values
-from lightning_rl.system.construction import Constructed
+from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import (
@@ -118,7 +118,7 @@ SPLITTING = ("fsdp_", "deepspeed", "xla", "model_parallel")
 """Name prefixes of strategies of Lightning that shard a policy over processes."""
 
 
-class RLTrainer(Trainer, Constructed):
+class RLTrainer(Trainer, Configurable):
     """Lightning's `Trainer` with the callbacks, loggers and checkpoint files of this package.
 
     An iteration is one rollout and its update; an epoch is `data.iterations_per_epoch` iterations;

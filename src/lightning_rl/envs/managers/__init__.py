@@ -17,4 +17,4 @@ from lightning_rl.envs.managers.term import Observation as Observation
 from lightning_rl.envs.managers.term import Reward as Reward
 from lightning_rl.envs.managers.term import Termination as Termination
 from lightning_rl.envs.managers.view import EnvView as EnvView
-from lightning_rl.envs.managers.wrapper import WithTerms as WithTerms
+from lightning_rl.envs.managers.wrapper import TermWrapper as TermWrapper

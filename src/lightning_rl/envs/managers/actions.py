@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_rl.envs.managers.term import function_of
 from lightning_rl.envs.managers.view import EnvView
 from lightning_rl.rollout.names import by_name, named
-from lightning_rl.system.construction import Constructed
+from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
@@ -25,7 +25,7 @@ Numbers = float | list[float] | dict[str, float]
 """One number for all drives, one for each in order, or one for each by name."""
 
 
-class ActionTerm(ABC, Constructed):
+class ActionTerm(ABC, Configurable):
     """Turn a policy's action into the targets of drives.
 
     Args:

@@ -24,7 +24,7 @@ def is_terminated(env: EnvView) -> Tensor:
     return env.terminated.float()
 
 
-def one(env: EnvView) -> Tensor:
+def constant(env: EnvView) -> Tensor:
     """Return 1 for every step, [M]."""
     return torch.ones_like(env.episode, dtype=torch.float32)
 
@@ -52,7 +52,7 @@ def entry(env: EnvView, name: str) -> Tensor:
     return value
 
 
-def measured(env: EnvView, name: str) -> Tensor:
+def measurement(env: EnvView, name: str) -> Tensor:
     """Return a quantity of the task, [M, ...]; see `ManagedEnv.measure`.
 
     Raises:
@@ -67,7 +67,7 @@ def measured(env: EnvView, name: str) -> Tensor:
         ) from None
 
 
-def own(env: EnvView) -> Tensor:
+def task_observation(env: EnvView) -> Tensor:
     """Return the task's own observation, [M, ...]."""
     observation: Tensor = env.env.observe(env.state)
     return observation
@@ -135,8 +135,8 @@ def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> 
 SHIPPED = tuple(
     function.__name__
     for function in (
-        *(action_size, by_success, entry, is_failure, is_success, is_terminated, measured, one),
-        *(out_of_range, over_steps, own, randomize),
+        *(action_size, by_success, constant, entry, is_failure, is_success, is_terminated),
+        *(measurement, out_of_range, over_steps, randomize, task_observation),
     )
 )
 """Names of the terms."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from lightning_rl.checkpoints.registry import renamed
 from lightning_rl.envs.events import Event, Function, Term
 from lightning_rl.envs.managers import functions
 from lightning_rl.envs.managers.view import EnvView
@@ -257,11 +258,12 @@ def function_of(term: Function | None, label: str) -> Any:
         require(callable(term), f"{label} is {term!r}, which cannot be called.")
         return term
     if not is_import_path(term):
-        found = vars(functions).get(term) if term in functions.SHIPPED else None
+        names = functions.SHIPPED
+        found = vars(functions).get(term) if term in names else None
         require(
             found is not None,
             f"{label} is '{term}', which is neither an import path (my_terms.{term}) nor a term of "
-            f"this package: {', '.join(functions.SHIPPED)}{closest(term, functions.SHIPPED)}.",
+            f"this package: {', '.join(names)}{renamed(term) or closest(term, names)}.",
         )
         return found
     module, _, name = term.rpartition(".")
@@ -276,7 +278,7 @@ def function_of(term: Function | None, label: str) -> Any:
     require(
         callable(found),
         f"{label} is '{term}', but {module} has no function or class "
-        f"'{name}'{closest(name, vars(sys.modules[module]))}.",
+        f"'{name}'{renamed(name) or closest(name, vars(sys.modules[module]))}.",
     )
     return found
 

@@ -33,7 +33,7 @@ class SeesNoState:
     elapsed: Tensor
 
     def observe(self, state: TensorDict) -> Tensor:
-        """Return the observation [M, ...] of an env without keys, for the term `own`.
+        """Return the observation [M, ...] of an env without keys, for the term `task_observation`.
 
         Raises:
             ConfigurationError: it has keys.
@@ -41,7 +41,7 @@ class SeesNoState:
         require(
             "observation" in names_of(state),
             f"{type(self).__name__} has the observations {', '.join(names_of(state))}: use "
-            "the term `entry` with one of these names, not `own`.",
+            "the term `entry` with one of these names, not `task_observation`.",
         )
         return state["observation"]  # type: ignore[no-any-return]  # a tensor
 

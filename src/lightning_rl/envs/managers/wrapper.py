@@ -31,7 +31,7 @@ from lightning_rl.rollout.names import named, names_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
 
 
-class WithTerms(VectorEnvWrapper, SeesNoState):
+class TermWrapper(VectorEnvWrapper, SeesNoState):
     """An env with further terms, which see its observations and rewards instead of its state.
 
     In the view of a term, `state` is the observation: an entry for each key of a Dict, otherwise
@@ -67,7 +67,7 @@ class WithTerms(VectorEnvWrapper, SeesNoState):
         self.step_dt = 1.0 / self.env.render_fps
         if terminations:
             self._end_each(terminations, name)
-        own = {"env": Reward("measured", {"name": "reward"}, weight=1.0)}
+        own = {"env": Reward("measurement", {"name": "reward"}, weight=1.0)}
         self._rewards = Rewards(merged(Reward, own, rewards, name, "weight"), name)
         self._metrics = Metrics(merged(Metric, {}, metrics, name), name)
         self._observations = Observations(observations or {}, name)

@@ -67,7 +67,7 @@ class InterventionSource(ABC):
         """Restore a saved state."""
 
 
-class Script(InterventionSource):
+class ScriptedIntervention(InterventionSource):
     """A function of the observation takes over whenever it returns an action.
 
     Args:
@@ -191,7 +191,8 @@ class Intervention(gymnasium.Wrapper):
     Args:
         env: the wrapped env.
         source: decides who acts: an `InterventionSource`, a function of the observation that
-            returns an action or None (see `Script`), or a `queue.Queue` (see `QueueSource`).
+            returns an action or None (see `ScriptedIntervention`), or a `queue.Queue` (see
+            `QueueSource`).
         fps: steps per second of real time, for a person; null: no limit.
         success_reward: reward of the step that ends an episode as a success; null keeps the env's
             reward.
@@ -317,7 +318,7 @@ def _as_source(given: Any) -> InterventionSource:
     if isinstance(given, queue.Queue):
         return QueueSource(given)
     if callable(given):
-        return Script(copy.deepcopy(given))
+        return ScriptedIntervention(copy.deepcopy(given))
     raise ConfigurationError(
         f"The source of interventions is {given!r}: give a Keyboard, a Gamepad, a SpaceMouse, a "
         "function of the observation that returns an action or None, or a queue.Queue."

@@ -76,13 +76,13 @@ class CartPole(Task):
     shown = (0.0, 0.35), (2.5, 1.6)  # the middle of a picture, and its width and height, in m
     default_rewards = {  # noqa: RUF012
         "upright": Reward(upright, weight=1.0),
-        "pole_velocity": Reward("measured", {"name": "speed"}, weight=-0.005),
+        "pole_velocity": Reward("measurement", {"name": "speed"}, weight=-0.005),
     }
     default_terminations = {  # noqa: RUF012
         "fallen": Termination(fallen),
         "success": Termination(stands, {"angle": 0.02, "speed": 0.05}, ends="nothing"),
     }
-    default_metrics = {"distance_to_goal": Metric("measured", {"name": "angle"})}  # noqa: RUF012
+    default_metrics = {"distance_to_goal": Metric("measurement", {"name": "angle"})}  # noqa: RUF012
     action_kinds: ClassVar[tuple[Kind, ...]] = ("position", "velocity", "force")
 
     def make_constants(self) -> None:

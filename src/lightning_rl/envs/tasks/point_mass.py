@@ -89,7 +89,7 @@ class PointMass(Task):
     default_action, default_episode_steps = Force(MAX_FORCE, clip=1.0), 100
     render_fps = 60
     default_rewards = {  # noqa: RUF012
-        "distance": Reward("measured", {"name": "distance"}, weight=-1.0),
+        "distance": Reward("measurement", {"name": "distance"}, weight=-1.0),
         "near_goal": Reward(near_goal, {"width": NEAR}, weight=0.0),
         "collision": Reward(collision, weight=-2.0),
         "speed": Reward(speed, weight=-0.01),
@@ -100,7 +100,7 @@ class PointMass(Task):
         "success": Termination(at_goal, {"radius": SUCCESS}, ends="success")
     }
     default_metrics = {  # noqa: RUF012
-        "final_distance": Metric("measured", {"name": "distance"}),
+        "final_distance": Metric("measurement", {"name": "distance"}),
         "path_length": Metric("entry", {"name": "path_length"}),
         "collision_count": Metric("entry", {"name": "collision_count"}),
     }

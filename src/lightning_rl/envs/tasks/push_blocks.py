@@ -110,7 +110,7 @@ class PushBlocks(Task):
         "time": Termination(out_of_time),
     }
     default_metrics = {  # noqa: RUF012
-        "moved": Metric("measured", {"name": "moved"}),
+        "moved": Metric("measurement", {"name": "moved"}),
         "mistake": Metric(mistake, {"distance": DISTANCE}),
     }
     action_kinds = ("position",)

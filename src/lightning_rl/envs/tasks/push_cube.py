@@ -110,7 +110,7 @@ class PushCube(Task):
         "reach_progress": Reward(reach_progress, weight=1.0),
         "goal_progress": Reward(goal_progress, weight=10.0),
         "smoothness": Reward(smoothness, weight=-0.01),
-        "step": Reward("one", weight=-0.01),
+        "step": Reward("constant", weight=-0.01),
         "success": Reward("is_success", weight=10.0),
         "reach_kernel": Reward(reach_kernel, weight=0.0),
         "goal_kernel": Reward(goal_kernel, {"width": 0.12}, weight=0.0),
@@ -119,7 +119,7 @@ class PushCube(Task):
         "success": Termination(at_goal, {"radius": SUCCESS}, ends="success"),
         "off_table": Termination(off_table),
     }
-    default_metrics = {"distance_to_goal": Metric("measured", {"name": "distance"})}  # noqa: RUF012
+    default_metrics = {"distance_to_goal": Metric("measurement", {"name": "distance"})}  # noqa: RUF012
     action_kinds = ("position", "velocity")
 
     def make_constants(self) -> None:

@@ -68,7 +68,7 @@ class CartPoleSwingUp(CartPole):
         "force": Reward("action_size", weight=-0.02),
     }
     default_terminations = {"success": Termination(stands, STILL, ends="nothing")}  # noqa: RUF012
-    default_metrics = {"distance_to_goal": Metric("measured", {"name": "angle"})}  # noqa: RUF012
+    default_metrics = {"distance_to_goal": Metric("measurement", {"name": "angle"})}  # noqa: RUF012
 
     def make_constants(self) -> None:
         self._start = torch.tensor(START, device=self.device)

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box
 from lightning_rl.system.errors import ConfigurationError
 
 
-class HideEntries(gymnasium.ObservationWrapper):
+class PartialObservation(gymnasium.ObservationWrapper):
     """An env whose flat observation lacks some entries, such as velocities.
 
     Args:
@@ -25,15 +25,15 @@ class HideEntries(gymnasium.ObservationWrapper):
         space = env.observation_space
         if not isinstance(space, Box) or len(space.shape) != 1:
             raise ConfigurationError(
-                f"HideEntries removes entries of a flat Box, but the observation space is {space}: "
-                "put gymnasium.wrappers.FlattenObservation before it, or hide keys of a Dict by "
-                "actor_keys and critic_keys of the policy."
+                "PartialObservation removes entries of a flat Box, but the observation space is "
+                f"{space}: put gymnasium.wrappers.FlattenObservation before it, or hide keys of a "
+                "Dict by actor_keys and critic_keys of the policy."
             )
         size = space.shape[0]
         hidden = {entry % size for entry in entries if -size <= entry < size}
         if not entries or len(hidden) < len(set(entries)) or len(hidden) == size:
             raise ConfigurationError(
-                f"HideEntries: entries={list(entries)} must be different indices from 0 to "
+                f"PartialObservation: entries={list(entries)} must be different indices from 0 to "
                 f"{size - 1}, and leave at least one entry."
             )
         self._kept = [entry for entry in range(size) if entry not in hidden]

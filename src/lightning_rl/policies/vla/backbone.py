@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.functional import guide
-from lightning_rl.system.construction import Constructed
+from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import require
 
 
@@ -39,7 +39,7 @@ class Features(NamedTuple):
         return guide(own, output(self.absent), self.guidance)
 
 
-class Backbone(nn.Module, ABC, Constructed):
+class Backbone(nn.Module, ABC, Configurable):
     """The body of a `VLAPolicy`.
 
     Subclass it for your own model, and pass `class_path: my_module.MyBackbone`. Observations arrive

@@ -35,7 +35,7 @@ class BackboneEncoder(Encoder):
             not unread,
             f"The observation has {', '.join(unread)}, which {type(backbone).__name__} does not "
             f"read; it reads {', '.join(backbone.reads)}. Select these keys by data.env.keys of "
-            "ReturnFrames, or by actor_keys of the policy.",
+            "ReturnFramesEnv, or by actor_keys of the policy.",
         )
         backbone.build(observation, 1)
         self.backbone = backbone

@@ -13,7 +13,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.registry import ENV_PACKAGES, modules_of
 from lightning_rl.system.construction import (
     GIVEN_BY_THE_ENV,
-    Constructed,
+    Configurable,
     construction,
     described,
     is_unwritten,
@@ -59,7 +59,7 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     data = cast(Any, trainer).datamodule
     is_ours = type(data) is RLDataModule
     settings = _changed(described(data.settings() if is_ours else data), _add_module)
-    trained = construction(cast(Constructed, trainer))["init_args"]
+    trained = construction(cast(Configurable, trainer))["init_args"]
     return {
         "seed_everything": settings.get("seed", True) if is_ours else True,
         "exp_name": trained.get("exp_name", "run"),
