@@ -473,7 +473,7 @@ MUTATIONS = (
     Mutation(
         "envs/infos.py",
         "a kept entry of an info is that of the last env for all",
-        "            columns[name][i] = array\n",
+        "            columns[name][rows] = array\n",
         "            columns[name][:] = array\n",
         "numerics/test_hindsight.py",
     ),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_rl.envs.step_results import (
     KINDS,
-    kind_of,
+    check_vector,
     one_number,
     refuse_kind,
     shortened,
@@ -77,7 +77,10 @@ class InfoReader:
         self, name: str, num_envs: int, *, interventions: bool = False, penalty: bool = False
     ) -> None:
         self._name, self._num_envs = name, num_envs
-        self._interventions, self._penalty = interventions, penalty
+        self._interventions = interventions
+        self._keys = {"is_success": "success", "success": "success"}  # the last one counts
+        self._keys |= {INTERVENED: INTERVENED} if interventions else {}
+        self._keys |= {"penalty": "penalty"} if penalty else {}
         self._announced = interventions or penalty
         self._warned: set[str] = set()
 
@@ -104,75 +107,81 @@ class InfoReader:
             )
         )
 
-    def gather(self, report: EnvReport, info: dict[str, Any], i: int) -> None:
-        """Add the report of env i to `report`.
+    def gather(self, report: EnvReport, info: Mapping[str, Any], rows: Any) -> None:
+        """Add an info to `report`.
+
+        `rows` is the index of one env; or a mask [N] bool of the envs that an info of a batched env
+        describes by arrays [N], or by dicts of arrays. In such an info, masks `_x` [N] bool select
+        the envs that reported `x` (default: all).
 
         Raises:
             EnvFaultError: for entries that the table refuses.
         """
-        for key in ("is_success", "success"):  # `success` overrides `is_success`
-            if info.get(key) is not None:
-                self._put_flag(report, "success", info[key], i, key)
-        if self._interventions:
-            if EXECUTED_ACTION in info:
-                report.setdefault(EXECUTED_ACTION, {})[i] = np.array(info[EXECUTED_ACTION])
-            if INTERVENED in info:
-                self._put_flag(report, INTERVENED, info[INTERVENED], i, INTERVENED)
-        if self._penalty and "penalty" in info:
-            number = one_number(info["penalty"])
-            if number is None or not np.isfinite(number):
-                raise EnvFaultError(self._refusal("penalty", info["penalty"], "one finite number"))
-            self._column(report, "penalty")[i] = number
+        for key, name in self._keys.items():
+            if key in info and not (name == "success" and info[key] is None):
+                self._put_number(report, name, key, info, rows)
+        if EXECUTED_ACTION in info and self._interventions:
+            executed, actions = report.setdefault(EXECUTED_ACTION, {}), info[EXECUTED_ACTION]
+            if isinstance(rows, int):
+                executed[rows] = np.array(actions)
+            else:
+                reporting = np.flatnonzero(rows & info.get(f"_{EXECUTED_ACTION}", True))
+                executed |= {i: np.array(actions[i]) for i in reporting}
         for kind in TREES:
             if kind in info:
-                self._put_numbers(report, kind, info[kind], i)
+                self._put_tree(report.setdefault(kind, {}), kind, info[kind], rows)
         for name, array in info.get(KEPT, {}).items():
             columns = report.setdefault(KEPT, {})
             if name not in columns:
                 columns[name] = np.zeros((self._num_envs, *array.shape), np.float32)
-            columns[name][i] = array
+            columns[name][rows] = array
 
     def read_arrays(
         self, info: dict[str, Any], done: np.ndarray, names: Mapping[str, str] | None = None
     ) -> EnvReport:
-        """Read the info of a batched env.
+        """Read the info of a batched env, see `gather`; `names` maps the env's own keys to ours.
 
-        Args:
-            info: arrays [N], or dicts of arrays. A mask `_x` [N] bool selects the envs that
-                reported `x` (default: all). `final_info` has the same structure and describes
-                finished envs; the other entries then describe their next episode.
-            done: [N] bool, which envs finished.
-            names: maps the env's own keys to ours.
+        `final_info` has the same structure and describes the finished envs, `done` [N] bool; the
+        other entries then describe their next episode.
 
         Raises:
             EnvFaultError: for entries that the table refuses.
         """
-        names = names or {}
-        report = self._of_arrays(renamed(info, names))
+        report: EnvReport = {}
         final = info.get("final_info")
+        rows = ~done if isinstance(final, dict) else np.ones_like(done)
+        self.gather(report, renamed(info, names or {}), rows)
         if isinstance(final, dict):
-            return _merged(report, self._of_arrays(renamed(final, names)), done)
+            self.gather(report, renamed(final, names or {}), done)
         return report
 
-    def _put_flag(self, report: EnvReport, name: str, value: Any, i: int, key: str) -> None:
-        number = one_number(value)
-        if number is None or number not in (0.0, 1.0):
-            if number is not None and np.isnan(number):
-                return
-            raise EnvFaultError(self._refusal(key, value, "true or false"))
-        self._column(report, name)[i] = number
+    def _put_number(
+        self, report: EnvReport, name: str, key: str, info: Mapping[str, Any], rows: Any
+    ) -> None:
+        rows, numbers = _numbers(info, key, rows)
+        if name == "penalty":
+            good, wanted = numbers is not None and np.isfinite(numbers), "a finite number"
+        else:
+            good, wanted = (numbers == 0) | (numbers == 1) | (numbers != numbers), "true or false"
+        if not np.all(good):
+            is_one = numbers is None or isinstance(rows, int)
+            raise EnvFaultError(
+                self._refusal(key, info[key] if is_one else numbers[~good][0], wanted, rows)
+            )
+        self._column(report, name)[rows] = numbers
 
-    def _put_numbers(self, report: EnvReport, kind: str, numbers: Any, i: int) -> None:
-        if not isinstance(numbers, Mapping):
-            self._warn(kind, numbers, "a dict of numbers by name")
+    def _put_tree(self, columns: dict[str, Any], kind: str, tree: Any, rows: Any) -> None:
+        if not isinstance(tree, Mapping):
+            self._warn(kind, tree, "a dict of numbers by name", rows)
             return
-        tree = report.setdefault(kind, {})
-        for name, value in numbers.items():
-            number = one_number(value)
-            if number is None:
-                self._warn(f"{kind}.{name}", value, "one number")
-            else:
-                self._column(tree, str(name))[i] = number
+        for name, value in tree.items():
+            is_mask = not isinstance(rows, int) and str(name)[:1] == "_" and str(name)[1:] in tree
+            if not is_mask:
+                reporting, numbers = _numbers(tree, name, rows)
+                if numbers is None:
+                    self._warn(f"{kind}.{name}", value, "a number", rows)
+                else:
+                    self._column(columns, str(name))[reporting] = numbers
 
     def _column(self, columns: dict[str, Any], name: str) -> np.ndarray:
         if name not in columns:
@@ -180,74 +189,33 @@ class InfoReader:
         array: np.ndarray = columns[name]
         return array
 
-    def _of_arrays(self, info: dict[str, Any]) -> EnvReport:
-        report: EnvReport = {}
-        keys = ["is_success", "success", *[INTERVENED] * self._interventions]
-        for key in [*keys, *["penalty"] * self._penalty]:
-            if key in info:
-                name = "success" if key == "is_success" else key
-                report[name] = self._numbers(key, info[key], self._mask(info, key))
-        if self._interventions and EXECUTED_ACTION in info:
-            rows = np.flatnonzero(self._mask(info, EXECUTED_ACTION))
-            report[EXECUTED_ACTION] = {i: np.array(info[EXECUTED_ACTION][i]) for i in rows}
-        for kind in TREES:
-            if not isinstance(tree := info.get(kind, {}), Mapping):
-                self._warn(kind, tree, "a dict of arrays by name")
-                continue
-            mask, columns = self._mask(info, kind), report.setdefault(kind, {})
-            for name, values in tree.items():
-                if not (str(name).startswith("_") and str(name)[1:] in tree):
-                    counts = mask & self._mask(tree, name)
-                    if (column := _column_of(values, counts)) is None:
-                        self._warn(f"{kind}.{name}", values, f"{self._num_envs} numbers")
-                    else:
-                        columns[str(name)] = column
-        return report
-
-    def _mask(self, values: Mapping[str, Any], name: str) -> np.ndarray:
-        mask = np.asarray(values.get(f"_{name}", True), dtype=bool)
-        return np.broadcast_to(mask, (self._num_envs,))
-
-    def _numbers(self, key: str, values: Any, given: np.ndarray) -> np.ndarray:
-        column = _column_of(values, given)
-        if column is None:
-            raise EnvFaultError(self._refusal(key, values, f"{self._num_envs} numbers"))
-        report = column[given & ~np.isnan(column)]
-        if key == "penalty":
-            report, good, wanted = column[given], np.isfinite(column[given]), "finite numbers"
-        else:
-            good, wanted = (report == 0) | (report == 1), "true or false"
-        if not good.all():
-            raise EnvFaultError(self._refusal(key, report[~good][0], wanted))
-        return column
-
-    def _warn(self, key: str, value: Any, wanted: str) -> None:
+    def _warn(self, key: str, value: Any, wanted: str, rows: Any) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(
-                f"{self._refusal(key, value, wanted)} The entry is ignored.", stacklevel=2
-            )
+            refusal = self._refusal(key, value, wanted, rows)
+            warnings.warn(f"{refusal} The entry is ignored.", stacklevel=2)
 
-    def _refusal(self, key: str, value: Any, wanted: str) -> str:
+    def _refusal(self, key: str, value: Any, wanted: str, rows: Any) -> str:
+        each = "" if isinstance(rows, int) else f" for each of the {self._num_envs} envs"
         return (
-            f"{self._name} returned info['{key}'] = {shortened(value)} instead of {wanted}. "
+            f"{self._name} returned info['{key}'] = {shortened(value)} instead of {wanted}{each}. "
             "Correct the env, or rename the key in a wrapper."
         )
 
 
-def _column_of(values: Any, given: np.ndarray) -> np.ndarray | None:
-    array = np.asarray(values)
-    if array.shape != given.shape:
-        return None
+def _numbers(values: Mapping[str, Any], name: str, rows: Any) -> tuple[Any, Any]:
+    """Return the rows that report an entry, and their numbers; None if it is no numbers."""
+    if isinstance(rows, int):
+        return rows, one_number(values[name])
+    array = np.asarray(values[name])
+    if array.shape != rows.shape:
+        return rows, None
+    rows = rows & np.asarray(values.get(f"_{name}", True), dtype=bool)
     if array.dtype.kind == "O":  # Gymnasium stores anything but plain numbers in object arrays
-        given = given & np.array([value is not None for value in array])
-        numbers = [
-            one_number(value) if here else 0.0 for value, here in zip(array, given, strict=True)
-        ]
-        if None in numbers:
-            return None
-        array = np.array(numbers)
-    return np.where(given, array, np.nan) if array.dtype.kind in KINDS else None
+        rows = rows & np.array([value is not None for value in array])
+        numbers = [one_number(value) for value in array[rows]]
+        return rows, None if None in numbers else np.array(numbers, float)
+    return rows, array[rows] if array.dtype.kind in KINDS else None
 
 
 def to_tensors(report: EnvReport) -> dict[str, Any]:
@@ -294,25 +262,14 @@ def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[s
     for key in fields:
         if key not in info:
             raise EnvFaultError(f"{name} announces info['{key}'], but returned none from step.")
-    for key in ("success", INTERVENED, "penalty"):
-        if key in info and (key == "success" or key in fields):
-            kinds = "biuf" if key == "penalty" else "biu"
-            _check_vector(name, key, info[key], num_envs, kinds)
+    for key in {"success", *fields} & info.keys() & {"success", INTERVENED, "penalty"}:
+        kinds = KINDS if key == "penalty" else "biu"
+        check_vector(name, f"info {key}", info[key], num_envs, kinds)
     for kind in (*TREES, "final_metrics", "log"):
         for key, value in info.get(kind, {}).items():
             if not isinstance(value, Tensor):
                 wanted = f"a tensor [{num_envs}]"
                 raise EnvFaultError(wrong_value(name, f"info {kind}.{key}", value, wanted))
-
-
-def _check_vector(name: str, key: str, value: Any, num_envs: int, kinds: str) -> None:
-    if (
-        not isinstance(value, Tensor)
-        or value.shape != (num_envs,)
-        or kind_of(value.dtype) not in kinds
-    ):
-        wanted = f"a tensor [{num_envs}] of {'numbers' if 'f' in kinds else 'bool'}"
-        raise EnvFaultError(wrong_value(name, f"info {key}", value, wanted))
 
 
 def read_penalty(report: EnvReport, num_envs: int) -> np.ndarray:
@@ -321,19 +278,3 @@ def read_penalty(report: EnvReport, num_envs: int) -> np.ndarray:
     return (
         np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
     )
-
-
-def _merged(report: EnvReport, final: EnvReport, done: np.ndarray) -> EnvReport:
-    merged: EnvReport = {}
-    for key in report.keys() | final.keys():
-        one, other = report.get(key), final.get(key)
-        if key in TREES:
-            merged[key] = _merged(one or {}, other or {}, done)
-        elif key == EXECUTED_ACTION:
-            rows = [(i, a) for i, a in (one or {}).items() if not done[i]]
-            merged[key] = dict(rows + [(i, a) for i, a in (other or {}).items() if done[i]])
-        else:
-            merged[key] = np.where(
-                done, np.nan if other is None else other, np.nan if one is None else one
-            )
-    return merged

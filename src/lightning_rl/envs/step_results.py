@@ -65,41 +65,51 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
         )
 
 
-def check_like(name: str, value: Any, storage: Any, field: str) -> None:
-    """Compare a result [N, ...] of an env with its storage: an array, a tensor or a tree.
+def check_like(name: str, value: Any, like: Any, field: str) -> None:
+    """Compare a result of an env with its space, or a result [N, ...] with its storage.
+
+    The storage is an array, a tensor or a tree. Only with a space, integers are compared with the
+    range of their dtype, and choices with their categories.
 
     Raises:
         EnvFaultError: names the field, both shapes, and the cure.
     """
-    if not isinstance(storage, Tensor | np.ndarray):
-        for key in storage.keys():
+    if hasattr(like, "keys"):
+        if not hasattr(value, "keys"):
+            raise EnvFaultError(wrong_value(name, field, value, f"a dict of {', '.join(like)}"))
+        for key in like.keys():
             if key not in value.keys():
                 raise EnvFaultError(f"{name} returned no {field}.{key}, which its space has.")
-            check_like(name, value[key], storage[key], f"{field}.{key}")
-        return
-    if getattr(value, "shape", None) != storage.shape and tuple(np.shape(value)) != storage.shape:
-        raise EnvFaultError(wrong_shape(name, field, np.shape(value), storage.shape))
-    if getattr(value, "dtype", None) is not storage.dtype:
-        refuse_kind(name, field, getattr(value, "dtype", None), storage.dtype)
+            check_like(name, value[key], like[key], f"{field}.{key}")
+    elif isinstance(like, gymnasium.Space):
+        if like.shape is not None:
+            _check_array(name, value, like, field)
+    elif getattr(value, "shape", None) != like.shape and tuple(np.shape(value)) != like.shape:
+        raise EnvFaultError(wrong_shape(name, field, np.shape(value), like.shape))
+    elif getattr(value, "dtype", None) is not like.dtype:
+        refuse_kind(name, field, getattr(value, "dtype", None), like.dtype)
 
 
-def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
-    """Check `reward` or `terminated` of a batched torch env by its flags [N] bool.
+def check_vector(name: str, field: str, value: Any, num_envs: int, kinds: str) -> Tensor:
+    """Return a result of a batched torch env if it is a tensor [N] of these dtype kinds.
 
     Raises:
-        EnvFaultError: for another shape, rewards that are not numbers, or flags that are not bool.
+        EnvFaultError: names the field, its value and the expected one.
     """
-    if getattr(value, "shape", None) != flags.shape:
-        raise EnvFaultError(wrong_shape(name, field, np.shape(value), flags.shape))
-    if kind_of(value.dtype) not in (KINDS if field == "reward" else "b"):
-        wanted = "numbers" if field == "reward" else "torch.bool"
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != (num_envs,)
+        or kind_of(value.dtype) not in kinds
+    ):
+        wanted = f"a tensor [{num_envs}] of {'numbers' if 'f' in kinds else 'torch.bool'}"
         raise EnvFaultError(wrong_value(name, field, value, wanted))
+    return value
 
 
-def refuse_missing_end(name: str, missing: Any) -> None:
+def refuse_missing_end(name: str, missing: Any, cure: str = "") -> None:
     """Refuse truncated episodes without a final observation, where `missing` is true.
 
-    `missing` is bool, [N] of a step or [T, N] of a rollout.
+    `missing` is bool, [N] of a step or [T, N] of a rollout; `cure` is a further cure.
 
     Raises:
         EnvFaultError: names the env, the key and the cure.
@@ -113,7 +123,7 @@ def refuse_missing_end(name: str, missing: Any) -> None:
         "truncated episode needs the value of its final observation, but step returns the first "
         "observation of the next episode. Return info['final_obs'] [N, ...] from step: the "
         "observation before the reset for every finished env, anything for other envs. If no time "
-        "limit ended the episode, report `terminated`."
+        f"limit ended the episode, report `terminated`.{cure}"
     )
 
 
@@ -123,7 +133,7 @@ def check_observation(env: gymnasium.Env, observation: Any) -> None:
     Raises:
         EnvFaultError: see `check_like`.
     """
-    _check_space(name_of(env), env.observation_space, observation, "observation")
+    check_like(name_of(env), observation, env.observation_space, "observation")
 
 
 def copy_of(space: gymnasium.Space[Any], observation: Any) -> Any:
@@ -237,28 +247,17 @@ KINDS = "biuf"
 """NumPy kind letters of stored numbers: bool, integers, unsigned integers, floats."""
 
 
-def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str) -> None:
-    if isinstance(space, gymnasium.spaces.Dict):
-        if not isinstance(value, Mapping):
-            raise EnvFaultError(wrong_value(name, field, value, f"a dict of {', '.join(space)}"))
-        for key, child in space.items():
-            if key not in value:
-                raise EnvFaultError(f"{name} returned no {field}.{key}, which its space has.")
-            _check_space(name, child, value[key], f"{field}.{key}")
-    elif space.shape is not None:
-        try:
-            array = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError) as error:  # ragged, or a tensor elsewhere
-            raise EnvFaultError(wrong_value(name, field, value, "an array")) from error
-        if array.shape != space.shape:
-            raise EnvFaultError(wrong_shape(name, field, array.shape, space.shape))
-        if array.dtype is not space.dtype:
-            refuse_kind(name, field, array.dtype, space.dtype, array)
-        if isinstance(space, gymnasium.spaces.Box):
-            return
-        least, greatest = bounds_of(space)
-        if ((array < least) | (array > greatest)).any():
-            raise EnvFaultError(_out_of_range(name, field, array, least, greatest))
+def _check_array(name: str, value: Any, space: gymnasium.Space[Any], field: str) -> None:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, or a tensor elsewhere
+        raise EnvFaultError(wrong_value(name, field, value, "an array")) from error
+    if array.shape != space.shape:
+        raise EnvFaultError(wrong_shape(name, field, array.shape, space.shape))
+    if array.dtype is not space.dtype:
+        refuse_kind(name, field, array.dtype, space.dtype, array)
+    if not isinstance(space, gymnasium.spaces.Box):
+        _refuse_beyond(name, field, array, *bounds_of(space))
 
 
 def refuse_kind(
@@ -332,9 +331,7 @@ class ObservedChoices:
             for key in path:
                 values = values[key]
             array = values.cpu().numpy() if isinstance(values, Tensor) else values
-            if ((array < least) | (array > greatest)).any():
-                field = ".".join(("observation", *path))
-                raise EnvFaultError(_out_of_range(self._name, field, array, least, greatest))
+            _refuse_beyond(self._name, ".".join(("observation", *path)), array, least, greatest)
 
 
 def _ranges(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
@@ -345,14 +342,15 @@ def _ranges(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
         yield path, *bounds_of(space)
 
 
-def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest: Any) -> str:
-    beyond = np.argwhere((array < least) | (array > greatest))[0]
-    least, greatest = (
-        np.broadcast_to(one, array.shape)[tuple(beyond)] for one in (least, greatest)
-    )
-    return (
-        f"{name} returned {_article(field)} of the category {array[tuple(beyond)]}, but its space "
-        f"has {least} to {greatest} there: correct its step and reset, or its space."
+def _refuse_beyond(name: str, field: str, array: np.ndarray, least: Any, greatest: Any) -> None:
+    beyond = (array < least) | (array > greatest)
+    if not beyond.any():
+        return
+    at = tuple(np.argwhere(beyond)[0])
+    least, greatest = (np.broadcast_to(bound, array.shape)[at] for bound in (least, greatest))
+    raise EnvFaultError(
+        f"{name} returned {_article(field)} of the category {array[at]}, but its space has {least} "
+        f"to {greatest} there: correct its step and reset, or its space."
     )
 
 

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl.envs.infos import KEPT
-from lightning_rl.envs.step_results import KINDS, name_of, one_number, wrong_shape, wrong_value
+from lightning_rl.envs.step_results import check_like, name_of, one_number
 from lightning_rl.system.errors import EnvFaultError
 
 
@@ -36,10 +36,7 @@ class KeptInfo(gymnasium.Wrapper):
                 f"{', '.join(map(repr, info)) or 'nothing'}: name entries that the env reports at "
                 "each step."
             )
-        value = one_number(info[name]) if shape == () else np.asarray(info[name])
-        array = np.asarray(value)
-        if array.dtype.kind not in KINDS:
-            raise EnvFaultError(wrong_value(owner, f"info {name}", info[name], "numbers"))
-        if array.shape != shape:
-            raise EnvFaultError(wrong_shape(owner, f"info {name}", array.shape, shape))
+        number = one_number(info[name]) if shape == () else None
+        array = np.asarray(info[name] if number is None else number)
+        check_like(owner, array, np.empty(shape), f"info {name}")
         return array.astype(np.float32)

@@ -1,8 +1,7 @@
 """Step a simulator that holds all of its envs as tensors, on any device."""
 
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
-from lightning_rl.envs.step_results import shortened
+from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.rollout.spaces import space_of
@@ -158,7 +157,8 @@ class TensorSimulator(VectorEnv):
         elif self._missing_final == "last_observation":
             results["final_obs"] = before
         else:
-            self._refuse_missing(truncated & ~terminated)
+            missing = (truncated & ~terminated).cpu()
+            refuse_missing_end(self._name, missing, " Or set missing_final: last_observation.")
         if self._events is not None:
             self._events.after_step(terminated | truncated)
         self._last = observation
@@ -181,7 +181,7 @@ class TensorSimulator(VectorEnv):
         final = final if isinstance(final, Mapping | TensorDict) else None
         report = _from_before_the_reset(info, final, done)
         results: dict[str, Any] = {
-            key: self._flags(f"info['{key}']", report[key])
+            key: self._flags(f"info {key}", report[key])
             for key in ("success", "fail")
             if key in report
         }
@@ -190,7 +190,7 @@ class TensorSimulator(VectorEnv):
         for kind in TREES:
             if isinstance(report.get(kind), Mapping | TensorDict):
                 numbers = {
-                    name: self._numbers(f"info['{kind}']['{name}']", self._per_env(value))
+                    name: self._numbers(f"info {kind}.{name}", self._per_env(value))
                     for name, value in report[kind].items()
                 }
                 results[kind] = {
@@ -219,26 +219,10 @@ class TensorSimulator(VectorEnv):
         return value.expand(self.num_envs) if single else value
 
     def _numbers(self, field: str, value: Any) -> Tensor:
-        numeric = isinstance(value, Tensor) and not value.is_complex()
-        self._refuse_unlike(field, value, numeric, "numbers")
-        return cast(Tensor, value).float()
+        return check_vector(self._name, field, value, self.num_envs, KINDS).float()
 
     def _flags(self, field: str, value: Any) -> Tensor:
-        is_flag = isinstance(value, Tensor) and not (
-            value.is_floating_point() or value.is_complex()
-        )
-        self._refuse_unlike(field, value, is_flag, "torch.bool")
-        return cast(Tensor, value).bool()
-
-    def _refuse_unlike(self, field: str, value: Any, right: bool, wanted: str) -> None:
-        if not right or value.shape != (self.num_envs,):
-            kind = (
-                f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            )
-            raise EnvFaultError(
-                f"{self._name} returned {field} as {textwrap.shorten(kind, 60)}: return a tensor "
-                f"[{self.num_envs}] of {wanted}, one per env."
-            )
+        return check_vector(self._name, field, value, self.num_envs, "bi").bool()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         pictures = self.simulator.render()
@@ -298,16 +282,6 @@ class TensorSimulator(VectorEnv):
             return TensorDict(parts, [self.num_envs], device=self.device)
         leaf: Tensor = observation
         return leaf.float() if leaf.is_floating_point() else leaf
-
-    def _refuse_missing(self, cut: Tensor) -> None:
-        if cut.any():
-            raise EnvFaultError(
-                f"{self._name} truncated the episode of env {int(cut.nonzero()[0])} without "
-                f"{' or '.join(FINAL)} in its info, but the returned observation belongs to the "
-                "next episode. The return of a truncated episode needs the value of its final "
-                "observation. Let the simulator return it, or use the observation before that "
-                "step: missing_final: last_observation."
-            )
 
 
 def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:

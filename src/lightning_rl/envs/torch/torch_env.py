@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.infos import check_info
-from lightning_rl.envs.step_results import check_outcome
+from lightning_rl.envs.step_results import KINDS, check_vector
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
@@ -222,26 +222,19 @@ class TorchEnv(VectorEnv):
         moved, reward, terminated, info = self.moved(self.state, given)
         truncated = elapsed >= self.max_episode_steps  # also if this step terminates the episode
         # Check now: later operations might broadcast a wrong shape.
-        for field, value in (("reward", reward), ("terminated", terminated)):
-            check_outcome(type(self).__name__, field, value, truncated)
+        name = type(self).__name__
+        check_vector(name, "reward", reward, self.num_envs, KINDS)
+        check_vector(name, "terminated", terminated, self.num_envs, "b")
         check_info(self, info, self.num_envs)
         if "fail" in info:
-            failed = self._flags(info, "fail")
+            failed = check_vector(name, "info fail", info["fail"], self.num_envs, "b")
             terminated = terminated | failed
             if "success" in info:
                 info["success"] = info["success"] & ~failed
         if "truncated" in info:
-            truncated = truncated | self._flags(info, "truncated")
+            cut = check_vector(name, "info truncated", info["truncated"], self.num_envs, "b")
+            truncated = truncated | cut
         return moved, reward, terminated, truncated, info
-
-    def _flags(self, info: dict[str, Any], key: str) -> Tensor:
-        flags: Tensor = info[key]
-        require(
-            flags.dtype == torch.bool and flags.shape == (self.num_envs,),
-            f"{type(self).__name__}.transition returned info['{key}'] as {flags.dtype} of shape "
-            f"{list(flags.shape)}: return torch.bool of shape [{self.num_envs}], one per env.",
-        )
-        return flags
 
     def _one_per_env(self, seed: Any) -> Tensor:
         if isinstance(seed, int | np.integer):
