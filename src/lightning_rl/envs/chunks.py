@@ -9,12 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import (
-    Observation,
-    Seed,
-    VectorEnv,
-    interventions,
-)
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, interventions
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.envs.wrappers.chunk_wrapper import ChunkWrapper, repeated
 from lightning_rl.rollout.contract import FieldSpec
@@ -25,9 +20,7 @@ from lightning_rl.system.errors import ConfigurationError, require
 class StepsActiveRows(Protocol):
     """An env that can step some rows while the others wait."""
 
-    def advance(
-        self, action: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def advance(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor, Info]:
         """Step the rows in `active` [N] bool by `action` [N, *A], without resetting finished rows.
 
         Return reward, terminated and truncated, [N], 0 and false for inactive rows; and info.
@@ -121,13 +114,11 @@ class ActionChunk(VectorEnvWrapper):
             "is several steps of the env: remove one of the two."
         )
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         observation, info = self.env.reset(seed, options)
         return self._inner(observation), info
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         if isinstance(self.env, WrapsSingleEnvs):
             return self._step_wrapped(action)
         env = cast(StepsActiveRows, self.env)
@@ -165,9 +156,7 @@ class ActionChunk(VectorEnvWrapper):
         done.copy_(torch.where(taken, report["executed_action"], done))
         merged["intervened"] |= active & report["intervened"]
 
-    def _step_wrapped(
-        self, action: Tensor
-    ) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def _step_wrapped(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Let each env execute its chunk; its report is part of the observation."""
         step: tuple[Any, ...] = self.env.step(action)
         following, reward, terminated, truncated, info = step

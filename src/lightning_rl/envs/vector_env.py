@@ -37,6 +37,12 @@ Observation = Tensor | TensorDict
 Seed = int | Sequence[int] | None
 """An int seeds env i with seed + i; a sequence has one seed per env; None keeps the generators."""
 
+Info = dict[str, Any]
+"""Further results of `reset` and `step`, by name."""
+
+Options = dict[str, Any] | None
+"""Options of `reset`, as in Gymnasium; most envs have none."""
+
 RESULTS = ("reward", "terminated", "truncated")
 """Step results between the observation and the info, each [N]."""
 
@@ -106,13 +112,11 @@ class VectorEnv(ABC):
         return None
 
     @abstractmethod
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         """Begin an episode in every env; return observation [N, ...] and info."""
 
     @abstractmethod
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Step every env, and reset the finished envs.
 
         Args:

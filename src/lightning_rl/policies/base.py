@@ -20,6 +20,9 @@ from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.sharded import PolicySharding, local
 from lightning_rl.system.torch_private import version_of
 
+RNG = torch.Generator | None
+"""Generator of random draws; None for torch's default generator."""
+
 NOISE = "action_noise"
 """Key of noise that the caller drew before it called `forward`."""
 
@@ -131,7 +134,7 @@ class Policy(nn.Module, ABC, Configurable):
 
     @abstractmethod
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         """Act: write `action` [N, *A] and `sample_log_prob` [N] into `td`, and return it.
 
@@ -144,7 +147,7 @@ class Policy(nn.Module, ABC, Configurable):
             generator: on the device of the observation. Default: torch's global generator.
         """
 
-    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         """Draw noise [*batch, Z] for `forward`; a compiled env step passes it as `action_noise`.
 
         Policies that draw inside `forward` keep Z = 0 and are not compiled.
@@ -170,9 +173,7 @@ class Policy(nn.Module, ABC, Configurable):
                 `evaluates_sequences`, `sequences` replaces `state`.
         """
 
-    def draw_clone_noise(
-        self, batch: Sequence[int], generator: torch.Generator | None = None
-    ) -> Tensor:
+    def draw_clone_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         """Draw noise [*batch, Z] for `clone_loss`; Z = 0 by default."""
         return torch.empty(*batch, 0, device=self.version.device)
 
@@ -191,7 +192,7 @@ class Policy(nn.Module, ABC, Configurable):
 
     @torch.no_grad()
     def get_action(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         """Call `forward` without gradients, for `td` [N]."""
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
@@ -370,7 +371,7 @@ class StepwiseActor(RolloutActor):
         self._slots = [[step.get(key) for key in self._fields] for step in steps]
         state = ("state", "terminated", "truncated") if "state" in fields else ()
         self._states = [[step.get(key) for key in state] for step in steps]
-        self._generator: torch.Generator | None = None
+        self._generator: RNG = None
         self._precision = autocast(policy.version.device, policy.autocast_dtype)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:

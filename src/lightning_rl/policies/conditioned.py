@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.policies.base import ABSENT, GUIDANCE, RolloutActor, StepwiseActor
+from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, RolloutActor, StepwiseActor
 from lightning_rl.policies.slow import PolicyFactory
 from lightning_rl.policies.wrapper import PolicyWrapper
 from lightning_rl.rollout.contract import FieldSpec
@@ -101,7 +101,7 @@ class ConditionedPolicy(PolicyWrapper):
         return {**self.inner.extra_fields, CONDITION: ((), torch.int64)}
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         asked = self._asked(td)
         result: TensorDict = self.inner(

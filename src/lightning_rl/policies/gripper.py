@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.policies.base import noise_for
+from lightning_rl.policies.base import RNG, noise_for
 from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.networks.perceptron import Normalization, mlp
 from lightning_rl.policies.networks.q_networks import refuse_batch
@@ -89,7 +89,7 @@ class GripperActorCritic(SquashedActorCritic):
         self.register_buffer("commands", commands, persistent=False)
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         features = self.actor_features(td)
         output = self.action_output(td, features)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_rl.functional import guide
 from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
-from lightning_rl.policies.base import ABSENT, GUIDANCE, Policy, RolloutActor, noise_for
+from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, RolloutActor, noise_for
 from lightning_rl.policies.distributions.base import ActionDistribution, widened
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
 from lightning_rl.policies.networks.memory import Memory, MemoryFactory
@@ -204,7 +204,7 @@ class PerceptronPolicy(Policy):
         return self.distribution.extra_fields | state
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         state, following = td.get("state", None), []
         if self.memory is None:
@@ -224,7 +224,7 @@ class PerceptronPolicy(Policy):
             td.set("next_state", following[0] if len(following) == 1 else torch.cat(following, -1))
         return td
 
-    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         size, device = self.distribution.noise_size, self.version.device
         return self.distribution.fill_noise(torch.empty(*batch, size, device=device), generator)
 

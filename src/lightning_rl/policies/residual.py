@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import noise_for
+from lightning_rl.policies.base import RNG, noise_for
 from lightning_rl.policies.frozen import frozen_policy
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, PerceptronEncoder
 from lightning_rl.policies.normalization import ObservationNormalizer
@@ -112,7 +112,7 @@ class ResidualActorCritic(SquashedActorCritic):
         return gymnasium.spaces.Dict({**cast(gymnasium.spaces.Dict, of_base).spaces, **own.spaces})
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         features = self.actor_features(td)
         noise = noise_for(self, td, deterministic, generator)

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.policies.base import Policy, RolloutActor
+from lightning_rl.policies.base import RNG, Policy, RolloutActor
 from lightning_rl.policies.wrapper import PolicyWrapper
 from lightning_rl.system.errors import check_range
 
@@ -44,7 +44,7 @@ class SlowPolicy(PolicyWrapper):
         self.delay_ms = delay_ms
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         self.wait()
         return super().forward(td, deterministic, generator)

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.policies.actor_critic import ActorCritic
-from lightning_rl.policies.base import NOISE
+from lightning_rl.policies.base import NOISE, RNG
 from lightning_rl.policies.distributions.gaussians import StateStdTanhGaussian
 from lightning_rl.policies.frozen import frozen_policy
 from lightning_rl.policies.networks.encoders import Encoder
@@ -52,7 +52,7 @@ class SteeringPolicy(PerceptronPolicy):
         return {"noise": ((self.base.noise_size,), torch.float32), **super().extra_fields}
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         features = self.base.features(td)  # once, for the noise and for the action
         steered = TensorDict({"observation": features.summary}, td.batch_size)

@@ -4,11 +4,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
+from lightning_rl.policies.base import RNG, Policy, RolloutActor, StepwiseActor
 from lightning_rl.rollout.contract import FieldSpec
 
 
@@ -66,11 +65,11 @@ class PolicyWrapper(Policy):
         return self.inner.extra_fields
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
-    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         return self.inner.draw_noise(batch, generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
@@ -85,9 +84,7 @@ class PolicyWrapper(Policy):
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         return self.inner.evaluate_actions(td)
 
-    def draw_clone_noise(
-        self, batch: Sequence[int], generator: torch.Generator | None = None
-    ) -> Tensor:
+    def draw_clone_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         return self.inner.draw_clone_noise(batch, generator)
 
     def clone_loss(self, td: TensorDict) -> TensorDict:

@@ -39,7 +39,9 @@ from lightning_rl.envs.infos import (
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import (
     ArrayStepper,
+    Info,
     Observation,
+    Options,
     RestoreError,
     RolloutStepper,
     Seed,
@@ -157,9 +159,7 @@ class GymnasiumEnv(VectorEnv):
         super().keep_info(shapes)
         self.wrap_single_envs(partial(KeptInfo, shapes=shapes))
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         seeds = seed if seed is None else _plain_seed(seed)
         self._profile_mujoco()
         self._observation, info = self._env.reset(seed=seeds, options=options)
@@ -167,7 +167,7 @@ class GymnasiumEnv(VectorEnv):
         self._checksums.begin(self._observation)
         return wrap_arrays(self._observation), info
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         observation, *results, info = self.step_arrays(action.cpu().numpy())
         reward, terminated, truncated = (torch.from_numpy(array) for array in results)
         return wrap_arrays(observation), reward, terminated, truncated, info

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.envs.infos import InfoReader, to_tensors
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, wrap_arrays
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, wrap_arrays
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
 
@@ -72,9 +72,7 @@ class EnvPoolEnv(VectorEnv):
         if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
             self._clip = (self.single_action_space.low, self.single_action_space.high)
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         if seed is not None or self._pool is None:
             self.close()  # a pool takes seeds only at its construction
             seeds = [s % 2**31 for s in self._seeds(seed)]
@@ -85,7 +83,7 @@ class EnvPoolEnv(VectorEnv):
             observation, _ = self._pool.reset()
         return _to_tensors(observation), {}
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         require(self._pool is not None, "Call reset before the first step, and after close.")
         actions = action.cpu().numpy()
         if self._clip is not None:

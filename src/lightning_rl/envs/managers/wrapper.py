@@ -23,8 +23,8 @@ from lightning_rl.envs.managers.outcome import Metrics, Rewards, Terminations
 from lightning_rl.envs.managers.term import Metric, Observation, Reward, Termination, merged
 from lightning_rl.envs.managers.view import EnvView, SeesNoState, entries_of
 from lightning_rl.envs.torch.counter_random import key_of
+from lightning_rl.envs.vector_env import Info, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.envs.vector_env import Observation as Observed
-from lightning_rl.envs.vector_env import RestoreError, Seed, VectorEnv
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.names import named, names_of
@@ -89,15 +89,13 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
             self.single_observation_space = self._observations.space(first)
         self._memory: TensorDict = TensorDict({}, [num_envs])
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observed, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observed, Info]:
         observation, info = self.env.reset(seed, options)
         self._seeds(seed)
         self._memory = self._start(observation, slice(None))
         return self._observed(self._memory, observation), info
 
-    def step(self, action: Tensor) -> tuple[Observed, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observed, Tensor, Tensor, Tensor, Info]:
         given = action
         if self._action is not None:
             bounded = self._action.bounded(action)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
 from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.rollout.spaces import space_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
@@ -114,9 +114,7 @@ class TensorSimulator(VectorEnv):
         late = {"padding": ((), torch.bool)} if self._resets == "a_step_late" else {}
         return super().extra_fields | late
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         seeds: Any = seed
         if self._seeds == "one" and isinstance(seed, Sequence):
             seeds = int(seed[0])
@@ -128,7 +126,7 @@ class TensorSimulator(VectorEnv):
         self._late = torch.zeros_like(self._late)
         return self._last, {}
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         before = self._last
         if self._missing_final == "last_observation":
             before = map_tree(torch.clone, before)  # the simulator may overwrite its tensors

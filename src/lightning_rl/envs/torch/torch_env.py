@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_rl.envs.infos import check_info
 from lightning_rl.envs.step_results import KINDS, check_vector
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
-from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
 from lightning_rl.system.errors import require
@@ -136,9 +136,7 @@ class TorchEnv(VectorEnv):
         key = self.stream_key if stream == 0 else hash32(self.stream_key ^ stream)
         return uniforms(key, self.episode, self.elapsed + 1, count)
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         kept = None
         if seed is None:
             self.episode = self.episode + 1
@@ -151,7 +149,7 @@ class TorchEnv(VectorEnv):
         self.state = self.final_state = self.starts_of(self.stream_key, self.episode, kept)
         return self.observed(self.state), {}
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         elapsed = self.elapsed + 1
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         done = terminated | truncated
@@ -171,9 +169,7 @@ class TorchEnv(VectorEnv):
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: `elapsed` is a new tensor
         return observation, reward, terminated, truncated, info
 
-    def advance(
-        self, action: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def advance(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor, Info]:
         """Step the envs in `active` [N] bool by actions [N, *A], without observations."""
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
@@ -213,7 +209,7 @@ class TorchEnv(VectorEnv):
 
     def _move(
         self, action: Tensor, elapsed: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, Tensor, dict[str, Any]]:
+    ) -> tuple[TensorDict, Tensor, Tensor, Tensor, Info]:
         """Execute the transition; return state, reward, terminated, truncated [N], and info."""
         # Copy, because an env may write into its action.
         action = action.to(self.device, copy=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.rollout.goals import GoalFunction
 
@@ -37,12 +37,10 @@ class VectorEnvWrapper(VectorEnv):
     def goals(self) -> GoalFunction | None:
         return self.env.goals
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         return self.env.reset(seed, options)
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         return self.env.step(action)
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.system.errors import ConfigurationError, closest, require
@@ -108,13 +108,11 @@ class EncodedObservations(VectorEnvWrapper):
             )
         return FeatureSpace(encoder, source, self.env.device)
 
-    def reset(
-        self, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         observation, info = self.env.reset(seed, options)
         return self._encoded(observation), info
 
-    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         encoded = self._encoded(observation)
         if "final_obs" in info:

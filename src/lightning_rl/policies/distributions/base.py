@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from lightning_rl.rollout.contract import FieldSpec
 
+Fields = dict[str, Tensor]
+"""Fields of a rollout by name: `action`, and what its log-prob needs."""
+
 NEVER = -1e30
 """Logit of forbidden choices. Finite, because 0 * -inf in an entropy is NaN."""
 
@@ -36,9 +39,7 @@ class ActionDistribution(nn.Module, ABC):
         return noise.normal_(generator=generator)
 
     @abstractmethod
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
         Args:
@@ -49,7 +50,7 @@ class ActionDistribution(nn.Module, ABC):
 
     @abstractmethod
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the log-prob [B] of the stored action and the entropy [B], with gradients.
 
@@ -90,9 +91,7 @@ class Categorical(ActionDistribution):
     def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
         return gumbel_(noise, generator)
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         log_probs = self._log_probs(output)
         index = choose(log_probs, noise)
         return {
@@ -101,7 +100,7 @@ class Categorical(ActionDistribution):
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         action = fields["action"]
         log_probs = self._log_probs(output)

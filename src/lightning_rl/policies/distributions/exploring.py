@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import NEVER, Categorical
+from lightning_rl.policies.distributions.base import NEVER, Categorical, Fields
 
 Exploration = Literal["epsilon", "boltzmann"]
 """How a policy with action values explores, see `ExploringCategorical`."""
@@ -32,9 +32,7 @@ class ExploringCategorical(Categorical):
         self.rule = rule
         self.register_buffer("amount", torch.tensor(0.05))
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         drawn = super().sample(output, noise, state)
         if noise is None:  # with epsilon = 1 all actions have the same probability
             drawn["action"] = output.argmax(-1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import ActionDistribution, Categorical, summed
+from lightning_rl.policies.distributions.base import ActionDistribution, Categorical, Fields, summed
 from lightning_rl.policies.distributions.joint import JointDistribution
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, require
@@ -208,16 +208,14 @@ class DiagonalGaussian(CorrelatedNoise):
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
         self.set_correlation(noise_correlation, self.num_outputs)
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         std = self.clamped_log_std().exp()
         action, following = self.sample_around(output, std, noise, state)
         log_prob = self._log_prob(output, action)
         return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         action = fields["action"].reshape(output.shape)
         return self._log_prob(output, action, executed), self._entropy(output, executed)
@@ -260,14 +258,8 @@ class RescaledGaussian(DiagonalGaussian):
     center: Tensor
     scale: Tensor
 
-    def __init__(
-        self,
-        space: gymnasium.spaces.Box,
-        log_std_init: float,
-        log_std_bounds: Sequence[float],
-        noise_correlation: float = 0.0,
-    ) -> None:
-        super().__init__(space.shape, log_std_init, log_std_bounds, noise_correlation)
+    def __init__(self, space: gymnasium.spaces.Box, *settings: Any) -> None:
+        super().__init__(space.shape, *settings)
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
@@ -275,9 +267,7 @@ class RescaledGaussian(DiagonalGaussian):
         # 1.
         self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         std = self.clamped_log_std().exp()
         unit, following = self.sample_around(output, std, noise, state)
         return {
@@ -288,7 +278,7 @@ class RescaledGaussian(DiagonalGaussian):
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         unit = fields["unit_action"]
         if unit is None:  # an action that was not drawn here
@@ -299,7 +289,7 @@ class RescaledGaussian(DiagonalGaussian):
         entropy = self._entropy(output, executed) + log_volume
         return self._log_prob(output, unit, executed) - log_volume, entropy
 
-    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+    def fields_of(self, action: Tensor) -> Fields:
         flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
         return {"unit_action": ((flat - self.center) / self.scale).float()}
 
@@ -359,23 +349,15 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     nodes: Tensor
     weights: Tensor
 
-    def __init__(
-        self,
-        space: gymnasium.spaces.Box,
-        log_std_init: float,
-        log_std_bounds: Sequence[float],
-        noise_correlation: float = 0.0,
-    ) -> None:
-        super().__init__(space.shape, log_std_init, log_std_bounds, noise_correlation)
+    def __init__(self, space: gymnasium.spaces.Box, *settings: Any) -> None:
+        super().__init__(space.shape, *settings)
         self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
             self.register_buffer(name, torch.as_tensor(values).float(), persistent=False)
         self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         std = self.clamped_log_std().exp()
         u, following = self.sample_around(output, std, noise, state)
         action = self.squashed(u)
@@ -388,7 +370,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
         # [..., 24, A], with the same nodes in every dimension: the volume is a sum over dimensions.
@@ -482,9 +464,7 @@ class StateStdTanhGaussian(UnitActions):
         mean, log_std = output.chunk(2, dim=-1)
         return mean, log_std.clamp(*self.log_std_bounds)
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         mean, log_std = self.split(output)
         u, following = self.sample_around(mean, log_std.exp(), noise, state)
         return {
@@ -507,7 +487,7 @@ class StateStdTanhGaussian(UnitActions):
         return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self.split(output)
         u = fields["unsquashed_action"]
@@ -518,7 +498,7 @@ class StateStdTanhGaussian(UnitActions):
         log_prob = self._log_prob(mean, log_std, u, executed)
         return log_prob - self._log_volume(u, executed), entropy
 
-    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+    def fields_of(self, action: Tensor) -> Fields:
         unit = self.unit(action).clamp(-UNIT_LIMIT, UNIT_LIMIT)
         return {"unsquashed_action": torch.atanh(unit)}
 
@@ -551,9 +531,7 @@ class NoisyTanh(UnitActions):
         self.num_outputs = self.size
         self.exploration_std = exploration_std
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         unit = output.tanh()
         noise, following = self.sample_around(
             torch.zeros_like(unit), torch.ones_like(unit), noise, state
@@ -562,7 +540,7 @@ class NoisyTanh(UnitActions):
         return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         # Log-prob and entropy of the noise before it is clipped at the bounds.
         std = max(self.exploration_std, 1e-6)

@@ -7,7 +7,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import ActionDistribution
+from lightning_rl.policies.distributions.base import ActionDistribution, Fields
 from lightning_rl.rollout.structured_actions import ActionPart
 
 
@@ -53,9 +53,7 @@ class JointDistribution(ActionDistribution):
             one.copy_(part.fill_noise(one.clone(memory_format=torch.contiguous_format), generator))
         return noise
 
-    def sample(
-        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def sample(self, output: Tensor, noise: Tensor | None, state: Tensor | None = None) -> Fields:
         states: Sequence[Tensor | None] = [None] * len(self.sizes)
         noises = states if noise is None else noise.split(self.noise_sizes, -1)
         if state is not None and self.state_size:
@@ -76,7 +74,7 @@ class JointDistribution(ActionDistribution):
         return fields
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+        self, output: Tensor, fields: Fields, executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         assert executed is None  # ActionChunk refuses actions of several parts
         outputs, actions = output.split(self.sizes, -1), self._actions(fields["action"])

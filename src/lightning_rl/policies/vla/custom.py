@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import Policy, noise_for
+from lightning_rl.policies.base import RNG, Policy, noise_for
 from lightning_rl.policies.distributions.base import summed
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.vla.adapters import with_fresh_adapter
@@ -133,11 +133,11 @@ class CustomVLA(Policy):
         return with_fresh_adapter(state, saved)
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         return self.model(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
-    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         own = getattr(self.model, "draw_noise", super().draw_noise)
         return cast(Tensor, own(batch, generator))
 
@@ -200,7 +200,7 @@ class PlainModel(nn.Module):
             self.log_std = nn.Parameter(torch.full((self.size,), log_std_init))
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         mean, log_std = self._distribution(td)
         noise = noise_for(self, td, deterministic, generator)
@@ -208,7 +208,7 @@ class PlainModel(nn.Module):
         td.set("action", action.unflatten(-1, self.shape))
         return td.set("sample_log_prob", self._log_probs(mean, log_std, action).sum(-1))
 
-    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         """Draw standard normal noise [*batch, A]."""
         device = next(self.parameters()).device
         return torch.empty(*batch, self.size, device=device).normal_(generator=generator)

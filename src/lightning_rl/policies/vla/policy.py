@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import ABSENT, GUIDANCE, Policy, noise_for
+from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, noise_for
 from lightning_rl.policies.precision import in_float32
 from lightning_rl.policies.statistics import action_bounds_of, read_action_bounds
 from lightning_rl.policies.vla.adapters import with_fresh_adapter
@@ -97,7 +97,7 @@ class ChunkPolicy(Policy):
         return with_fresh_adapter(state, saved)
 
     def forward(
-        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         features = self.features(td)
         with in_float32(features.slots):
@@ -107,7 +107,7 @@ class ChunkPolicy(Policy):
             td.set(key, value, inplace=True)
         return td
 
-    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         return self.head.draw_noise(batch, generator)
 
     def get_value(self, td: TensorDict) -> TensorDict:
@@ -121,9 +121,7 @@ class ChunkPolicy(Policy):
         result = {"sample_log_prob": log_prob, "entropy": entropy, "value": self._value(features)}
         return TensorDict(result, td.batch_size)
 
-    def draw_clone_noise(
-        self, batch: Sequence[int], generator: torch.Generator | None = None
-    ) -> Tensor:
+    def draw_clone_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
         return self.head.draw_clone_noise(batch, generator)
 
     def clone_loss(self, td: TensorDict) -> TensorDict:
