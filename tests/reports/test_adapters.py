@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 import torch
+from gymnasium.spaces import Box
 
-from lightning_rl import load_vla_model
+from lightning_rl import CustomVLA, LeRobotPolicy, load_vla_model
 from lightning_rl.policies.vla import adapters
 from tests.messages import refused
 from tests.numerics.test_vla_loading import CONFIGS, TEXT
@@ -222,3 +223,33 @@ def test_a_damaged_configuration_is_named(tmp_path):
         load_vla_model(
             "class", model_class="torch.nn.Linear", gradient_checkpointing=True, **settings
         )
+
+
+BOX = Box(-1, 1, (2,))
+
+
+def lerobot(path):
+    return LeRobotPolicy(path=str(path))
+
+
+def custom(path):
+    sizes = {"in_features": 2, "out_features": 2}
+    return CustomVLA(BOX, BOX, str(path), "torch.nn.Linear", sizes)
+
+
+@pytest.mark.parametrize("base", [None, "lerobot/smolvla_base"])
+@pytest.mark.parametrize("read", [lerobot, custom])
+def test_a_directory_of_an_adapter_is_refused_as_a_whole_policy(read, base, tmp_path):
+    settings = {"peft_type": "LORA"} | ({} if base is None else {"base_model_name_or_path": base})
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"type": "smolvla"}')
+    with refused(names=(tmp_path, "adapter", base or "another model", "merge_and_unload")):
+        read(tmp_path)
+
+
+def test_weights_that_transformers_would_unpickle_are_refused_with_the_cure(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    torch.save(model().state_dict(), tmp_path / "pytorch_model.bin")
+    with refused(names=(tmp_path, ".safetensors", "save_pretrained")) as caught:
+        load_vla_model("hf", str(tmp_path))
+    assert "strict" not in str(caught.value)

@@ -3,6 +3,7 @@
 After lerobot 3181, 2429 and 2283, openpi 213.
 """
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -161,3 +162,61 @@ def test_strangers_columns_with_slashes_are_read_and_labelled(tmp_path):
     assert episode.extra["c/d"].tolist() == [1, 1, 1, 1]
     (file,) = (tmp_path / "meta/episodes").rglob("*.parquet")
     assert pq.read_table(file).column("success").to_pylist() == [True, True]
+
+
+SOUNDS = pa.array([[0.5] * (frame + 1) for frame in range(7)], LISTS)
+NOTHING = pa.array([[]] * 7, LISTS)
+STRANGE = {
+    "sound": ("observation.audio.mic", SOUNDS, {"dtype": "audio", "shape": [1], "names": None}),
+    "sound-without-shape": ("observation.audio.mic", SOUNDS, {"dtype": "audio"}),
+    "nothing": ("observation.force", NOTHING, {"dtype": "float32", "shape": [0], "names": []}),
+    "elsewhere": ("microphone", SOUNDS, {"dtype": "audio", "sampling_rate": 16000}),
+    "undescribed": ("microphone", NOTHING, {}),
+    "ragged": ("microphone", SOUNDS, {"dtype": "float32", "shape": [1]}),
+    "text": ("note", pa.array(["a"] * 7), {"dtype": "string", "shape": [1]}),
+}
+
+
+@pytest.mark.parametrize(("key", "column", "feature"), STRANGE.values(), ids=STRANGE)
+def test_a_column_that_nobody_reads_is_kept_by_labels_and_not_extended(
+    tmp_path, key, column, feature
+):
+    columns = {**numbers(7), key: column, "next.success": np.array([0, 0, 0, 1, 0, 0, 1], bool)}
+    statistics = {f"stats/{key}/{name}": [[0.1], [0.2]] for name in ("mean", "min")}
+    make(tmp_path, columns=columns, features={key: feature}, rows=statistics, files=[1, 1])
+    (tmp_path / "audio").mkdir()
+    (tmp_path / "audio/mic.wav").write_bytes(b"RIFF")
+    label_dataset(tmp_path, LabelSettings())
+
+    def kept():
+        tables = [pq.read_table(file) for file in sorted((tmp_path / "data").rglob("*.parquet"))]
+        (rows,) = (tmp_path / "meta/episodes").rglob("*.parquet")
+        assert pq.read_table(rows).column(f"stats/{key}/mean").to_pylist() == [[0.1], [0.2]]
+        assert json.loads((tmp_path / "meta/info.json").read_text())["features"][key] == feature
+        assert (tmp_path / "audio/mic.wav").read_bytes() == b"RIFF"
+        return [value for table in tables for value in table.column(key).to_pylist()]
+
+    assert kept() == column.to_pylist()
+    assert [episode.extra.keys() for episode in read_episodes(tmp_path)][0] >= {"advantage"}
+    with refused(names=(tmp_path, key)):
+        EpisodeWriter(tmp_path, Dict({"state": STATE}), ACTION, 10)
+    assert kept() == column.to_pylist()
+
+
+def test_a_column_that_another_program_added_to_a_dataset_of_ours_stops_its_extension(tmp_path):
+    def writer():
+        return EpisodeWriter(tmp_path, STATE, ACTION, 10)
+
+    first = writer()
+    for t in range(3):
+        first.add(np.zeros(2), np.zeros(2), 0.0, t == 2, False)
+    first.end_episode(np.zeros(2), success=True)
+    first.finalise()
+    (file,) = (tmp_path / "data").rglob("*.parquet")
+    pq.write_table(pq.read_table(file).append_column("microphone", NOTHING[:3]), file)
+    info = json.loads((tmp_path / "meta/info.json").read_text())
+    info["features"]["microphone"] = {"dtype": "audio"}
+    (tmp_path / "meta/info.json").write_text(json.dumps(info))
+    with refused(names=(tmp_path, "microphone")):
+        writer()
+    assert pq.read_table(file).column("microphone").to_pylist() == [[]] * 3

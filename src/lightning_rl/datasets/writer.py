@@ -122,7 +122,8 @@ class EpisodeWriter:
         info = lerobot.read_json(self.path / lerobot.INFO)
         self._extras = tuple(there.extras)
         theirs = info["features"]
-        known = {key: lerobot.leaf_of(key, theirs[key], ()).names for key in theirs}
+        read = lerobot.read_info(self.path / lerobot.INFO)["features"]
+        known = {key: lerobot.leaf_of(key, read[key], ()).names for key in read}
         self._leaves = [
             replace(leaf, names=leaf.names or known.get(leaf.key, ())) for leaf in self._leaves
         ]
