@@ -84,7 +84,15 @@ class EpisodeFiles:
             "index": self._indices["index"] + self.length,
         }
         for name, number in {**numbers, **indices}.items():
-            values[name] = np.array(number, columns.get(name, "float32"))
+            leaf = Leaf((), name, (), columns.get(name, "float32"), False)
+            values[name] = _value(leaf, np.squeeze(number))  # some envs return an array [1]
+        values["next.done"] = values["next.terminated"] | values["next.truncated"]
+        rewards = [values["next.reward"], *self._pending.get("next.reward", ())[-1:]]
+        require(
+            len(set(np.isnan(rewards))) == 1,
+            "The rewards of an episode are numbers, or all NaN if there are none; this episode has "
+            f"both, at step {self.length}.",
+        )
         for leaf in self._leaves:
             if leaf.picture:
                 self._add_picture(leaf.key, values.pop(leaf.key))
@@ -204,10 +212,15 @@ def _converted(leaf: Leaf, value: Any) -> np.ndarray:
         f"{wrong}values of {given.dtype}, but its space holds numbers of {leaf.dtype}.",
     )
     if array.dtype.kind == "f":
-        require(not np.isnan(array).any(), f"{wrong}NaN, which no reader accepts.")
+        is_reward = leaf.key == "next.reward"  # NaN: the dataset has no rewards
+        refused = np.isinf(array) if is_reward else ~np.isfinite(array)
+        require(
+            leaf.key.startswith(lerobot.EXTRA) or not refused.any(),
+            f"{wrong}{given}, but no reader accepts NaN or inf there.",
+        )
     elif given.dtype != array.dtype and not (array == given).all():
         raise ConfigurationError(
             f"{wrong}numbers from {given.min()} to {given.max()} of {given.dtype}, which "
-            f"{leaf.dtype} cannot hold. Pictures are uint8, from 0 to 255."
+            f"{leaf.dtype} cannot hold.{' Pictures are uint8, from 0 to 255.' * leaf.picture}"
         )
     return array

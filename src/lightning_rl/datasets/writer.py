@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -70,6 +70,8 @@ class EpisodeWriter:
         pictures: Pictures = "video",
     ) -> None:
         check_range("fps", fps, above=0)
+        allowed = get_args(Pictures)
+        require(pictures in allowed, f"pictures is {pictures!r}; allowed: {', '.join(allowed)}.")
         for name in ("pyarrow", "av"):
             lerobot.import_extra(name)
         self.path, self._fps = expanded(path), float(fps)
@@ -188,6 +190,7 @@ class EpisodeWriter:
             RuntimeError: if the episode has ended.
         """
         task = self._task if task is None else task
+        require(isinstance(task, str), f"task must be a text, got {task!r}.")
         extras = self._all_extras(extra)
         if choices_of(self._action_space) and not isinstance(self._action_space, StructuredActions):
             given = np.asarray(action)
@@ -203,11 +206,11 @@ class EpisodeWriter:
             self._recording.tasks.append(task)
         numbers = {
             "next.reward": reward,
-            "next.done": bool(terminated or truncated),
-            "next.terminated": bool(terminated),
-            "next.truncated": bool(truncated),
+            "next.done": False,
+            "next.terminated": terminated,
+            "next.truncated": truncated,
             "next.success": False,
-            lerobot.INTERVENED: bool(intervened),
+            lerobot.INTERVENED: intervened,
         }
         numbers |= {_extra_column(name): value for name, value in extras.items()}
         self._recording.add(observation, action, numbers, self._number_of(task))
@@ -237,6 +240,7 @@ class EpisodeWriter:
         Raises:
             RuntimeError: for an episode without steps.
         """
+        require(success in (None, True, False), f"success is {success!r}: give a bool, or None.")
         recording = self._recording
         if recording is None:
             raise RuntimeError("end_episode was called before the first step of an episode.")

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_rl.collectors.evaluation import EpisodeActor, generators_of
+from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.precision import autocast
@@ -186,28 +187,21 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
         f"The observation's '{name}' has the dtype {tensor.dtype}, but the policy was trained with "
         f"{dtype}, which cannot hold its numbers.",
     )
+    require(not batched or len(tensor) > 0, f"The observation's '{name}' is a batch of no rows.")
     if dtype.is_floating_point:
-        require(not bool(tensor.isnan().any()), f"The observation's '{name}' has NaN.")
-    else:  # a larger number would wrap around
-        low, high = (torch.as_tensor(bound).to(tensor.device).long() for bound in _limits(space))
-        numbers = tensor.long()  # torch compares no 16-bit numbers without a sign
-        require(
-            bool(((numbers >= low) & (numbers <= high)).all()),
-            f"The observation's '{name}' has numbers from {numbers.min()} to {numbers.max()}, but "
-            f"the policy was trained with {low.min()} to {high.max()}.",
+        fits, allowed = tensor.to(dtype).isfinite(), "finite numbers"
+    else:  # a larger number would wrap around; torch compares no 16-bit numbers without a sign
+        low, high = (torch.as_tensor(b).to(tensor.device).long() for b in bounds_of(space))
+        fits = (tensor.long() >= low) & (tensor.long() <= high)
+        allowed = f"numbers from {low.min()} to {high.max()}"
+    if not fits.all():
+        raise ConfigurationError(
+            f"The observation's '{name}' has {tensor[~fits][0]}, but the policy was trained with "
+            f"{allowed}."
         )
     device = given.device if isinstance(given, Tensor) else None
     leaves.append(Leaf(name, len(tensor) if batched else None, device))
     return (tensor if batched else tensor[None]).to(dtype)
-
-
-def _limits(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest numbers [*O] of a space of integers."""
-    if isinstance(space, gymnasium.spaces.Box):
-        return space.low, space.high
-    start = np.asarray(getattr(space, "start", 0))
-    sizes = 2 if isinstance(space, gymnasium.spaces.MultiBinary) else getattr(space, "nvec", None)
-    return start, start + (space.n if sizes is None else sizes) - 1
 
 
 def _counted(rows: int | None) -> str:

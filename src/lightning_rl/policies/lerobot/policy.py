@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -222,7 +222,8 @@ class LeRobotPolicy(ChunkPolicy):
         if words is not None:
             require(words.task_key in renamed, f"The batch has no instructions: {words.task_key}.")
             task = renamed[words.task_key]
-            texts = [task] * min(rows.values()) if isinstance(task, str) else list(task)
+            texts = list(task) if isinstance(task, Iterable) else [task]
+            texts = [task] * min(rows.values()) if isinstance(task, str) else texts
             require(
                 all(isinstance(text, str) for text in texts),
                 f"The batch's {words.task_key} must be a text or a list of B texts, got {task!r}.",
