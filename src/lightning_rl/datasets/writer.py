@@ -238,6 +238,7 @@ class EpisodeWriter:
             success: whether the episode succeeded; None if unknown.
 
         Raises:
+            ConfigurationError: for another `success`, or an observation that does not fit.
             RuntimeError: for an episode without steps.
         """
         require(success in (None, True, False), f"success is {success!r}: give a bool, or None.")
