@@ -850,8 +850,8 @@ MUTATIONS = (
     Mutation(
         "policies/wrapper.py",
         "a wrapped policy's normaliser stays as it was",
-        "        self.inner.update_normalization(rollout)",
-        "        pass",
+        '= delegated(Policy.update_normalization, "inner")',
+        "= Policy.update_normalization",
         "numerics/test_policy_wrapper.py",
     ),
     # --- policies/lerobot ---

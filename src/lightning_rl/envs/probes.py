@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.torch.torch_env import TorchEnv
+from lightning_rl.envs.torch.torch_env import TorchEnv, Transition
 from lightning_rl.envs.vector_env import Observation
 
 
@@ -57,9 +57,7 @@ class TimeLimitProbe(Probe):
     def observe(self, state: TensorDict) -> Observation:
         return torch.zeros_like(state["sign"])  # constant: the elapsed time is hidden
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
         reward = torch.ones(self.num_envs, device=self.device)
         return self._advance(state), reward, torch.zeros_like(reward, dtype=torch.bool), {}
 
@@ -74,9 +72,7 @@ class ValueProbe(Probe):
         super().__init__(num_envs, gymnasium.spaces.Discrete(2), delay + 1, device)
         self.delay = delay
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
         moved = self._advance(state)
         terminated = moved["step"].squeeze(-1) >= self.delay
         return moved, torch.where(terminated, state["sign"].squeeze(-1), 0.0), terminated, {}
@@ -95,9 +91,7 @@ class ActionProbe(Probe):
         super().__init__(num_envs, box if continuous else gymnasium.spaces.Discrete(2), 2, device)
         self.continuous = continuous
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
         sign = state["sign"].squeeze(-1)
         if self.continuous:
             reward = 1.0 - (action.reshape(-1) - 0.5 * sign).square()
@@ -145,9 +139,7 @@ class TwoDoors(TorchEnv):
         proprio = torch.cat((state["place"], state["step"] / self.length), 1)
         return TensorDict({"proprio": proprio}, state.batch_size)
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
         distance = state["distance"] + (action - self.door(state)).abs() / self.length
         moved = state.copy().update({"distance": distance, "step": state["step"] + 1})
         terminated = (moved["step"] >= self.length).squeeze(1)
@@ -194,9 +186,7 @@ class FiveDoors(TorchEnv):
         numbers = (place, state["passed"] / self.doors, state["tried"] / self.tries)
         return TensorDict({"proprio": torch.cat(numbers, 1)}, state.batch_size)
 
-    def transition(
-        self, state: TensorDict, action: Tensor
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Tensor) -> Transition:
         right = (action - self.door(state)).abs().mean(1, keepdim=True) < 0.15
         passed, tried = state["passed"] + right, state["tried"] + 1
         moved = {"drawn": self.uniform(self.start_size), "passed": passed, "tried": tried}

@@ -25,9 +25,6 @@ class SlowPolicy(PolicyWrapper):
         observation_space, action_space: spaces of one env.
         policy: makes the wrapped policy.
         delay_ms: delay of each acting call, in milliseconds of wall time.
-
-    Raises:
-        ConfigurationError: for a negative delay.
     """
 
     training_settings = ("delay_ms",)

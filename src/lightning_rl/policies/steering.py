@@ -93,9 +93,6 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
         activation: see `PerceptronPolicy`.
         log_std_init: initial log standard deviation of the noise.
         trust_code: import any class that the checkpoint names.
-
-    Raises:
-        ConfigurationError: for a base policy without initial noise, or of other spaces.
     """
 
     critic_is_optional = True
@@ -145,9 +142,6 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
         activation: see `PerceptronPolicy`.
         num_critics: critics in the ensemble.
         trust_code: import any class that the checkpoint names.
-
-    Raises:
-        ConfigurationError: for a base policy without initial noise, or of other spaces.
     """
 
     def __init__(
@@ -268,11 +262,7 @@ class BaseFeatures(Encoder):
 
 
 def noise_space(base: ChunkPolicy, bound: float) -> gymnasium.spaces.Box:
-    """Return the space of the initial noise of a policy, within ±`bound`.
-
-    Raises:
-        ConfigurationError: for a bound that is not positive.
-    """
+    """Return the space of the initial noise of a policy, within ±`bound`."""
     check_range("bound", bound, above=0)
     return gymnasium.spaces.Box(-bound, bound, (base.noise_size,), np.float32)
 

@@ -1,14 +1,13 @@
 """Base class of policies around another policy."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.policies.base import RNG, Policy, RolloutActor, StepwiseActor
-from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.delegation import delegated
 
 
 def _of_inner(name: str) -> Any:
@@ -49,6 +48,18 @@ class PolicyWrapper(Policy):
     action_space = _of_inner("action_space")
     acting_space = _of_inner("acting_space")
     replayed_space = _of_inner("replayed_space")
+    extra_fields = _of_inner("extra_fields")
+    draw_noise = delegated(Policy.draw_noise, "inner")
+    get_value = delegated(Policy.get_value, "inner")
+    evaluate_actions = delegated(Policy.evaluate_actions, "inner")
+    draw_clone_noise = delegated(Policy.draw_clone_noise, "inner")
+    clone_loss = delegated(Policy.clone_loss, "inner")
+    parameter_groups = delegated(Policy.parameter_groups, "inner")
+    adapt_state_dict = delegated(Policy.adapt_state_dict, "inner")
+    fields_of = delegated(Policy.fields_of, "inner")
+    replayed = delegated(Policy.replayed, "inner")
+    compute_in = delegated(Policy.compute_in, "inner")
+    update_normalization = delegated(Policy.update_normalization, "inner")
 
     @abstractmethod
     def __init__(self, inner: Policy) -> None:
@@ -60,17 +71,10 @@ class PolicyWrapper(Policy):
     def critic_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
         return tuple(f"inner.{name}" for name in self.inner.critic_modules)
 
-    @property
-    def extra_fields(self) -> dict[str, FieldSpec]:
-        return self.inner.extra_fields
-
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
     ) -> TensorDict:
         return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
-
-    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
-        return self.inner.draw_noise(batch, generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         # Do not use the inner policy's actor, which would skip a subclass's own `forward`.
@@ -78,46 +82,14 @@ class PolicyWrapper(Policy):
             return self.inner.rollout_actor(rollout)
         return StepwiseActor(self, rollout)
 
-    def get_value(self, td: TensorDict) -> TensorDict:
-        return self.inner.get_value(td)
-
-    def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        return self.inner.evaluate_actions(td)
-
-    def draw_clone_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
-        return self.inner.draw_clone_noise(batch, generator)
-
-    def clone_loss(self, td: TensorDict) -> TensorDict:
-        return self.inner.clone_loss(td)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return self.inner.parameter_groups()
-
     def acting_state(self) -> dict[str, Tensor]:
         own = super().acting_state().items()
         inner = {f"inner.{name}": value for name, value in self.inner.acting_state().items()}
         return {name: value for name, value in own if not name.startswith("inner.")} | inner
 
-    def adapt_state_dict(
-        self, state: dict[str, Tensor], saved: dict[str, Tensor]
-    ) -> tuple[dict[str, Tensor], str | None]:
-        return self.inner.adapt_state_dict(state, saved)
-
-    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        return self.inner.fields_of(action)
-
-    def replayed(self, rollout: TensorDict) -> TensorDict:
-        return self.inner.replayed(rollout)
-
-    def compute_in(self, precision: str) -> None:
-        self.inner.compute_in(precision)
-
     def put_in_eval_mode(self) -> None:
         self.inner.put_in_eval_mode()
         super().put_in_eval_mode()
-
-    def update_normalization(self, rollout: TensorDict) -> None:
-        self.inner.update_normalization(rollout)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

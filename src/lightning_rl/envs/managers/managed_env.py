@@ -25,7 +25,7 @@ from lightning_rl.envs.managers.term import (
 )
 from lightning_rl.envs.managers.view import EnvView, entries_of, names_of
 from lightning_rl.envs.torch.counter_random import uniforms
-from lightning_rl.envs.torch.torch_env import TorchEnv
+from lightning_rl.envs.torch.torch_env import TorchEnv, Transition
 from lightning_rl.envs.vector_env import Observation as Observed
 from lightning_rl.envs.vector_env import RestoreError
 from lightning_rl.system.errors import require
@@ -186,9 +186,7 @@ class ManagedEnv(TorchEnv):
         self.observations.compute(env)
         return self._with_remembered(env)
 
-    def transition(
-        self, state: TensorDict, action: Any
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Any) -> Transition:
         env = self.view_class(self, state, self.stream_key, self.episode, action)
         if self._adds_entries:
             self.events.before_step(env)

@@ -48,9 +48,6 @@ class Device(InterventionSource):
         speed: deflection by a key or a full stick, as a fraction of the way from the neutral value
             to the bound; without bounds in units of the action.
         neutral: [A], the action of an idle person; for a Box.
-
-    Raises:
-        ConfigurationError: the speed is not positive.
     """
 
     _in_use: ClassVar[dict[type, "Device"]] = {}

@@ -160,9 +160,6 @@ class PickCubeExpert:
     Args:
         noise: standard deviation of the noise on its moves, in units of an action.
         seed: seed of the noise.
-
-    Raises:
-        ConfigurationError: the noise is negative.
     """
 
     def __init__(self, noise: float = 0.1, seed: int = 0) -> None:

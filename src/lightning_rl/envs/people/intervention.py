@@ -145,9 +145,6 @@ class Pace:
 
     Attributes:
         missed: number of ticks that passed before `wait` was called.
-
-    Raises:
-        ConfigurationError: `fps` is not above 0.
     """
 
     def __init__(self, fps: float | None) -> None:

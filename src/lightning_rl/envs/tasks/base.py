@@ -31,9 +31,6 @@ class Pictures:
         frames: number of stacked pictures.
         with_state: observe a Dict of `pictures` and `state`, for a critic with more information
             than its actor (`actor_keys: [pictures]`, `critic_keys: [state]`).
-
-    Raises:
-        ConfigurationError: a number is below 1.
     """
 
     size: int = 48

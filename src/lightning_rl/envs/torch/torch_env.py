@@ -30,6 +30,10 @@ class ResetMode(Enum):
     LATER = "do not reset: the caller resets with `starts_of`"
 
 
+Transition = tuple[TensorDict, Tensor, Tensor, Info]
+"""Next state [N], reward [N], terminated [N] bool, and info."""
+
+
 class TorchEnv(VectorEnv):
     """A batched env whose state is one TensorDict [N].
 
@@ -112,9 +116,7 @@ class TorchEnv(VectorEnv):
         """
 
     @abstractmethod
-    def transition(
-        self, state: TensorDict, action: Any
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, state: TensorDict, action: Any) -> Transition:
         """Return the next state [N], reward [N], terminated [N] bool, and info.
 
         Do not write into `state`. Info entries: see `VectorEnv.step`; `fail` and `truncated`: see
@@ -246,9 +248,7 @@ class TorchEnv(VectorEnv):
         """Return initial states [M] from random numbers [M, K]. Subclasses may add tensors."""
         return self.initial_state(uniform)
 
-    def moved(
-        self, state: TensorDict, action: Any
-    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def moved(self, state: TensorDict, action: Any) -> Transition:
         """Call `transition` with state [N] and action [N, *A]. Subclasses may add tensors."""
         return self.transition(state, action)
 

@@ -88,9 +88,6 @@ class PerceptronEncoder(Encoder):
         hidden_sizes: units of the layers. Default: no layers.
         activation: after each layer: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalize: scale the inputs by their running mean and variance, clipped to ±10.
-
-    Raises:
-        ConfigurationError: for an unknown activation, or an unsupported space.
     """
 
     def __init__(
@@ -374,9 +371,6 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: normalization of the channels; unless `none`, also a LayerNorm of the
             features.
-
-    Raises:
-        ConfigurationError: if the space is not a picture, or too small for the kernels.
     """
 
     def __init__(
@@ -416,9 +410,6 @@ class SpatialSoftmaxCNN(PictureEncoder):
         strides: strides of each convolution, in pixels. Large strides make the softmax coarse.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: normalization of the channels of each convolution.
-
-    Raises:
-        ConfigurationError: if the space is not a picture, or too small for the kernels.
     """
 
     def __init__(
@@ -471,9 +462,6 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: normalization of the residual blocks; unless `none`, also a LayerNorm of the
             features.
-
-    Raises:
-        ConfigurationError: if the space is not a picture, or a number is below 1.
     """
 
     def __init__(

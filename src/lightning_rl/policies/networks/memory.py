@@ -24,9 +24,6 @@ class Memory(nn.Module, ABC):
         input_size: D, number of input features.
         size: H, number of outputs.
         state_size: S, numbers in the state.
-
-    Raises:
-        ConfigurationError: for a size below 1.
     """
 
     def __init__(self, input_size: int, size: int, state_size: int) -> None:

@@ -190,9 +190,6 @@ class GaussianHead(ActionHead):
         slot_size: D.
         log_std_init: initial log standard deviation, in units of the bounds.
         temperature: multiplies the deviation, in acting and training.
-
-    Raises:
-        ConfigurationError: for a `log_std_init` outside [-5, 2].
     """
 
     def __init__(
