@@ -542,7 +542,7 @@ def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> li
 
 
 def quieten_framework() -> None:
-    """Silence Lightning's device lines, tips and advertisements, but not its warnings."""
+    """Silence Lightning's device lines, tips and advertisements, for the whole process."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             if _is_news not in handler.filters:

@@ -152,9 +152,9 @@ def _write(place: Any, observation: Any) -> None:
 def _use_fast_discrete(env: gymnasium.Env) -> None:
     space = env.unwrapped.action_space
     if type(space) is gymnasium.spaces.Discrete and space.dtype == np.int64:
-        quick: Any = copy.copy(space)
-        quick.__class__ = FastDiscrete
-        env.unwrapped.action_space = quick
+        fast = FastDiscrete(space.n)
+        vars(fast).update(vars(space))  # its generator among them, which the env may draw from
+        env.unwrapped.action_space = fast
 
 
 def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
