@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -15,7 +15,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from lightning_rl.rollout.contract import FieldSpec, space_spec
+from lightning_rl.rollout.contract import FieldSpec, leaves_by_path, space_spec
 
 Place = Literal["cpu", "device", "disk"]
 """Where columns are stored."""
@@ -27,14 +27,9 @@ MEMINFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
-def leaves_of_space(name: str, space: gymnasium.Space[Any]) -> Iterator[tuple[Column, FieldSpec]]:
-    """Yield the columns for elements of a space; a Dict has one or more per key."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        for key, child in space.items():
-            for (_, *below), spec in leaves_of_space(key, child):
-                yield (name, key, *below), spec
-    else:
-        yield (name,), space_spec(space)
+def leaves_of_space(name: str, space: gymnasium.Space[Any]) -> dict[Column, FieldSpec]:
+    """Return the columns for elements of a space; a Dict has one or more per key."""
+    return {path: space_spec(leaf) for path, leaf in leaves_by_path(space, name).items()}
 
 
 def bytes_of(specs: Mapping[Column, FieldSpec]) -> int:

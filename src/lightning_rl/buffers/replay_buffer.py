@@ -141,8 +141,8 @@ class ReplayBuffer(Replay):
         self._place: Place = storage
         self._home = self.device if storage == "device" else torch.device("cpu")
         self._directory = directory
-        self._observation = dict(leaves_of_space("observation", observation_space))
-        self._action = dict(leaves_of_space("action", action_space))
+        self._observation = leaves_of_space("observation", observation_space)
+        self._action = leaves_of_space("action", action_space)
         self._slots = capacity // num_envs
         self._rows = (self._slots + 1) * num_envs  # one more slot for the last next observation
         self._row_bytes = bytes_of(self._specs())

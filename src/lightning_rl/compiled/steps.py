@@ -33,7 +33,12 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import NOISE, RolloutActor
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import FinalObservationWriter, time_major
+from lightning_rl.rollout.contract import (
+    FinalObservationWriter,
+    leaves_by_path,
+    time_major,
+    tree_of_leaves,
+)
 from lightning_rl.system.machine import settings
 from lightning_rl.system.torch_private import copy_all, trace, version_of
 
@@ -106,12 +111,12 @@ class CompiledSteps:
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
         self._graphs = Graphs(self._root, self._device, choice, driven, cure_of_draws=CURE_OF_DRAWS)
-        size = sum(leaf.nbytes for leaf in _leaves(self._step_of["observation"]).values())
+        size = sum(leaf.nbytes for leaf in leaves_by_path(self._step_of["observation"]).values())
         most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
         self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
         self.finals = {
             path: leaf.new_empty((self.ahead, *leaf.shape))
-            for path, leaf in _leaves(self._step_of["observation"]).items()
+            for path, leaf in leaves_by_path(self._step_of["observation"]).items()
         }
 
     def _read_env(self, env: TorchEnv) -> None:
@@ -129,7 +134,9 @@ class CompiledSteps:
         TorchEnv.reset(trial, seed=0)  # by the class, as in `_act_and_step`
         everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
         self.reset_mode = ResetMode.WHERE if everywhere else ResetMode.LATER
-        carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
+        carried = leaves_by_path(trial.state, "state") | leaves_by_path(
+            self._step_of["observation"], SEEN
+        )
         carried |= {(name,): getattr(trial, name) for name in COUNTERS}
         if "state" in self.policy.extra_fields:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
@@ -184,7 +191,7 @@ class CompiledSteps:
         results = (reward, terminated, truncated)
         slots = [self._step_of[key] for key in RESULTS]
         check_results(env, following, self._step_of["observation"], results, slots)
-        after = _leaves(env.state, "state") | _leaves(following, SEEN)
+        after = leaves_by_path(env.state, "state") | leaves_by_path(following, SEEN)
         after |= {(name,): getattr(env, name) for name in COUNTERS}
         if MEMORY in carry:
             ended = (terminated | truncated).view(-1, *[1] * (carry[MEMORY].dim() - 1))
@@ -194,12 +201,12 @@ class CompiledSteps:
             dict(zip(RESULTS, results, strict=True)),
             after,
             info.get("success"),
-            _leaves(info["final_obs"], FINAL),
+            leaves_by_path(info["final_obs"], FINAL),
             named_reports(info),
         )
 
     def _tree(self, carry: dict[Keys, Tensor], name: str) -> Any:
-        tree = _nested({key[1:]: leaf for key, leaf in carry.items() if key[0] == name})
+        tree = tree_of_leaves({key[1:]: leaf for key, leaf in carry.items() if key[0] == name})
         return tree if isinstance(tree, Tensor) else TensorDict(tree, [self._num_envs])
 
     def _function(self) -> tuple[Function, dict[str, None]]:
@@ -252,7 +259,7 @@ class CompiledSteps:
     def slots_of(self, rollout: TensorDict) -> list[list[Tensor]]:
         """Return the tensors that the graph writes, for each step of a rollout [N, T+1]."""
         storage = time_major(rollout.exclude("final_observation"))
-        observation, names = _leaves(storage["observation"], SEEN), self.slot_names
+        observation, names = leaves_by_path(storage["observation"], SEEN), self.slot_names
         columns: dict[Keys, Sequence[Tensor]] = {
             (key,): storage[key].unbind(0) for key in (*self._fields, *RESULTS, *SUCCESS)
         }
@@ -284,7 +291,7 @@ class CompiledSteps:
         """Continue from the env's state and the first slot [N] of a rollout."""
         env, carry = self.env, self.carry
         for key, leaf in (
-            _leaves(env.state, "state") | _leaves(first["observation"], SEEN)
+            leaves_by_path(env.state, "state") | leaves_by_path(first["observation"], SEEN)
         ).items():
             carry[key].copy_(leaf)
         for name in COUNTERS:
@@ -304,8 +311,11 @@ class CompiledSteps:
         episode.index_add_(0, rows, torch.ones_like(rows))
         kept = {key: carry["state", key][rows] for key in self.env.keeps}
         starts = self.env.starts_of(key_of_seed[:, rows], episode[rows], kept)
-        seen, places = _leaves(self.env.observed(starts), SEEN), _leaves(observation, SEEN)
-        for key, leaf in (_leaves(starts, "state") | seen).items():
+        seen, places = (
+            leaves_by_path(self.env.observed(starts), SEEN),
+            leaves_by_path(observation, SEEN),
+        )
+        for key, leaf in (leaves_by_path(starts, "state") | seen).items():
             carry[key].index_copy_(0, rows, leaf)
         for key, leaf in seen.items():
             places[key].index_copy_(0, rows, leaf)
@@ -402,7 +412,7 @@ class StepWriter:
                 copy_all(self._slots[i], self._staged)
             if later:
                 steps.restart(done, self._observations[i + 1])
-        self._writer.write_all(t, steps.ahead, _nested(steps.finals))
+        self._writer.write_all(t, steps.ahead, tree_of_leaves(steps.finals))
         self._taken = t + steps.ahead
 
     def finish_acting(self, start: int, stop: int) -> None:
@@ -493,30 +503,9 @@ class CompiledStepper(RolloutStepper):
 # --- trees and attributes ---
 
 
-def _leaves(tree: Any, *above: str) -> dict[Keys, Tensor]:
-    if isinstance(tree, Tensor):
-        return {above: tree}
-    leaves: dict[Keys, Tensor] = {}
-    for key, child in tree.items():
-        leaves |= _leaves(child, *above, key)
-    return leaves
-
-
-def _nested(leaves: dict[Keys, Tensor]) -> Any:
-    if () in leaves:
-        return leaves[()]
-    tree: dict[str, Any] = {}
-    for (*parents, last), leaf in leaves.items():
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = leaf
-    return tree
-
-
 def _numbers_of_a_start(env: TorchEnv) -> int:
     def start(key: Tensor, episode: Tensor) -> list[Tensor]:
-        return list(_leaves(env.observed(env.starts_of(key, episode))).values())
+        return list(leaves_by_path(env.observed(env.starts_of(key, episode))).values())
 
     try:
         traced = trace(start, env.stream_key, env.episode)

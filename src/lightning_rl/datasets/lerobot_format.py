@@ -19,7 +19,7 @@ Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lightning_rl.rollout.contract import leaves_by_path
 from lightning_rl.rollout.names import names_of
 from lightning_rl.system import errors, files
 from lightning_rl.system.errors import ConfigurationError, require
@@ -129,7 +130,7 @@ def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Le
     Names: `observation.state`, `observation.environment_state`, `observation.image`,
     `observation.images.<camera>`, and `observation.<key>` for others.
     """
-    leaves = list(_leaves_of(space, ()))
+    leaves = [_leaf_of(part, path) for path, part in leaves_by_path(space).items()]
     pictures = sum(leaf.picture for leaf in leaves)
     named = [_named(leaf, name, pictures) for leaf in leaves]
     keys = [leaf.key for leaf in named]
@@ -142,12 +143,8 @@ def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Le
     return named
 
 
-def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[Leaf]:
+def _leaf_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Leaf:
     spaces = gymnasium.spaces
-    if isinstance(space, spaces.Dict):
-        for key, child in space.items():
-            yield from _leaves_of(child, (*path, key))
-        return
     kinds = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
     if not isinstance(space, kinds):
         raise ConfigurationError(
@@ -157,7 +154,7 @@ def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[L
         )
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
     in_colour = len(shape) == 3 and dtype == np.uint8 and 3 in (shape[0], shape[-1])
-    yield Leaf(path, "", shape, dtype.name, in_colour, names_of(space))
+    return Leaf(path, "", shape, dtype.name, in_colour, names_of(space))
 
 
 def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.rollout.contract import leaves_by_path
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
@@ -315,7 +316,11 @@ class ObservedChoices:
 
     def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
         self._name = name
-        self._ranges = list(_ranges(space, ()))
+        self._ranges = [
+            (path, *bounds_of(part))
+            for path, part in leaves_by_path(space).items()
+            if not isinstance(part, gymnasium.spaces.Box)
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._ranges)
@@ -332,14 +337,6 @@ class ObservedChoices:
                 values = values[key]
             array = values.cpu().numpy() if isinstance(values, Tensor) else values
             _refuse_beyond(self._name, ".".join(("observation", *path)), array, least, greatest)
-
-
-def _ranges(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
-    if isinstance(space, gymnasium.spaces.Dict):
-        for key, child in space.items():
-            yield from _ranges(child, (*path, key))
-    elif not isinstance(space, gymnasium.spaces.Box):
-        yield path, *bounds_of(space)
 
 
 def _refuse_beyond(name: str, field: str, array: np.ndarray, least: Any, greatest: Any) -> None:

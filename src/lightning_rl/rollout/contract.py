@@ -182,6 +182,18 @@ def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
     return tree
 
 
+def leaves_by_path(tree: Any, *above: str) -> dict[tuple[str, ...], Any]:
+    """Return the leaves of a tree of tensors, arrays or spaces by `above` and their key path."""
+    if isinstance(tree, tuple):
+        tree = {str(i): child for i, child in enumerate(tree)}
+    if not hasattr(tree, "items"):
+        return {above: tree}
+    leaves: dict[tuple[str, ...], Any] = {}
+    for key, child in tree.items():
+        leaves |= leaves_by_path(child, *above, key)
+    return leaves
+
+
 def copy_tree(target: Any, source: Any) -> None:
     """Copy a tensor or a tree of tensors into storage of the same structure."""
     if isinstance(target, Tensor):
@@ -287,13 +299,8 @@ class FinalObservations:
 
 def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and leaf of a tree of tensors, arrays or spaces; names are dotted: `name.key`."""
-    if isinstance(tree, tuple | gymnasium.spaces.Tuple):
-        tree = dict(enumerate(tree))
-    if not hasattr(tree, "items"):
-        yield name, tree
-        return
-    for key, child in tree.items():
-        yield from leaves_of_tree(f"{name}.{key}", child)
+    for path, leaf in leaves_by_path(tree, name).items():
+        yield ".".join(path), leaf
 
 
 def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:

@@ -16,6 +16,7 @@ from lightning_rl.deploy.export.graph import (
     STATE,
     Port,
     Ports,
+    ports_of,
     why_not_traced,
 )
 from lightning_rl.policies import Policy
@@ -68,7 +69,7 @@ def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
             ours, theirs = flat(reference.act(observation)), exported(observation)
             for name in ours:
                 parts.setdefault(name, []).append((ours[name], theirs[name]))
-    spaces = dict(leaves_of_tree(ACTION, TrainedPolicy(policy).action_space))
+    spaces = {port.name: port.space for port in ports_of(policy).outputs}
     tolerance = TOLERANCE_WITH_MEMORY if policy.is_recurrent else TOLERANCE
     compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
     return {
@@ -114,7 +115,9 @@ def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
 
 
 def _compared(
-    pairs: list[tuple[np.ndarray, np.ndarray]], space: gymnasium.Space[Any], tolerance: float
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    space: gymnasium.Space[Any] | None,
+    tolerance: float,
 ) -> dict[str, Any]:
     ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
     same = float((ours == theirs).mean())

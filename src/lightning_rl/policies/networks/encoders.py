@@ -25,6 +25,7 @@ from lightning_rl.policies.networks.perceptron import (
 )
 from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
 from lightning_rl.policies.weights import compared, weights_at
+from lightning_rl.rollout.contract import leaves_by_path
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 ChannelNormalization = Literal["none", "group", "layer"]
@@ -333,19 +334,10 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
     return small and 3 <= len(space.shape) <= 4
 
 
-def picture_keys(
-    space: gymnasium.Space[Any], path: tuple[str, ...] = ()
-) -> dict[tuple[str, ...], tuple[int, int]]:
+def picture_keys(space: gymnasium.Space[Any]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return height and width of the pictures in an observation space, by their key path."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        found: dict[tuple[str, ...], tuple[int, int]] = {}
-        for key, child in space.items():
-            found |= picture_keys(child, (*path, key))
-        return found
-    if not is_picture(space):
-        return {}
-    height, width = _channels_and_sides(cast(tuple[int, ...], space.shape))[-2:]
-    return {path: (height, width)}
+    parts = leaves_by_path(space).items()
+    return {path: _channels_and_sides(one.shape)[-2:] for path, one in parts if is_picture(one)}
 
 
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
