@@ -443,7 +443,7 @@ MUTATIONS = (
         "numerics/test_hindsight.py",
     ),
     Mutation(
-        "buffers/hindsight.py",
+        "buffers/replay_buffer.py",
         "hindsight: an n-step sum goes on after the new goal",
         "            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)\n",
         "            goes_on = self._ring[ASIDE].index_select(0, last) < 0\n",
@@ -452,8 +452,8 @@ MUTATIONS = (
     Mutation(
         "buffers/hindsight.py",
         "hindsight: the end by the old goal ends it with the new one",
-        " & ~self._judge(achieved, own)[1]\n",
-        "\n",
+        " & ~self._judge(achieved, own)[1])\n",
+        ")\n",
         "numerics/test_hindsight.py",
     ),
     Mutation(
@@ -1706,7 +1706,7 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: n-step sums go on over an episode's end",
-        "            goes_on = self._ring[ASIDE].index_select(0, last) < 0\n",
+        "            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)\n",
         "            goes_on = torch.ones_like(last, dtype=torch.bool)\n",
         "numerics/test_replay.py",
     ),

@@ -48,8 +48,7 @@ class HindsightReplay(ReplayBuffer):
     Differs from the paper: samples get their goals when they are drawn, not when they are stored.
 
     Args:
-        observation_space, action_space, num_envs, device, seed: see `Replay`.
-        goals: judges other goals of the env.
+        observation_space, action_space, num_envs, device, seed, goals: see `Replay`.
         strategy: the step that achieved the new goal: `future`, the sample's step or a later one;
             `final`, the last one; `episode`, any one.
         share: probability that a sample gets a new goal; the paper's k new goals for each own one
@@ -140,7 +139,7 @@ class HindsightReplay(ReplayBuffer):
         new = (draws[0] < self._share).nonzero().flatten()
         rows = self._row(drawn[new])
         goal = self._after(self._achieved, self._achieving(drawn[new], draws[1, new]))
-        sums, discount, last = self._relabelled(rows, drawn[new], goal, n_steps, gamma)
+        sums, discount, last = self._sums(rows, drawn[new], n_steps, gamma, goal)
         for name, total in (sums | {("discount",): discount}).items():
             fields[name][new] = total
         if n_steps > 1:  # a sum may end earlier than with the step's own goal
@@ -177,32 +176,16 @@ class HindsightReplay(ReplayBuffer):
             self._sorted_ends, self._sorted_at = ends.sort().values.to(self._home), self._end
         return self._sorted_ends
 
-    def _relabelled(
-        self, rows: Tensor, behind: Tensor, goal: Tensor, n_steps: int, gamma: float
-    ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
-        """Do what `_sums` does, for the goals [M, ...]."""
-        held = (self._end - self._oldest) * self.num_envs
-        sums, ended = self._earned(rows, goal)
-        discount, last = torch.full_like(sums["reward",], gamma), rows
-        for step in range(1, n_steps):
-            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)
-            goes_on &= behind + step * self.num_envs < held
-            last = torch.where(goes_on, (last + self.num_envs).remainder_(self._rows), last)
-            more, ended = self._earned(last, goal)
-            for name, total in sums.items():
-                sums[name] = torch.where(goes_on, total + discount * more[name], total)
-            discount = torch.where(goes_on, discount * gamma, discount)
-        return sums, discount * ~ended, last
-
-    def _earned(self, rows: Tensor, goal: Tensor) -> tuple[dict[Column, Tensor], Tensor]:
-        """Return rewards and penalties of steps [M] for goals [M, ...], and whether they end."""
-        achieved, own = self._after(self._achieved, rows), self._after(self._desired, rows)
-        reward, ends = self._judge(achieved, goal)
-        otherwise = self._ring["terminated",].index_select(0, rows) & ~self._judge(achieved, own)[1]
-        earned: dict[Column, Tensor] = {("reward",): reward}
-        if ("penalty",) in self._ring:
-            earned["penalty",] = self._ring["penalty",].index_select(0, rows)
-        return earned, ends | otherwise
+    def _earned(
+        self, rows: Tensor, gamma: float, goal: Any = None
+    ) -> tuple[dict[Column, Tensor], Any, Tensor]:
+        earned, discount, terminated = super()._earned(rows, gamma)
+        if goal is not None:
+            achieved, own = self._after(self._achieved, rows), self._after(self._desired, rows)
+            earned["reward",], ends = self._judge(achieved, goal)
+            terminated = ends | (terminated & ~self._judge(achieved, own)[1])
+            discount = torch.full_like(earned["reward",], gamma)
+        return earned, discount, terminated
 
     def _after(self, name: Column, rows: Tensor) -> Tensor:
         """Return a column's values [M, ...] after the steps in `rows` [M]."""

@@ -492,36 +492,42 @@ class ReplayBuffer(Replay):
         return fields, rows[:, 0]
 
     def _sums(
-        self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
+        self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float, goal: Any = None
     ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
         """Return discounted sums of up to n rewards [M] and penalties [M] from `rows` [M] on.
 
-        Also return the discounts after them [M], and the last rows [M].
+        Also return the discounts after them [M], and the last rows [M]. `goal`: see `_earned`.
         """
         held = (self._end - self._oldest) * self.num_envs
-        sums, discount = self._rewards(rows, gamma)
+        sums, discount, ended = self._earned(rows, gamma, goal)
         last = rows
         for step in range(1, n_steps):
             # A sum that has ended stays ended: its `last` row no longer changes.
-            goes_on = self._ring[ASIDE].index_select(0, last) < 0
+            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)
             goes_on &= behind + step * self.num_envs < held
             following = (last + self.num_envs).remainder_(self._rows)
             last = torch.where(goes_on, following, last)
-            more, factor = self._rewards(last, gamma)
+            more, factor, ended = self._earned(last, gamma, goal)
             for name, total in sums.items():
                 sums[name] = torch.where(goes_on, total + discount * more[name], total)
             discount = torch.where(goes_on, discount * factor, discount)
-        return sums, discount * ~self._ring["terminated",].index_select(0, last), last
+        return sums, discount * ~ended, last
 
-    def _rewards(self, rows: Tensor, gamma: float) -> tuple[dict[Column, Tensor], Tensor | float]:
-        """Return rewards and penalties of steps [M], and the discount after them."""
+    def _earned(
+        self, rows: Tensor, gamma: float, goal: Any = None
+    ) -> tuple[dict[Column, Tensor], Any, Tensor]:
+        """Return rewards and penalties of steps [M], the discount after them, and whether they end.
+
+        `goal` [M, ...]: for other goals than the steps' own (`HindsightReplay`).
+        """
+        ended = self._ring["terminated",].index_select(0, rows)
         if ("steps",) not in self._ring:
             earned = [name for name in (("reward",), ("penalty",)) if name in self._ring]
-            return {name: self._ring[name].index_select(0, rows) for name in earned}, gamma
+            return {name: self._ring[name].index_select(0, rows) for name in earned}, gamma, ended
         rewards = self._ring["step_reward",].index_select(0, rows)
         weights = gamma ** torch.arange(rewards.shape[-1], device=rewards.device)
         steps = self._ring["steps",].index_select(0, rows)
-        return {("reward",): (rewards * weights).sum(-1)}, gamma**steps
+        return {("reward",): (rewards * weights).sum(-1)}, gamma**steps, ended
 
     def _drawable(self) -> Tensor | None:
         """Return the rows without padding, as distances from the oldest row; None for all rows."""
