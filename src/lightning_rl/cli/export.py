@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
 from lightning_rl.cli.subcommands import CommandLine
 from lightning_rl.deploy.export.formats import (
@@ -17,7 +16,6 @@ from lightning_rl.deploy.export.graph import ports_of, why_not_traced
 from lightning_rl.deploy.export.metadata import directory_of, metadata_of
 from lightning_rl.deploy.export.weights import construction_of
 from lightning_rl.deploy.loading import Trained, env_of, load_trained
-from lightning_rl.envs import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, shown
 from lightning_rl.system.output import tell
@@ -60,7 +58,11 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         why = why_not_traced(trained.policy)
         require(why is None, str(why))
     ports = ports_of(trained.policy)
-    env, why_none = _env_for(run)
+    env, why_none = None, ""
+    try:
+        env = env_of(run)
+    except ConfigurationError as error:
+        why_none = str(error)
     try:
         metadata = metadata_of(trained.policy, ports, run.path, run.content, run.settings, env)
     finally:
@@ -68,7 +70,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
             env.close()
     if kind in ("onnx", "torch") and trained.policy.autocast_dtype is not None:
         tell("The run acted in bfloat16, but the exported graph computes in float32.")
-    if why_none is not None:
+    if env is None:
         tell(
             "The export has no env metadata (control period, joints), because the env is not "
             f"available: {why_none}"
@@ -83,13 +85,6 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         construction,
         lambda file: load_trained(file, trust_code=trust_code).policy,
     )
-
-
-def _env_for(run: SavedRun) -> tuple[VectorEnv | None, str | None]:
-    try:
-        return env_of(run), None
-    except ConfigurationError as error:
-        return None, str(error)
 
 
 def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:

@@ -167,12 +167,8 @@ class SectionHelp(_HelpAction):
 def _actions(parser: ArgumentParser) -> Iterator[Action]:
     for group in parser._action_groups:
         for action in group._group_actions:
-            if action.help != SUPPRESS and any(map(_is_option, action.option_strings)):
+            if action.help != SUPPRESS and "".join(action.option_strings).startswith("-"):
                 yield action
-
-
-def _is_option(name: str) -> bool:
-    return name.startswith("-")
 
 
 def _section_of(action: Action) -> str:
