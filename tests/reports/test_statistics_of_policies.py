@@ -20,6 +20,12 @@ from lightning_rl import (
     load_policy,
 )
 from lightning_rl.envs import TwoDoors
+from lightning_rl.policies.lerobot.directory import Feature
+from lightning_rl.policies.lerobot.inputs import names_of_inputs
+from lightning_rl.policies.lerobot.processors import _normalizers
+from lightning_rl.policies.statistics import read_statistics
+from lightning_rl.rollout.names import named
+from lightning_rl.training.callbacks.dataset_statistics import DatasetStatistics
 from tests.helpers import last, load
 from tests.messages import refused
 from tests.numerics.test_vla import fit
@@ -202,3 +208,63 @@ def test_the_quantiles_of_a_dataset_are_those_of_all_frames(tmp_path):
         found = json.loads((place / "meta/stats.json").read_text())["action"]
         for name, share in {"q01": 0.01, "q50": 0.5, "q99": 0.99}.items():
             assert found[name][0] == pytest.approx(np.quantile(actions, share), abs=1e-6)
+
+
+# --- statistics of a dataset with names ---
+
+ARM, TURNED = ("shoulder", "elbow"), ("elbow", "shoulder")
+NUMBERS = {"action": SPAN, "observation.state": {"mean": [1.0, 2.0], "std": [0.1, 0.2]}}
+
+
+def dataset(place, names=TURNED):
+    """Write the statistics of a dataset whose elbow is its first number."""
+    meta = place / "meta"
+    meta.mkdir()
+    features = {key: {"dtype": "float32", "shape": [2], "names": names} for key in NUMBERS}
+    (meta / "info.json").write_text(json.dumps({"features": features}))
+    (meta / "stats.json").write_text(json.dumps(NUMBERS))
+    return place
+
+
+def of_arm(file, order=ARM, head="token"):
+    space = named(Box(-1, 1, (3, 2)), order)
+    settings = {"head": head, "num_bins": 3, "action_statistics": str(file)}
+    return VLAPolicy(SEEN, space, PerceptronBackbone(), **settings)
+
+
+@pytest.mark.parametrize("file", ["", "meta/stats.json"])
+def test_statistics_go_to_the_joints_of_their_names(file, tmp_path):
+    place = dataset(tmp_path) / file
+    with refused(UserWarning, names=("order", "elbow, shoulder", "shoulder, elbow")):
+        policy = of_arm(place)
+    assert reach(policy) == ([0.0, -0.5] * 3, [2.0, 0.5] * 3)
+    assert reach(of_arm(place, TURNED)) == ([-0.5, 0.0] * 3, [0.5, 2.0] * 3)
+    assert reach(of_arm(place, ())) == ([-0.5, 0.0] * 3, [0.5, 2.0] * 3)
+
+
+def test_statistics_of_other_joints_are_refused_with_both_lists(tmp_path):
+    with refused(names=("action", "wrist, elbow", "shoulder, elbow", "info.json")):
+        of_arm(dataset(tmp_path, ("wrist", "elbow")))
+
+
+@pytest.mark.parametrize("names", [None, ["a"], {"motors": list(ARM)}])
+def test_statistics_without_names_of_their_numbers_are_read_in_their_order(names, tmp_path):
+    assert reach(of_arm(dataset(tmp_path, names)))[0] == [-0.5, 0.0] * 3
+
+
+def test_moments_of_observations_go_to_the_joints_of_their_names(tmp_path):
+    callback = DatasetStatistics(str(dataset(tmp_path)))
+    callback._statistics = read_statistics(str(tmp_path))
+    with refused(UserWarning, names=("observation.state", "elbow, shoulder")):
+        rollout = callback._rollout(Dict({"agent_pos": named(Box(-9, 9, (2,)), ARM)}))
+    assert rollout["observation", "agent_pos"][0, 2].tolist() == [2.0, 1.0]
+
+
+def test_normalisers_of_lerobot_go_to_the_joints_of_their_names(tmp_path):
+    orders = names_of_inputs(Dict({"proprio": named(Box(-9, 9, (2,)), ARM)}), {}) | {"action": ARM}
+    statistics = read_statistics(str(dataset(tmp_path)))
+    config = {"norm_map": {"STATE": "MEAN_STD"}}
+    features = {"observation.state": Feature("STATE", (2,))}
+    with refused(UserWarning, names=("observation.state", "elbow, shoulder")):
+        made = _normalizers(features, config, statistics, None, str(tmp_path), orders)
+    assert made["observation.state"].first.tolist() == [2.0, 1.0]

@@ -29,7 +29,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl.rollout.contract import leaves_by_path
-from lightning_rl.rollout.names import names_of
+from lightning_rl.rollout.names import names_in, names_of
 from lightning_rl.system import errors, files
 from lightning_rl.system.errors import ConfigurationError, require
 
@@ -199,21 +199,6 @@ def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf
         shape = (*shape[1:], shape[0])
     names = () if picture else names_in(feature.get("names"), shape[-1])
     return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture, names)
-
-
-def names_in(entry: Any, size: int) -> tuple[str, ...]:
-    """Return the names of `size` numbers in LeRobot's `names`; () if it has none.
-
-    LeRobot writes a list, {"motors": list}, or {name: index}.
-    """
-    if isinstance(entry, Mapping):
-        parts = list(entry.values())
-        if all(isinstance(part, int) for part in parts):
-            entry = sorted(entry, key=lambda name: entry[name])
-        elif all(isinstance(part, list) for part in parts):
-            entry = [name for part in parts for name in part]
-    texts = isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry)
-    return tuple(entry) if texts and len(set(entry)) == len(entry) == size else ()
 
 
 def description_of(leaf: Leaf) -> dict[str, Any]:

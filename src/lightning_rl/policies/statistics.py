@@ -1,12 +1,13 @@
 """Read statistics of data that scale a policy: once, because they become its state."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_rl.rollout.names import names_in, order_of
 from lightning_rl.system.construction import do_weights_follow
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, read_json
@@ -33,6 +34,8 @@ Statistics = dict[str, dict[str, Any]]
 def read_statistics(path: str) -> Statistics:
     """Read the statistics of a LeRobot dataset, of OpenVLA or of openpi.
 
+    A dataset's `info.json` adds `names`, such as those of joints, to its features.
+
     Args:
         path: JSON file, or a directory with one of `FILES`.
 
@@ -47,7 +50,12 @@ def read_statistics(path: str) -> Statistics:
             f"No statistics at {path}: give the JSON file that came with the model or the dataset, "
             f"or a directory with {' or '.join(FILES)}."
         )
-    return dict(_features(read_json(file), ""))
+    statistics = dict(_features(read_json(file), ""))
+    info = file.with_name("info.json")
+    described = read_json(info).get("features", {}) if info.is_file() else {}
+    for name in statistics.keys() & described.keys():
+        statistics[name]["names"] = described[name].get("names")
+    return statistics
 
 
 def grouped(state: Mapping[str, Tensor]) -> Statistics:
@@ -65,12 +73,15 @@ def choose(
     key: str | None,
     source: object,
     cure: str = "Give a file that has them.",
+    order: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the statistics of a feature, of the dataset `key` if there are several datasets.
 
+    `order` are the names of the env's numbers; a dataset with another order is permuted.
+
     Raises:
         ConfigurationError: if there are none, or several; the message names those in `source`, and
-            the `cure` if there are none.
+            the `cure` if there are none. Also if the dataset has other names than `order`.
     """
     names = (feature, *OTHER_NAMES.get(feature, ()))
     fitting = [
@@ -92,17 +103,28 @@ def choose(
         f"{', '.join(fitting)}. Choose the dataset: statistics_key: "
         f"{fitting[0].removesuffix(feature).strip('.') or 'NAME'}.",
     )
-    return statistics[fitting[0]]
+    chosen_statistics = dict(statistics[fitting[0]])
+    recorded = names_in(chosen_statistics.pop("names", None), len(order))
+    indices = order_of(recorded, order, fitting[0], str(source))
+    for kind, value in chosen_statistics.items() if indices is not None else ():
+        tensor = numbers(value, f"{source}: {kind} of {fitting[0]}")
+        if tensor.shape[-1:] == (len(order),):
+            chosen_statistics[kind] = tensor[..., indices]
+    return chosen_statistics
 
 
-def action_bounds_of(path: str, key: str | None, size: int) -> tuple[Tensor, Tensor]:
+def action_bounds_of(
+    path: str, key: str | None, size: int, order: Sequence[str] = ()
+) -> tuple[Tensor, Tensor]:
     """Return what `read_action_bounds` returns; NaN, two tensors [A], if weights follow."""
     if do_weights_follow():
         return torch.full((size,), torch.nan), torch.full((size,), torch.nan)
-    return read_action_bounds(path, key, size)
+    return read_action_bounds(path, key, size, order)
 
 
-def read_action_bounds(path: str, key: str | None, size: int) -> tuple[Tensor, Tensor]:
+def read_action_bounds(
+    path: str, key: str | None, size: int, order: Sequence[str] = ()
+) -> tuple[Tensor, Tensor]:
     """Return the actions for -1 and 1, two tensors [A], of a file.
 
     The file has `q01` and `q99`, or `min` and `max`. Where its `mask` is false, a number is not
@@ -112,11 +134,12 @@ def read_action_bounds(path: str, key: str | None, size: int) -> tuple[Tensor, T
         path: see `read_statistics`.
         key: see `choose`.
         size: A.
+        order: see `choose`.
 
     Raises:
         ConfigurationError: if the file is missing, or has no such statistics.
     """
-    values = choose(read_statistics(path), "action", key, path)
+    values = choose(read_statistics(path), "action", key, path, order=order)
     pair = next((pair for pair in BOUNDS if set(pair) <= values.keys()), None)
     if pair is None:
         raise ConfigurationError(

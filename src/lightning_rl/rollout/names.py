@@ -24,7 +24,7 @@ class NamedBox(gymnasium.spaces.Box):
         return f"{super().__repr__()} of {', '.join(self.names)}"
 
 
-def names_of(space: gymnasium.Space[Any]) -> tuple[str, ...]:
+def names_of(space: gymnasium.Space[Any] | None) -> tuple[str, ...]:
     """Return the names of a space's last axis; () without names."""
     return space.names if isinstance(space, NamedBox) else ()
 
@@ -35,6 +35,21 @@ def names_within(space: gymnasium.Space[Any], *path: str) -> dict[tuple[str, ...
         return {path: names} if (names := names_of(space)) else {}
     parts = (names_within(part, *path, key) for key, part in space.items())
     return {key: names for part in parts for key, names in part.items()}
+
+
+def names_in(entry: Any, size: int) -> tuple[str, ...]:
+    """Return the names of `size` numbers in LeRobot's `names`; () if it has none.
+
+    LeRobot writes a list, {"motors": list}, or {name: index}.
+    """
+    if isinstance(entry, Mapping):
+        parts = list(entry.values())
+        if all(isinstance(part, int) for part in parts):
+            entry = sorted(entry, key=lambda name: entry[name])
+        elif all(isinstance(part, list) for part in parts):
+            entry = [name for part in parts for name in part]
+    texts = isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry)
+    return tuple(entry) if texts and len(set(entry)) == len(entry) == size else ()
 
 
 def named(space: gymnasium.Space[Any], names: Iterable[str]) -> gymnasium.Space[Any]:

@@ -1,7 +1,7 @@
 """Turn an env's observations into the inputs of a LeRobot policy."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -17,6 +17,7 @@ from lightning_rl.policies.lerobot.directory import (
 )
 from lightning_rl.policies.lerobot.network import Network
 from lightning_rl.policies.lerobot.processors import Processors
+from lightning_rl.rollout.names import names_of
 from lightning_rl.system.errors import closest, require
 
 LANGUAGE = "language"
@@ -148,9 +149,23 @@ def space_of(
     return gymnasium.spaces.Dict(spaces)
 
 
-def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
+def names_of_inputs(
+    space: gymnasium.Space[Any] | None, keys: Mapping[str, str | None]
+) -> dict[str, Sequence[str]]:
+    """Return the names of the env's numbers, such as joints, for each input of numbers."""
+    spaces = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    places = {name: (keys.get(name), *_usual(name, name)) for name in USUAL}
+    present = {name: [key for key in place if key in spaces] for name, place in places.items()}
+    return {name: names_of(spaces[place[0]]) for name, place in present.items() if place}
+
+
+def _usual(raw: str, name: str) -> tuple[str, ...]:
     short = raw.removeprefix("observation.").removeprefix("images.")
-    for key in (raw, name, short, *USUAL.get(name, ())):
+    return raw, name, short, *USUAL.get(name, ())
+
+
+def _found(raw: str, name: str, space: gymnasium.spaces.Dict, cameras: list[str]) -> Source | None:
+    for key in _usual(raw, name):
         if key in space.spaces:
             return Source(key)
     pictures = space.spaces.get("rgb")

@@ -16,6 +16,7 @@ from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.lerobot.act import ACTNetwork, ACTSettings
 from lightning_rl.policies.lerobot.diffusion import DiffusionNetwork, DiffusionSettings
 from lightning_rl.policies.lerobot.directory import (
+    ACTION,
     PolicyDirectory,
     load_parts,
     named_weights,
@@ -24,7 +25,7 @@ from lightning_rl.policies.lerobot.directory import (
     write_text,
     write_weights,
 )
-from lightning_rl.policies.lerobot.inputs import Inputs, planes_of, space_of
+from lightning_rl.policies.lerobot.inputs import Inputs, names_of_inputs, planes_of, space_of
 from lightning_rl.policies.lerobot.network import Exploration, Network
 from lightning_rl.policies.lerobot.processors import (
     Processors,
@@ -43,6 +44,7 @@ from lightning_rl.policies.vla.heads import ActionHead, Level, Statistics
 from lightning_rl.policies.vla.loading import freeze_matching
 from lightning_rl.policies.vla.policy import ChunkPolicy
 from lightning_rl.policies.weights import one_message
+from lightning_rl.rollout.names import names_of
 from lightning_rl.system.construction import construction, do_weights_follow
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded
@@ -149,7 +151,9 @@ class LeRobotPolicy(ChunkPolicy):
         )
         # Anybody may have written the directory: its numbers and names may have any value.
         with one_message(f"{directory.path} describes no policy that can be made"):
-            processors = Processors(directory, dataset_stats, statistics_key)
+            orders = names_of_inputs(observation_space, keys or {})
+            orders[ACTION] = names_of(action_space)
+            processors = Processors(directory, dataset_stats, statistics_key, orders)
             places = [expanded(place) for place in (language_model, path) if place is not None]
             places += [*(place.parent for place in places), Path()]
             network, padding = _network(directory, processors, places)

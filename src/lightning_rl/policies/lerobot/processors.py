@@ -140,6 +140,7 @@ class Processors(nn.Module):
         dataset_stats: file or dataset whose statistics replace the policy's, see
             `read_statistics`; NaN if weights follow.
         key: see `choose`.
+        orders: by feature, names of the env's numbers; see `choose`.
 
     Attributes:
         rename: LeRobot's names of inputs, by the names in the data.
@@ -157,6 +158,7 @@ class Processors(nn.Module):
         directory: PolicyDirectory,
         dataset_stats: str | None = None,
         key: str | None = None,
+        orders: Mapping[str, Sequence[str]] = {},
     ) -> None:
         super().__init__()
         self.source = dataset_stats or str(directory.path)
@@ -172,7 +174,8 @@ class Processors(nn.Module):
             features: Mapping[str, Feature], config: Mapping[str, Any], state: Mapping[str, Tensor]
         ) -> dict[str, Normalizer]:
             statistics = grouped(state) if given is None else given
-            return _normalizers(features, config, None if unread else statistics, key, self.source)
+            read = None if unread else statistics
+            return _normalizers(features, config, read, key, self.source, orders)
 
         self.rename: dict[str, str] = {}
         self.tokenization: Tokenization | None = None
@@ -332,6 +335,7 @@ def _normalizers(
     statistics: Statistics | None,
     key: str | None,
     source: str,
+    orders: Mapping[str, Sequence[str]],
 ) -> dict[str, Normalizer]:
     """Return normalisers by feature; None for statistics stands for NaN."""
     made = {}
@@ -346,7 +350,7 @@ def _normalizers(
         shape = (feature.shape[0], 1, 1) if feature.kind == "VISUAL" else feature.shape
         pair = [torch.full(shape, torch.nan) for _ in MODES[mode]]
         if statistics is not None:
-            values = choose(statistics, name, key, source, CURE)
+            values = choose(statistics, name, key, source, CURE, orders.get(name, ()))
             pair = [_statistic(values, name, kind, shape, source) for kind in MODES[mode]]
         made[name] = Normalizer(mode, pair[0], pair[1], float(config.get("eps", 1e-8)))
     return made

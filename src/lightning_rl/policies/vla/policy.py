@@ -27,6 +27,7 @@ from lightning_rl.policies.vla.heads import (
 )
 from lightning_rl.policies.vla.tiny import TinyVLA
 from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.rollout.names import names_of
 from lightning_rl.system.errors import check_range, require
 
 
@@ -264,7 +265,8 @@ class VLAPolicy(ChunkPolicy):
             statistics = None
             if action_statistics is not None:
                 size = math.prod(space.shape[1:])
-                statistics = action_bounds_of(action_statistics, statistics_key, size)
+                order = names_of(space)
+                statistics = action_bounds_of(action_statistics, statistics_key, size, order)
             if head == "token":
                 own = body.token_head(num_bins)
                 to_logits = nn.Linear(body.slot_size, num_bins) if own is None else own
@@ -288,7 +290,8 @@ class VLAPolicy(ChunkPolicy):
         file = self.action_statistics
         if file is None:
             return None, None
-        return read_action_bounds(file, self.statistics_key, self.head.action_size), file
+        size, order = self.head.action_size, names_of(self.action_space)
+        return read_action_bounds(file, self.statistics_key, size, order), file
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:

@@ -76,7 +76,8 @@ class DatasetStatistics(Callback):
     def _of(self, leaf: Leaf, name: str) -> Tensor:
         column = self._keys.get(".".join(leaf.path), leaf.key)
         source = f"DatasetStatistics: {self._path}"
-        values = choose(self._statistics, column, None, source, "Name the column by keys.")
+        cure = "Name the column by keys."
+        values = choose(self._statistics, column, None, source, cure, leaf.names)
         require(
             name in values,
             f"DatasetStatistics: {self._path} has no {name} of '{column}'; it has "
