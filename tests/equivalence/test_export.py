@@ -505,7 +505,7 @@ def without_its_model(backbone):
 def test_a_large_model_is_refused_as_a_graph(kind, tmp_path):
     large = variant(TransformersBackbone, "Large", __init__=without_its_model)()
     with pytest.raises(ConfigurationError) as error:
-        exported(VLAPolicy(VLA, CHUNK, large, "gaussian"), kind, tmp_path / "x")
+        exported(VLAPolicy(VLA, CHUNK, large, head="gaussian"), kind, tmp_path / "x")
     assert_names(str(error.value), "A Large", "ONNX", "--format safetensors", "load_policy")
     assert issubclass(CustomVLA, torch.nn.Module)
 

@@ -221,7 +221,9 @@ def test_weights_come_from_a_file_a_directory_or_shards(suffix, directory):
             save({key: weights[key] for key in keys}, Path(path, name))
         if suffix == "directory":
             save(weights, Path(path, "model.safetensors"))
-    policy = CustomVLA(gymnasium.spaces.Discrete(2), CHUNKS, path, "my_vla.WithCritic")
+    policy = CustomVLA(
+        gymnasium.spaces.Discrete(2), CHUNKS, model_path=path, model_class="my_vla.WithCritic"
+    )
     for key, value in weights.items():
         assert torch.equal(policy.model.state_dict()[key], value), key
 

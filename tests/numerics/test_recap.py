@@ -628,7 +628,7 @@ def test_a_config_that_rounds_cannot_improve_is_refused(name, tmp_path):
 def test_chunks_are_executed_as_by_the_env_of_chunks():
     """Actions of a recording lead to what the chunked env shows after each chunk."""
     torch.manual_seed(0)
-    policy = VLAPolicy(TwoDoors(1).single_observation_space, Box(-1, 1, (4, 1), np.float32), PerceptronBackbone(), "flow")  # fmt: skip
+    policy = VLAPolicy(TwoDoors(1).single_observation_space, Box(-1, 1, (4, 1), np.float32), PerceptronBackbone(), head="flow")  # fmt: skip
     played = list(play_policy(TwoDoors(2), policy, [5, 6], 8, chunk_size=4, execute=2))
     alone = list(play_policy(TwoDoors(1), policy, [6], 8, chunk_size=4, execute=2))
     torch.testing.assert_close(alone[0].action, played[1].action)

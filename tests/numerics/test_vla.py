@@ -202,7 +202,7 @@ def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learn
     assert int(begun.version) == 1, "counts its own updates"
     for name, parameter in begun.backbone.named_parameters():
         assert torch.equal(parameter, policy.backbone.get_parameter(name)), name
-    grpo = GRPO(make_policy(), 4, kl_coef=0.1, batch_size=16)
+    grpo = GRPO(make_policy(), group_size=4, kl_coef=0.1, batch_size=16)
     fit(tmp_path / "grpo", grpo, data_module(iterations=1), **warm_start)
     for a, b in zip(grpo.reference.kept, policy.parameters(), strict=False):
         assert torch.equal(a, b), "the reference is what training began with"
@@ -293,7 +293,7 @@ def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
     for episode in expert_episodes(env.env, 2, 3):
         writer.write(episode)
     with refused(names=("2 demonstrations", "9", "episodes")):
-        make_collector(DatasetCollector, env, policy, 4, 1, path, 9)
+        make_collector(DatasetCollector, env, policy, 4, 1, path, episodes=9)
     with refused(names=("10 frames per second", "25 steps per second")):
         make_collector(DatasetCollector, env, policy, 4, 1, path, fps=25)
     with refused(names=("none", "meta/info.json")):

@@ -130,7 +130,8 @@ def plain(tmp_path, monkeypatch):
 
 
 def made(observation_space=SEEN, action_space=DONE, name="Plain", **settings):
-    return CustomVLA(observation_space, action_space, "model.pt", f"plain_vla.{name}", **settings)
+    settings |= {"model_path": "model.pt", "model_class": f"plain_vla.{name}"}
+    return CustomVLA(observation_space, action_space, **settings)
 
 
 def test_a_plain_model_acts_around_its_actions_by_a_learnt_deviation(plain):
@@ -196,7 +197,9 @@ def test_the_log_probs_of_a_plain_model_are_its_own(plain, tmp_path):
 
 
 def test_a_subclass_of_the_interface_has_the_methods_that_it_overrides(plain):
-    policies = [CustomVLA(SEEN, DONE, None, f"plain_vla.{name}") for name in ("Actor", "Complete")]
+    policies = [
+        CustomVLA(SEEN, DONE, model_class=f"plain_vla.{name}") for name in ("Actor", "Complete")
+    ]
     assert [policy.has_critic for policy in policies] == [False, True]
     weights = policies[0].model.model.state_dict()
     policies[1].model.model.load_state_dict(weights)

@@ -51,6 +51,7 @@ class APG(Algorithm):
     def __init__(
         self,
         policy: ActorOnly,
+        *,
         learning_rate: float = 3e-3,
         lr_schedule: Literal["constant", "linear"] = "constant",
         max_grad_norm: float | None = 1.0,
@@ -60,8 +61,8 @@ class APG(Algorithm):
     ) -> None:
         super().__init__(
             policy,
-            learning_rate,
-            lr_schedule,
+            learning_rate=learning_rate,
+            lr_schedule=lr_schedule,
             max_grad_norm=max_grad_norm,
             optimizer=optimizer,
             max_nonfinite_steps=max_nonfinite_steps,

@@ -161,6 +161,7 @@ class Algorithm(LightningModule, ABC, Configurable):
     def __init__(
         self,
         policy: Policy,
+        *,
         learning_rate: float = 3e-4,
         lr_schedule: Literal["constant", "linear"] = "constant",
         batch_size: int = 64,

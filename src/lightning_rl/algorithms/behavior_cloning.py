@@ -89,6 +89,7 @@ class BehaviorCloning(Algorithm):
     def __init__(
         self,
         policy: Policy,
+        *,
         n_epochs: int = 10,
         ent_coef: float = 0.0,
         advantage_temperature: float | None = None,

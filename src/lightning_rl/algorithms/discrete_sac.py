@@ -41,7 +41,7 @@ class DiscreteSAC(SoftActorCritic):
     actor_passes = ("entropy", "target_entropy")
 
     def __init__(
-        self, policy: DiscreteActorCritic, target_entropy_share: float = 0.5, **kwargs: Any
+        self, policy: DiscreteActorCritic, *, target_entropy_share: float = 0.5, **kwargs: Any
     ) -> None:
         super().__init__(policy, **kwargs)
         check_range("target_entropy_share", target_entropy_share, least=0, below=1)

@@ -50,6 +50,7 @@ class DQN(OffPolicyAlgorithm):
     def __init__(
         self,
         policy: QPolicy,
+        *,
         double_q: bool = True,
         target_update_interval: int = 1,
         exploration_initial: float = 1.0,

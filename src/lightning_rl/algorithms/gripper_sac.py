@@ -42,6 +42,7 @@ class GripperSAC(SAC):
     def __init__(
         self,
         policy: GripperActorCritic,
+        *,
         gripper_learning_rate: float | None = None,
         **kwargs: Any,
     ) -> None:

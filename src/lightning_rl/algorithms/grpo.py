@@ -63,6 +63,7 @@ class GRPO(OnPolicyAlgorithm):
     def __init__(
         self,
         policy: Policy,
+        *,
         group_size: int = 8,
         mode: Literal["step", "trajectory"] = "step",
         reset_every_rollout: bool = True,

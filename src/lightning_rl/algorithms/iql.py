@@ -67,6 +67,7 @@ class DatasetActorCritic(Algorithm):
     def __init__(
         self,
         policy: SquashedActorCritic,
+        *,
         batch_size: int = 256,
         gamma: float = 0.99,
         n_epochs: int = 1,
@@ -255,6 +256,7 @@ class IQL(DatasetActorCritic):
     def __init__(
         self,
         policy: SquashedActorCritic,
+        *,
         expectile: float = 0.7,
         value_hidden_sizes: Sequence[int] = (256, 256),
         **kwargs: Any,

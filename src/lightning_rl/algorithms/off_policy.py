@@ -74,6 +74,7 @@ class OffPolicyAlgorithm(Algorithm):
     def __init__(
         self,
         policy: Policy,
+        *,
         batch_size: int = 256,
         gamma: float = 0.99,
         n_steps: int = 1,
@@ -416,6 +417,7 @@ class QAlgorithm(OffPolicyAlgorithm):
     def __init__(
         self,
         policy: QActorCritic,
+        *,
         critic_learning_rate: float | None = None,
         policy_delay: int = 1,
         normalize_reward: bool = False,

@@ -75,6 +75,7 @@ class OnPolicyAlgorithm(Algorithm):
     def __init__(
         self,
         policy: Policy,
+        *,
         lr_schedule: Literal["constant", "linear", "adaptive"] = "constant",
         desired_kl: float = 0.01,
         n_epochs: int = 10,

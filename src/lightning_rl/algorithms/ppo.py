@@ -55,6 +55,7 @@ class PPO(OnPolicyAlgorithm):
     def __init__(
         self,
         policy: Policy,
+        *,
         gae_lambda: float = 0.95,
         clip_coef: float = 0.2,
         clip_value_loss: bool = False,

@@ -33,7 +33,7 @@ class FrameAlgorithm(Algorithm):
     FIELDS: tuple[str, ...] = ("observation", "action", "weight")
     """The fields of a rollout that the loss reads; `action` holds the label."""
 
-    def __init__(self, policy: Policy, n_epochs: int = 1, **kwargs: Any) -> None:
+    def __init__(self, policy: Policy, *, n_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(policy, **kwargs)
         check_range("n_epochs", n_epochs, least=1)
         self.n_epochs = n_epochs

@@ -53,9 +53,9 @@ class RewardClassifier(FrameAlgorithm):
     error_rates: Tensor
 
     def __init__(
-        self, policy: Policy, n_epochs: int = 1, threshold: float = 0.5, **kwargs: Any
+        self, policy: Policy, *, n_epochs: int = 1, threshold: float = 0.5, **kwargs: Any
     ) -> None:
-        super().__init__(policy, n_epochs, **kwargs)
+        super().__init__(policy, n_epochs=n_epochs, **kwargs)
         check_range("threshold", threshold, above=0, below=1)
         self.threshold = threshold
         self.register_buffer("error_rates", torch.full((2,), torch.nan))

@@ -45,6 +45,7 @@ class SoftActorCritic(QAlgorithm):
     def __init__(
         self,
         policy: QActorCritic,
+        *,
         alpha_learning_rate: float | None = None,
         init_alpha: float = 1.0,
         learn_alpha: bool = True,
@@ -127,6 +128,7 @@ class SAC(SoftActorCritic):
     def __init__(
         self,
         policy: SquashedActorCritic,
+        *,
         target_entropy: float | None = None,
         **kwargs: Any,
     ) -> None:

@@ -54,6 +54,7 @@ class SHAC(APG):
     def __init__(
         self,
         policy: ActorCritic,
+        *,
         critic_learning_rate: float | None = None,
         optimizer: OptimizerFactory | None = None,
         gae_lambda: float = 0.95,

@@ -36,6 +36,7 @@ class TD3(QAlgorithm):
     def __init__(
         self,
         policy: DeterministicActorCritic,
+        *,
         policy_delay: int = 2,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,

@@ -62,9 +62,9 @@ class ValueFit(FrameAlgorithm):
     support: Tensor
 
     def __init__(
-        self, policy: PerceptronPolicy, n_epochs: int = 1, folds: int = 4, **kwargs: Any
+        self, policy: PerceptronPolicy, *, n_epochs: int = 1, folds: int = 4, **kwargs: Any
     ) -> None:
-        super().__init__(policy, n_epochs, **kwargs)
+        super().__init__(policy, n_epochs=n_epochs, **kwargs)
         require(
             isinstance(policy, PerceptronPolicy) and not policy.evaluates_sequences,
             "ValueFit needs an ActorOnly without a memory, but the policy is a "

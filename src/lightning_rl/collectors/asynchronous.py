@@ -60,6 +60,7 @@ class AsyncCollector(Collector):
     def __init__(
         self,
         context: CollectorContext,
+        *,
         max_staleness: int = 1,
         overflow: Literal["block", "overwrite"] = "block",
         timeout_s: float = 600.0,

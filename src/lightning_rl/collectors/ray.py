@@ -105,6 +105,7 @@ class RayCollector(Collector):
     def __init__(
         self,
         context: CollectorContext,
+        *,
         num_collectors: int = 1,
         max_staleness: int | None = None,
         overflow: Literal["block", "overwrite"] = "block",

@@ -62,6 +62,7 @@ class DatasetCollector(Collector):
         self,
         context: CollectorContext,
         path: str | None = None,
+        *,
         episodes: int | None = None,
         keys: dict[str, str] | None = None,
         fps: float | None = None,

@@ -79,6 +79,7 @@ class ActorCritic(ActorOnly):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (64, 64),
+        *,
         critic_hidden_sizes: Sequence[int] | None = None,
         encoder: EncoderFactory | None = None,
         critic_encoder: EncoderFactory | None = None,

@@ -58,6 +58,7 @@ class ConditionedPolicy(PolicyWrapper):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         policy: PolicyFactory,
+        *,
         condition: Quality = "good",
         guidance: float = 1.0,
     ) -> None:

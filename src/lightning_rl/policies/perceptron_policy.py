@@ -76,6 +76,7 @@ class PerceptronPolicy(Policy):
         action_space: gymnasium.Space[Any],
         distribution: ActionDistribution,
         hidden_sizes: Sequence[int] = (64, 64),
+        *,
         activation: str = "tanh",
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",

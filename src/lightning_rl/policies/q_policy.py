@@ -63,8 +63,8 @@ class QPolicy(PerceptronPolicy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "relu",
         *,
+        activation: str = "relu",
         exploration: Exploration = "epsilon",
         dueling: bool = False,
         actor_normalization: Normalization = "none",
@@ -86,7 +86,7 @@ class QPolicy(PerceptronPolicy):
             action_space,
             ExploringCategorical(int(action_space.n), exploration),  # type: ignore[attr-defined]  # Discrete: checked above
             hidden_sizes,
-            activation,
+            activation=activation,
             actor_normalization=actor_normalization,
             network=network,
             initialization=initialization,

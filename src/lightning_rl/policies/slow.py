@@ -34,6 +34,7 @@ class SlowPolicy(PolicyWrapper):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         policy: PolicyFactory,
+        *,
         delay_ms: float,
     ) -> None:
         check_range("delay_ms", delay_ms, least=0)

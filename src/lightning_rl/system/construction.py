@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -14,6 +15,8 @@ from typing import Any, Self
 import gymnasium
 import numpy as np
 import torch
+
+from lightning_rl.system.errors import ConfigurationError
 
 LARGEST = 1_000
 """Most entries of a list or an array in a config."""
@@ -49,6 +52,40 @@ def do_weights_follow() -> bool:
     return _weights_follow.get()
 
 
+class UnknownSettingError(ConfigurationError, TypeError):
+    """A constructor was called with an argument that it does not have."""
+
+
+class _AllSettings:
+    """`__signature__` of a class: its settings, with those behind `**kwargs` of its constructor."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")  # an instance has the signature of its `__call__`
+        settings = settings_of_class(owner)
+        if settings is None:
+            return inspect.signature(owner.__init__.__get__(owner))  # type: ignore[misc]  # without `self`
+        return inspect.Signature(
+            [
+                inspect.Parameter(name, one.kind, default=one.default, annotation=one.annotation)
+                for name, one in settings.items()
+            ]
+        )
+
+
+def settings_of_class(cls: type) -> dict[str, Any] | None:
+    """Return the settings of a class by name, each with the class that documents it, `parent`.
+
+    None: the constructor of a user's class uses its `**kwargs` itself.
+    """
+    from lightning_rl.system.jsonargparse_private import parameters_of  # imports the parser
+
+    settings = parameters_of(cls)
+    kinds = [one.kind for one in inspect.signature(cls.__init__).parameters.values()]  # type: ignore[misc]  # `cls` is a class to construct
+    passes_on = any(setting.parent is not cls for setting in settings.values())
+    return settings if passes_on or inspect.Parameter.VAR_KEYWORD not in kinds else None
+
+
 class Configurable:
     """An object that remembers the arguments of its constructor, as plain values.
 
@@ -58,6 +95,7 @@ class Configurable:
     """
 
     _construction: dict[str, Any]
+    __signature__ = _AllSettings()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember the arguments; a copy gets the original's arguments with its state."""
@@ -108,17 +146,50 @@ def is_unwritten(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(NOT_WRITTEN)
 
 
+def _refuse_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse arguments that a class does not have; Python reports other errors of the call.
+
+    Raises:
+        UnknownSettingError: naming the class, the nearest settings and their documentation.
+    """
+    settings, name = settings_of_class(cls), cls.__name__
+    if settings is None:
+        return
+    lists = f"help({name}) lists the settings"
+    positional = [n for n, one in settings.items() if one.kind is one.kind.POSITIONAL_OR_KEYWORD]
+    for unknown in kwargs.keys() - settings.keys():
+        matches = get_close_matches(unknown, settings, n=2)
+        matches += [long for long in settings if _initials(long) == unknown]
+        nearest = ", ".join(f"{match} (see {settings[match].parent.__name__})" for match in matches)
+        raise UnknownSettingError(
+            f"{name} has no setting '{unknown}'{'; close matches: ' * bool(matches)}{nearest}. "
+            f"{lists}: {', '.join(settings)}."
+        )
+    if len(args) > len(positional):
+        raise UnknownSettingError(
+            f"{name} takes {', '.join(positional)} by position, and all other settings by name, "
+            f"but {len(args)} values were given by position: write {name}("
+            f"{', '.join([*positional, 'name=value'])}). {lists}: {', '.join(settings)}."
+        )
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
+
+
 def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     path = _path_of(cls) or f"{NOT_WRITTEN}{_words_for(cls)}"
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # `cls` is the constructed class
     try:
         bound = signature.bind_partial(None, *args, **kwargs)
     except TypeError:
+        _refuse_call(cls, args, kwargs)
         return {"class_path": path, "init_args": {}}  # the constructor reports the error
     given: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
+            _refuse_call(cls, args, kwargs)
             given |= value
         elif kind is inspect.Parameter.VAR_POSITIONAL:
             given[name] = f"{NOT_WRITTEN}arguments without a name"

@@ -173,6 +173,7 @@ class RLDataModule(LightningDataModule):
         self,
         env: EnvLike | None = None,
         num_envs: int = 8,
+        *,
         buffer_size: int = 128,
         total_env_steps: int = 1_000_000,
         collector: CollectorFactory = SyncCollector,

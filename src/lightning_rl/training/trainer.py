@@ -171,6 +171,7 @@ class RLTrainer(Trainer, Configurable):
 
     def __init__(
         self,
+        *,
         num_threads: int = 1,
         flush_denormal: bool = True,
         machine: MachineSettings | None = None,

@@ -126,6 +126,7 @@ class LeRobotPolicy(ChunkPolicy):
         observation_space: gymnasium.Space[Any] | None = None,
         action_space: gymnasium.Space[Any] | None = None,
         path: str | None = None,
+        *,
         keys: dict[str, str | None] | None = None,
         overrides: dict[str, Any] | None = None,
         dataset_stats: str | None = None,

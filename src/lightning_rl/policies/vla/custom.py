@@ -72,6 +72,7 @@ class CustomVLA(Policy):
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
+        *,
         model_path: str | None = None,
         model_class: str | None = None,
         model_config: dict[str, Any] | None = None,

@@ -1,0 +1,90 @@
+"""Settings are given by name; a wrong call names the class, the nearest setting, and its documentation."""
+
+import inspect
+import pydoc
+
+import gymnasium
+import pytest
+
+from lightning_rl import APG, GRPO, PPO, SAC, ActorCritic, RLDataModule, RLTrainer, VLAPolicy
+from lightning_rl.cli.checking import FAMILIES, subclasses
+from lightning_rl.system.construction import Configurable, construction
+from lightning_rl.system.jsonargparse_private import parameters_of
+from tests.messages import assert_names, refused
+
+SPACES = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Box(-1, 1, (1,))
+
+
+@pytest.fixture
+def policy():
+    return ActorCritic(*SPACES)
+
+
+class Renamed(PPO):
+    """Passes its settings on."""
+
+    def __init__(self, policy, margin=0.1, **kwargs):
+        super().__init__(policy, **kwargs)
+
+
+class Notes(ActorCritic):
+    """Has keywords of its own."""
+
+    def __init__(self, observation_space, action_space, **notes):
+        super().__init__(observation_space, action_space)
+        self.notes = notes
+
+
+@pytest.mark.parametrize("cls", [PPO, SAC, GRPO, APG])
+def test_a_number_by_position_is_refused(cls, policy):
+    with refused(TypeError, names=(cls.__name__, f"help({cls.__name__})", "policy", "2")):
+        cls(policy, 3e-4)
+
+
+@pytest.mark.parametrize("call", [lambda: RLDataModule(None, 8, 128), lambda: RLTrainer(1), lambda: VLAPolicy(*SPACES, None, "flow")])  # fmt: skip
+def test_other_classes_take_numbers_and_choices_by_name_too(call):
+    with pytest.raises(TypeError):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("cls", "unknown", "nearest", "home"),
+    [
+        (PPO, "lr", "learning_rate", "Algorithm"),
+        (PPO, "clip_coeff", "clip_coef", "PPO"),
+        (SAC, "update_per_env_step", "updates_per_env_step", "OffPolicyAlgorithm"),
+        (APG, "gama", "gamma", "APG"),
+        (Renamed, "target_k", "target_kl", "OnPolicyAlgorithm"),
+        (Renamed, "margins", "margin", "Renamed"),
+    ],
+)
+def test_an_unknown_setting_names_the_nearest_one_and_its_home(cls, unknown, nearest, home, policy):
+    with refused(names=(cls.__name__, unknown, nearest, home, f"help({cls.__name__})")):
+        cls(policy, **{unknown: 0.1})
+
+
+def test_policies_and_the_trainer_name_the_nearest_one_too():
+    with refused(names=("ActorCritic", "hidden_size", "hidden_sizes")):
+        ActorCritic(*SPACES, hidden_size=(8,))
+    with refused(names=("RLTrainer", "run_directory", "run_dir")):
+        RLTrainer(run_directory="runs")
+
+
+def test_keywords_that_a_class_uses_itself_are_not_refused():
+    assert Notes(*SPACES, author="me").notes == {"author": "me"}
+
+
+def test_each_setting_of_yaml_is_in_the_signature_and_in_help():
+    for family in FAMILIES:
+        for cls in filter(lambda cls: issubclass(cls, Configurable), subclasses(family)):
+            if cls is not Notes:
+                assert list(inspect.signature(cls).parameters) == list(parameters_of(cls)), cls
+    assert len(inspect.signature(PPO).parameters) == 24
+    assert_names(pydoc.render_doc(PPO, renderer=pydoc.plaintext), "gae_lambda", "learning_rate")
+    assert "notes" in inspect.signature(Notes).parameters
+
+
+def test_an_object_has_the_signature_of_its_call(policy):
+    assert "td" in inspect.signature(policy.forward).parameters
+    assert not hasattr(policy, "__signature__")
+    assert construction(PPO(policy, gae_lambda=0.9))["init_args"]["gae_lambda"] == 0.9
