@@ -62,15 +62,31 @@ class _AllSettings:
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
         if instance is not None:
             raise AttributeError("__signature__")  # an instance has the signature of its `__call__`
-        settings = settings_of_class(owner)
-        if settings is None:
-            return inspect.signature(owner.__init__.__get__(owner))  # type: ignore[misc]  # without `self`
-        return inspect.Signature(
-            [
-                inspect.Parameter(name, one.kind, default=one.default, annotation=one.annotation)
-                for name, one in settings.items()
+        arguments = _arguments(owner)
+        if settings := settings_of_class(owner):
+            star = any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
+            arguments = [
+                inspect.Parameter(
+                    name,
+                    # What `**kwargs` passes on is given by name.
+                    setting.kind
+                    if star or _is_own(setting, owner)
+                    else inspect.Parameter.KEYWORD_ONLY,
+                    default=setting.default,
+                    annotation=setting.annotation,
+                )
+                for name, setting in settings.items()
             ]
-        )
+        return inspect.Signature(sorted(arguments, key=lambda argument: argument.kind))
+
+
+def _arguments(cls: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]  # `cls` is a class to construct
+
+
+def _is_own(setting: Any, cls: type) -> bool:
+    """Return whether the constructor of a class names a setting, instead of passing it on."""
+    return bool(setting.parent.__init__ is cls.__init__)  # type: ignore[misc]  # as above
 
 
 def settings_of_class(cls: type) -> dict[str, Any] | None:
@@ -81,9 +97,9 @@ def settings_of_class(cls: type) -> dict[str, Any] | None:
     from lightning_rl.system.jsonargparse_private import parameters_of  # imports the parser
 
     settings = parameters_of(cls)
-    kinds = [one.kind for one in inspect.signature(cls.__init__).parameters.values()]  # type: ignore[misc]  # `cls` is a class to construct
-    passes_on = any(setting.parent is not cls for setting in settings.values())
-    return settings if passes_on or inspect.Parameter.VAR_KEYWORD not in kinds else None
+    takes_more = any(argument.kind is argument.VAR_KEYWORD for argument in _arguments(cls))
+    keeps_them = takes_more and all(_is_own(setting, cls) for setting in settings.values())
+    return None if keeps_them else settings
 
 
 class Configurable:
@@ -155,21 +171,22 @@ def _refuse_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     settings, name = settings_of_class(cls), cls.__name__
     if settings is None:
         return
-    lists = f"help({name}) lists the settings"
-    positional = [n for n, one in settings.items() if one.kind is one.kind.POSITIONAL_OR_KEYWORD]
+    lists = f"help({name}) lists the settings: {', '.join(settings)}."
     for unknown in kwargs.keys() - settings.keys():
         matches = get_close_matches(unknown, settings, n=2)
         matches += [long for long in settings if _initials(long) == unknown]
         nearest = ", ".join(f"{match} (see {settings[match].parent.__name__})" for match in matches)
         raise UnknownSettingError(
-            f"{name} has no setting '{unknown}'{'; close matches: ' * bool(matches)}{nearest}. "
-            f"{lists}: {', '.join(settings)}."
+            f"{name} has no setting '{unknown}'{'; close matches: ' if matches else ''}{nearest}. "
+            f"{lists}"
         )
-    if len(args) > len(positional):
+    arguments = _arguments(cls)
+    leading = [one.name for one in arguments if one.kind is one.POSITIONAL_OR_KEYWORD]
+    takes_any = any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
+    if len(args) > len(leading) and not takes_any:
         raise UnknownSettingError(
-            f"{name} takes {', '.join(positional)} by position, and all other settings by name, "
-            f"but {len(args)} values were given by position: write {name}("
-            f"{', '.join([*positional, 'name=value'])}). {lists}: {', '.join(settings)}."
+            f"{name} takes only {', '.join(leading) or 'nothing'} by position, but {len(args)} "
+            f"values were given: write {name}({', '.join([*leading, 'name=value'])}). {lists}"
         )
 
 
