@@ -1,15 +1,17 @@
 """Docstrings say shapes, errors and sources, and the API reference is built of all of them."""
 
 import ast
+import inspect
 import re
 from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
+from inspect import cleandoc
 from itertools import pairwise
 from types import ModuleType
 
 from lightning_rl import functional
-from tests.test_architecture import FILES, SOURCE, module_of, none, of_file, tree
+from tests.test_architecture import FILES, MODULES, SOURCE, module_of, nodes, none, of_file, tree
 
 DOCS = SOURCE.parents[1] / "docs"
 
@@ -169,6 +171,54 @@ def test_what_is_raised_is_said():
         if (text or not overrides) and (missing := unsaid_errors(function, text))
     ]
     none(lacking, "no `Raises:` of these")
+
+
+def arguments_of(node, cls):
+    """The arguments of a function, or of the constructor of a class."""
+    if cls is not None:
+        return {*inspect.signature(cls.__init__).parameters}
+    return {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+
+
+def attributes_of(cls):
+    """The names of a class, and those that its methods and its bases' methods assign."""
+    names = {*dir(cls), *(name for base in cls.__mro__ for name in inspect.get_annotations(base))}
+    for base in cls.__mro__:
+        for node in nodes(MODULES[base.__module__]) if base.__module__ in MODULES else ():
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            elif isinstance(node, ast.Call) and "register_buffer" in ast.unparse(node.func):
+                names.add(ast.unparse(node.args[0]).strip("'"))
+    return names
+
+
+def inherited_arguments(cls):
+    """The arguments that the bases of a class document; the signature lists those of `kwargs`."""
+    texts = [base.__doc__ for base in cls.__mro__[1:] if base.__doc__] if cls is not None else []
+    return {"self", "kwargs", *(name for text in texts for name in entries(cleandoc(text), "Args"))}
+
+
+def test_the_sections_of_arguments_and_attributes_are_those_of_the_code():
+    offenders = []
+    for path in FILES:
+        for node in nodes(path):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or not ast.get_docstring(node):
+                continue
+            cls = getattr(import_module(module_of(path)), node.name, None)
+            cls = cls if isinstance(node, ast.ClassDef) else None
+            text, where = ast.get_docstring(node), f"{of_file(path)}: {node.name}"
+            if section(text, "Args"):
+                said, arguments = {*entries(text, "Args")}, arguments_of(node, cls)
+                behind = inspect.signature(cls).parameters.keys() if cls is not None else set()
+                surplus = said - arguments - behind
+                offenders += [f"{where} has no argument {name}" for name in surplus]
+                if cls is None or "__init__" in vars(cls):
+                    lacking = arguments - said - inherited_arguments(cls) - {"cls"}
+                    offenders += [f"{where} does not document {name}" for name in lacking]
+            if section(text, "Attributes"):
+                surplus = entries(text, "Attributes").keys() - attributes_of(cls)
+                offenders += [f"{where} has no attribute {name}" for name in surplus]
+    none(offenders)
 
 
 def test_all_but_overrides_are_documented():

@@ -112,7 +112,7 @@ def data():
 def flow(file):
     env = chunks()
     spaces = env.single_observation_space, env.single_action_space
-    return VLAPolicy(*spaces, PerceptronBackbone(), "flow", action_statistics=str(file))
+    return VLAPolicy(*spaces, PerceptronBackbone(), head="flow", action_statistics=str(file))
 
 
 @pytest.fixture

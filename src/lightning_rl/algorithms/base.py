@@ -130,7 +130,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         optimizer: makes the optimizer. Default: Adam with eps 1e-5 and `learning_rate`.
         max_nonfinite_steps: the run fails after this many consecutive optimizer steps were skipped
             because a loss or gradient was not finite.
-        compile: compile the update and the values of a rollout. Compiling takes about 10 s at the
+        compile: compile the update. Compiling takes about 10 s at the
             start of a run (3 s if cached), and needs a C++ compiler (on a GPU Triton). If compiling
             fails, the update runs uncompiled with a warning. `auto` compiles if the budget has
             enough minibatches (`PAYS_FROM`), and prints the decision. A resumed run keeps its

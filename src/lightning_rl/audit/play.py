@@ -76,7 +76,7 @@ class Play:
     Attributes:
         arrays: arrays of the observations, by name.
         statistics: of the collector: returns, lengths and successes of the last episodes.
-        ways: names of the classes that act and step.
+        code_paths: names of the classes that act and step.
         steps: actions of each env.
         env_steps: env steps of all N envs; an action may be a chunk of several steps.
         seconds: per action of all N envs: `env`, resets included, and `inference`.

@@ -47,7 +47,7 @@ class Replay(ABC):
     constructor of a subclass takes these five arguments first, and by name `directory`, and `goals`
     if the env has goals; the config sets its other arguments.
 
-    Args:
+    Arguments of a subclass:
         observation_space: observation space of one env.
         action_space: action space of one env.
         num_envs: N, envs of this process.

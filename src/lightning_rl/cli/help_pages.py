@@ -174,7 +174,7 @@ def _actions(parser: ArgumentParser) -> Iterator[Action]:
 def _section_of(action: Action) -> str:
     section, _, name = action.dest.partition(".")
     if section == "trainer" and name:
-        own = inspect.signature(RLTrainer).parameters
+        own = inspect.signature(RLTrainer.__init__).parameters
         return "trainer" if name.split(".")[0] in own else "lightning"
     return section if section in TITLES else "run"
 

@@ -35,7 +35,7 @@ class Collector(ABC):
         in_background: whether a thread or process collects while the learner trains.
         num_rollouts: number of rollouts with memory allocated.
         acted_by_policy: whether the policy chooses the actions of the rollouts.
-        ways: class names of the actor and the stepper, for `run.json`.
+        code_paths: class names of the actor and the stepper, for `run.json`.
     """
 
     max_staleness: int = 0

@@ -178,7 +178,8 @@ class CollectorContext:
         policy: chooses the actions; the collector never changes its weights.
         num_steps: T, steps per env in a rollout.
         seed: seed of the env and of the action sampling.
-        plan: how episodes begin and end. Default: as in the env, continuing across rollouts.
+        episode_settings: how episodes begin and end. Default: as in the env, continuing across
+            rollouts.
         phase: times the phases `env` and `inference`, for a profiler.
         calls: times the calls into the env (`with calls("step"): ...`), see `EnvWatch`.
         make_env: makes another env like `env`, for collectors in other processes.

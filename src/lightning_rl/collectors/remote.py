@@ -62,7 +62,7 @@ class Remote:
         index: index of the collector.
         generation: number of replacements; each generation has other seeds.
         state: state at the beginning of its current or next rollout.
-        doing: last known state of the collector.
+        status: last known state of the collector.
         version: version of the weights at the beginning of its rollout.
         begun: number of its rollout among all rollouts.
         last_sent: number of the last publication sent to it.
@@ -141,9 +141,10 @@ class RemoteCollectors:
         cluster: runs the collectors.
         count: M.
         seed_of: returns the seed of a collector from its index and generation.
-        rules: settings.
+        settings: settings of the run.
         version: version of the learner's weights.
         clock: returns seconds.
+        counts: counts of rollouts so far.
     """
 
     cluster: Cluster

@@ -156,6 +156,7 @@ class ReturnNormalizer(RewardNormalizer):
 
     Args:
         limit: bound on returns; None for no limit.
+        eps: added to the variance.
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.

@@ -60,9 +60,7 @@ class CartPole(Task):
 
     The rail's ends stop the cart without bounce; the stop does not affect the pole.
 
-    Args:
-        num_envs: N.
-        args, kwargs: see `Task`. Default action: `DeltaPosition(0.1)`, unbounded; with `Velocity`
+    See `Task` for the arguments. Default action: `DeltaPosition(0.1)`, unbounded; with `Velocity`
             the drives have no stiffness, and their damping pulls towards the target. An episode has
             500 steps of 0.04 s.
     """

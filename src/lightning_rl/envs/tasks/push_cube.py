@@ -96,9 +96,7 @@ class PushCube(Task):
     A cube within 0.1 m of the goal is a success, a cube beyond the table's edge a failure: both are
     `terminated`. Metric `distance_to_goal`: m from cube to goal.
 
-    Args:
-        num_envs: N.
-        args, kwargs: see `Task`. Default action: `DeltaPosition(0.03, clip=1)`; for all action
+    See `Task` for the arguments. Default action: `DeltaPosition(0.03, clip=1)`; for all action
             terms the pusher moves at most 0.03 m per step along each axis and stays on the table.
             An episode has 100 steps.
     """

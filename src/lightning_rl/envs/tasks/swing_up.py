@@ -50,9 +50,7 @@ class CartPoleSwingUp(CartPole):
     Success requires, at the last step of the time limit, |angle| < 0.1 rad and |angular velocity| <
     0.5 rad/s. Metric `distance_to_goal`: |angle|, at most pi.
 
-    Args:
-        num_envs: N.
-        args, kwargs: see `Task`. Default action: `Force(10, clip=1)`. An episode has 200 steps of
+    See `Task` for the arguments. Default action: `Force(10, clip=1)`. An episode has 200 steps of
             0.04 s.
     """
 

@@ -53,6 +53,8 @@ class TorchEnv(VectorEnv):
 
     Args:
         num_envs: N.
+        observation_space: space of one observation.
+        action_space: space of one action.
         max_episode_steps: time limit, in steps.
         device: device of the state.
 
@@ -67,7 +69,7 @@ class TorchEnv(VectorEnv):
         elapsed: [N] int64, env steps since the episode began.
         final_state: [N], the state before the resets of the last step, except of compiled steps.
         stream_key: [2, N] int64, the key of each env's random numbers.
-        restarts: how finished envs begin the next episode.
+        reset_mode: how finished envs begin the next episode.
 
     Raises:
         ConfigurationError: `num_envs` or `max_episode_steps` is below 1.
