@@ -1,6 +1,6 @@
 """Algorithms that are none of the package's own, as short as a test can have them."""
 
-from lightning_rl import OnPolicyAlgorithm
+from lightning_rl import PPO, OnPolicyAlgorithm
 from tests.variants import before
 
 
@@ -40,3 +40,17 @@ def peek(module, result, minibatch):
 def limit_is_failure(learner, rollout):
     """Make the mistake of treating a time limit as the end of all rewards, before advantages or a replay."""
     rollout["terminated"] |= rollout["truncated"]
+
+
+class Margin(PPO):
+    """Passes its settings on."""
+
+    def __init__(self, policy, margin=0.1, **kwargs):
+        super().__init__(policy, **kwargs)
+
+
+class Starred(PPO):
+    """Passes everything on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.policies import Policy
+from lightning_rl.policies import ActorCritic, Policy
 
 
 class ScriptedPolicy(Policy):
@@ -46,3 +46,11 @@ SUM_OF_OBSERVATION = SimpleNamespace(
     get_value=lambda td: td.set("value", td["observation"].sum(-1)),
 )
 """In place of a policy: values an observation by the sum of its numbers."""
+
+
+class Notes(ActorCritic):
+    """Has keywords of its own."""
+
+    def __init__(self, observation_space, action_space, **notes):
+        super().__init__(observation_space, action_space)
+        self.notes = notes

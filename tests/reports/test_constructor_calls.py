@@ -10,7 +10,9 @@ from lightning_rl import APG, GRPO, PPO, SAC, ActorCritic, RLDataModule, RLTrain
 from lightning_rl.cli.checking import FAMILIES, subclasses
 from lightning_rl.system.construction import Configurable, construction
 from lightning_rl.system.jsonargparse_private import parameters_of
+from tests.algorithms import Margin, Starred
 from tests.messages import assert_names, refused
+from tests.policies import Notes
 
 SPACES = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Box(-1, 1, (1,))
 
@@ -18,28 +20,6 @@ SPACES = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Box(-1, 1, (1,))
 @pytest.fixture
 def policy():
     return ActorCritic(*SPACES)
-
-
-class Renamed(PPO):
-    """Passes its settings on."""
-
-    def __init__(self, policy, margin=0.1, **kwargs):
-        super().__init__(policy, **kwargs)
-
-
-class Starred(PPO):
-    """Passes everything on."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-
-
-class Notes(ActorCritic):
-    """Has keywords of its own."""
-
-    def __init__(self, observation_space, action_space, **notes):
-        super().__init__(observation_space, action_space)
-        self.notes = notes
 
 
 @pytest.mark.parametrize("cls", [PPO, SAC, GRPO, APG])
@@ -61,8 +41,8 @@ def test_other_classes_take_numbers_and_choices_by_name_too(call):
         (PPO, "clip_coeff", "clip_coef", "PPO"),
         (SAC, "update_per_env_step", "updates_per_env_step", "OffPolicyAlgorithm"),
         (APG, "gama", "gamma", "APG"),
-        (Renamed, "target_k", "target_kl", "OnPolicyAlgorithm"),
-        (Renamed, "margins", "margin", "Renamed"),
+        (Margin, "target_k", "target_kl", "OnPolicyAlgorithm"),
+        (Margin, "margins", "margin", "Margin"),
         (Starred, "lr", "learning_rate", "Algorithm"),
     ],
 )

@@ -179,8 +179,7 @@ class Algorithm(LightningModule, ABC, Configurable):
         self.policy = policy
         self.learning_rate = learning_rate
         self.lr_schedule: ScheduleKind = lr_schedule
-        self.batch_size = batch_size
-        self.max_grad_norm = max_grad_norm
+        self.batch_size, self.max_grad_norm = batch_size, max_grad_norm
         self.make_optimizer = optimizer
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile

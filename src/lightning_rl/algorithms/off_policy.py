@@ -105,9 +105,7 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("publish_every_updates", publish_every_updates, least=1)
         check_random_actions(policy, random_env_steps)
         check_range("learning_starts", learning_starts, least=0)
-        self.gamma = gamma
-        self.n_steps = n_steps
-        self.tau = tau
+        self.gamma, self.n_steps, self.tau = gamma, n_steps, tau
         self.updates_per_env_step = updates_per_env_step
         self.publish_every_updates = publish_every_updates
         self.random_env_steps = random_env_steps

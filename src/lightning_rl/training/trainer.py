@@ -205,8 +205,7 @@ class RLTrainer(Trainer, Configurable):
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
         with removed_if_refused(self.run_dir):
-            own = _as_list(callbacks)
-            _refuse_finders(own)
+            own = _usable_callbacks(callbacks)
             metrics = MetricsWriter(best_metric, best_mode)
             package = self._callbacks(own, metrics, video, enable_progress_bar)
             if enable_checkpointing:
@@ -475,14 +474,16 @@ def _refuse(settings: dict[str, Any]) -> None:
         settings["strategy"] = function_at(HOOKS["fsdp"])()
 
 
-def _refuse_finders(callbacks: list[Callback]) -> None:
-    for callback in callbacks:
+def _usable_callbacks(callbacks: Any) -> list[Callback]:
+    listed: list[Callback] = _as_list(callbacks)
+    for callback in listed:
         require(
             not isinstance(callback, LearningRateFinder | BatchSizeFinder),
             f"trainer.callbacks has {type(callback).__name__}, which tries settings on batches of "
             "a fixed dataset, but each batch here is a new rollout. Remove it, and compare "
             "settings by rl-cli sweep.",
         )
+    return listed
 
 
 def _check_devices(accelerator: Any, devices: Any) -> None:
