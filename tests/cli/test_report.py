@@ -289,12 +289,14 @@ def test_a_line_that_a_kill_has_cut_short_is_left_out():
     assert compare(["outputs"]).groups[0].scores == [4.0]
 
 
-def test_films_lie_in_the_page_as_long_as_there_is_room():
+def test_films_lie_in_the_page_as_long_as_there_is_room(capsys):
     for i in (1, 2):
         videos = make_run(f"a_20260101_00000{i}", [1, 2, 3, i], seed=i) / "videos"
         videos.mkdir()
         (videos / "eval_4000.mp4").write_bytes(bytes([i]) * 2**19)
     report("outputs", "--output", "pages/report.html", "--films_mib", "0.6")
+    report("outputs", "--format", "json", "--films_mib", "0.6")
+    assert "--films_mib has no effect" in capsys.readouterr().err
     page = Path("pages/report.html").read_text()
     assert f"data:video/mp4;base64,{base64.b64encode(bytes([1]) * 2**19).decode()}" in page
     assert 'src="../outputs/a_20260101_000002/videos/eval_4000.mp4"' in page

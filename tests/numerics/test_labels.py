@@ -406,3 +406,13 @@ def test_a_condition_that_is_not_there_is_refused(dataset):
     record(dataset, (2,), (True,))
     with refused(names=("'advantage_positive'", "close matches: advantage_positive")):
         demonstrations(str(dataset), condition="advantage_positive")
+
+
+def test_options_without_effect_say_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record("data")
+    options = ["--value_steps", "7", "--seed", "2", "--failure_cost", "3"]
+    run(["label", "data", "--value", "mean", "--reward", "env", *options])
+    out = capsys.readouterr().out
+    assert_names(out, "--value_steps 7", "--seed 2", "--value fitted")
+    assert_names(out, "--failure_cost 3.0", "--reward success")

@@ -65,12 +65,23 @@ DESCRIPTION = "Write rewards, returns, values and advantages of each step into a
 RETURNS = ("reward", "failure_cost", "gamma")
 """Options that decide the returns, and so the value."""
 
+NEEDS = {
+    "value_steps": ("value", "fitted"),
+    "seed": ("value", "fitted"),
+    "failure_cost": ("reward", "success"),
+}
+"""Options that only have an effect with a value of another option."""
+
 
 def label(options: Sequence[str], command_line: CommandLine) -> None:
     """Label a dataset by the given options."""
     settings = parse_options("label", DESCRIPTION, OPTIONS, options)
     path = settings.path
     check_range("value_steps", settings.value_steps, least=1)
+    for name, (option, value) in NEEDS.items():
+        is_default = settings[name] == OPTIONS[name].default
+        if not is_default and settings[option] not in (value, OPTIONS[option].default):
+            tell(f"--{name} {settings[name]} has no effect: it is for --{option} {value}.")
     named: dict[str, Any] = {name: _chosen(name, settings[name]) for name in ("success", "failure")}
     given = {name: settings[name] for name in RETURNS if settings[name] is not None}
     own = {name: settings[name] for name in ("n_steps", "positive", "doubtful")}

@@ -41,6 +41,8 @@ def report(options: Sequence[str], command_line: CommandLine) -> None:
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], least=0)
     wanted, output = _where(settings["format"], settings["output"])
+    if wanted != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
+        tell(f"--films_mib has no effect: it is for --format html, not {wanted}.", sys.stderr)
     comparison = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
     for _, reason in comparison.left_out:
         tell(f"Left out: {reason}", sys.stderr)
