@@ -20,7 +20,7 @@ OFF_POLICY = '''
 
     from lightning_rl import Algorithm, Policy, Replay
     from lightning_rl.policies.networks.perceptron import flatten_observation, mlp
-    from lightning_rl.rollout.contract import flat_transitions, successors
+    from lightning_rl.rollout.contract import flat_transitions, next_observations
 
 
     class Ring(Replay):
@@ -42,7 +42,7 @@ OFF_POLICY = '''
 
         def extend(self, rollout):
             fresh = flat_transitions(rollout, self.FIELDS[:-1])
-            fresh["next"] = successors(rollout).transpose(0, 1).flatten(0, 1)
+            fresh["next"] = next_observations(rollout).transpose(0, 1).flatten(0, 1)
             for key in self.FIELDS:
                 slots = torch.arange(self.count, self.count + len(fresh)) % self.capacity
                 self.storage[key][slots] = fresh[key].to(torch.float32)

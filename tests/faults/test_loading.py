@@ -30,7 +30,7 @@ from lightning_rl import (
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.rollout.spaces import space_data, space_from
-from lightning_rl.system.construction import construction
+from lightning_rl.system.construction import config_of
 from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import assert_same, fit_in, last, load, make_data, make_ppo, train, without
@@ -312,7 +312,7 @@ def test_a_construction_is_written_down_as_a_config_would():
     own = (data.observation_space, data.action_space)
     data.close()
     module = PPO(VLAPolicy(*own, TinyVLA(channels=(4, 8, 8)), num_bins=np.int64(5)), gamma=0.9)
-    assert construction(module) == {
+    assert config_of(module) == {
         "class_path": "lightning_rl.PPO",
         "init_args": {
             "policy": {
@@ -329,7 +329,7 @@ def test_a_construction_is_written_down_as_a_config_would():
         },
     }
     slow = SlowPolicy(*own, policy=partial(VLAPolicy, head="gaussian"), delay_ms=0.0)
-    assert construction(slow)["init_args"]["policy"] == {
+    assert config_of(slow)["init_args"]["policy"] == {
         "class_path": "lightning_rl.VLAPolicy",
         "init_args": {"head": "gaussian"},
     }

@@ -35,7 +35,7 @@ from lightning_rl.checkpoints.registry import (
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
-from lightning_rl.system.construction import described
+from lightning_rl.system.construction import to_config
 from lightning_rl.system.declared import parts_of
 from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
@@ -506,7 +506,7 @@ def test_the_table_has_each_class_that_a_run_may_name():
         kind = next(one for one in found[0].__mro__ if one.__name__ == allowed.kind)
         assert all(issubclass(one, kind) for one in found), key
         assert sorted(map(get_import_path, found)) == sorted(allowed.names), key
-        written = {described(one)["class_path"] for one in found}
+        written = {to_config(one)["class_path"] for one in found}
         assert written == allowed.names, key
         ours = {get_import_path(one) for one in in_the_package(kind)} - INNER
         assert ours <= allowed.names, key

@@ -23,9 +23,9 @@ from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import ActionProbe, GymnasiumEnv, TimeLimitProbe, ValueProbe, VectorEnv
 from lightning_rl.rollout.contract import (
     allocate_rollout,
+    next_observations,
     rollout_from,
     rollout_state,
-    successors,
     validate,
 )
 from lightning_rl.training.data import RolloutDataset
@@ -159,7 +159,7 @@ def test_a_rollout_is_what_plain_envs_give_for_its_actions(id):
     rollouts = collected(collector, 5)
     keys = ("observation", "action", "reward", "terminated", "truncated")
     data = {key: transitions_of(rollouts, key) for key in keys}
-    after = torch.cat([successors(rollout_from(state)) for state in rollouts], dim=1)
+    after = torch.cat([next_observations(rollout_from(state)) for state in rollouts], dim=1)
     endings = 0
     for n in range(3):
         plain = gymnasium.make(id, **kwargs)

@@ -18,7 +18,7 @@ from lightning_rl.datasets.minari import write_minari
 from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.datasets.replays import read_replay, write_replay
 from lightning_rl.datasets.writer import EpisodeWriter
-from lightning_rl.rollout.contract import successors
+from lightning_rl.rollout.contract import next_observations
 from tests.helpers import make_collector
 from tests.messages import refused
 from tests.numerics.test_replay import ACTION as OF_STREAMS
@@ -431,7 +431,7 @@ def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tm
         steps = (~rollout["padding"]).sum(1).tolist()
         assert steps == [number + 1 for number in numbers], "nothing of the rollout before is left"
         assert torch.equal(
-            successors(rollout)[0, steps[0] - 1], torch.full((4,), float(numbers[0]))
+            next_observations(rollout)[0, steps[0] - 1], torch.full((4,), float(numbers[0]))
         )
         return numbers
 

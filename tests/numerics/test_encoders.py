@@ -44,7 +44,7 @@ from lightning_rl.envs.tasks import Pictures
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
 from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
-from lightning_rl.system.construction import construction
+from lightning_rl.system.construction import config_of
 from tests.arms import arm
 from tests.envs import ScriptedEnv
 from tests.equivalence.features import MinimalInfo
@@ -470,7 +470,7 @@ def test_a_critics_encoder_that_cannot_take_its_keys_is_refused_and_the_cure_nam
 
 def test_a_policy_says_how_its_encoder_was_made_and_what_it_computes():
     policy = ActorCritic(PICTURE, ACTION, encoder=partial(NatureCNN, size=9, kernels=(4, 2, 2), strides=(2, 1, 1)))  # fmt: skip
-    told = construction(policy)["init_args"]["encoder"]
+    told = config_of(policy)["init_args"]["encoder"]
     assert told == {
         "class_path": "lightning_rl.NatureCNN",
         "init_args": {"size": 9, "kernels": [4, 2, 2], "strides": [2, 1, 1]},

@@ -19,7 +19,7 @@ from lightning_rl.rollout.contract import (
     FinalObservationWriter,
     allocate_rollout,
     final_observations,
-    successors,
+    next_observations,
 )
 from tests.envs import ScriptedEnv, ScriptedTask, ScriptedVector
 from tests.helpers import assert_same, collect_into, make_collector
@@ -82,7 +82,7 @@ def test_a_time_out_without_its_final_observation_is_refused_in_the_background_t
 def test_a_time_out_with_its_final_observation_and_an_end_without_one_are_fine():
     given = Limited(final=lambda observation: {"final_obs": observation})
     rollout = collector_of(given).collect()
-    assert successors(rollout)[:, 3].tolist() == [[4.0, 4.0]] * 3
+    assert next_observations(rollout)[:, 3].tolist() == [[4.0, 4.0]] * 3
     assert rollout["truncated"].sum() == 6
     assert collector_of(Limited(terminated=True)).collect()["terminated"].sum() == 6
 

@@ -20,9 +20,9 @@ from lightning_rl.rollout.contract import (
     final_observations,
     final_storage,
     map_tree,
+    next_observations,
     rollout_from,
     rollout_state,
-    successors,
 )
 from tests.envs import ScriptedTask
 from tests.helpers import assert_same, make_collector
@@ -97,7 +97,7 @@ def test_each_slice_of_a_rollout_finds_its_own(space, cut):
     following = slice(steps.start, None if steps.stop is None else steps.stop - 1)
     theirs = map_tree(lambda field: field[rows][:, following], finals)
     for copy in (part, part.clone(), part.to("cpu"), rollout_from(rollout_state(part))):
-        assert_same(plain(successors(copy)), plain(expected_successors(part, theirs)))
+        assert_same(plain(next_observations(copy)), plain(expected_successors(part, theirs)))
 
 
 def test_a_clone_has_rows_of_its_own_and_a_view_shares_them():
@@ -106,17 +106,17 @@ def test_a_clone_has_rows_of_its_own_and_a_view_shares_them():
     clear_final_observations(rollout)
     rollout["done"].zero_()
     assert final_storage(view).count == 0
-    assert_same(successors(copy), expected_successors(copy, finals))
+    assert_same(next_observations(copy), expected_successors(copy, finals))
 
 
 def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
     (one, finals), (other, _) = written(PLAIN), written(PLAIN, 1)
     parts = torch.cat([one[2:], one[:2]])
     joined = map_tree(lambda field: torch.cat([field[2:], field[:2]]), finals)
-    assert_same(successors(parts), expected_successors(parts, joined))
-    with refused(ValueError, names="successors(rollout)") as error:
-        successors(torch.cat([one, other]))
-    assert_names(str(error.value), "allocate_rollout", "successors(rollout)")
+    assert_same(next_observations(parts), expected_successors(parts, joined))
+    with refused(ValueError, names="next_observations(rollout)") as error:
+        next_observations(torch.cat([one, other]))
+    assert_names(str(error.value), "allocate_rollout", "next_observations(rollout)")
 
 
 # --- memory ---
@@ -302,14 +302,14 @@ def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed
     rollout, finals = numbered(PLAIN)
     rollout["truncated"].zero_()
     rollout["done"].copy_(rollout["terminated"])
-    assert_same(successors(rollout), expected_successors(rollout, torch.zeros_like(finals)))
+    assert_same(next_observations(rollout), expected_successors(rollout, torch.zeros_like(finals)))
     rollout["truncated"][2, 5] = rollout["done"][2, 5] = True
     rollout["terminated"][2, 5] = False
     message = (
         "The rollout has no final observation of env 2 at step 5, where its episode was truncated: its return needs "
         "the value of that observation. Write it with FinalObservationWriter(rollout), then call finish()."
     )
-    for ask in (successors, lambda rollout: write_values(SUM_OF_OBSERVATION, rollout)):
+    for ask in (next_observations, lambda rollout: write_values(SUM_OF_OBSERVATION, rollout)):
         with refused(
             ValueError, names=("env 2", "step 5", "FinalObservationWriter(rollout)")
         ) as error:
@@ -350,4 +350,4 @@ def test_a_copied_rollout_has_the_rows_of_its_source():
     copy_rollout(target, source)
     assert_same(rollout_state(target), rollout_state(source))
     clear_final_observations(source)
-    assert_same(plain(successors(target)), plain(expected_successors(target, finals)))
+    assert_same(plain(next_observations(target)), plain(expected_successors(target, finals)))

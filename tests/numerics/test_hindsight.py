@@ -23,7 +23,7 @@ from lightning_rl import (
 )
 from lightning_rl.buffers import replay_buffer
 from lightning_rl.envs import TwoDoors
-from lightning_rl.rollout.contract import final_storage, map_tree, successors
+from lightning_rl.rollout.contract import final_storage, map_tree, next_observations
 from tests.goal_envs import GoalProbe
 from tests.helpers import train
 from tests.messages import refused
@@ -56,7 +56,7 @@ class GoalStream(Stream):
         finals["desired_goal"][rows] = with_goal[envs, times]
         reached = self.chance(0.5, len(rows)) & rollout["terminated"][envs, times]
         finals["achieved_goal"][rows[reached]] = with_goal[envs, times][reached]
-        after = successors(rollout)
+        after = next_observations(rollout)
         rollout["reward"][:, :-1] = judge(after["achieved_goal"], after["desired_goal"])[0]
         return rollout
 

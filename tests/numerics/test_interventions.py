@@ -17,7 +17,7 @@ from lightning_rl import (
     TorchEnv,
     VectorEnv,
 )
-from lightning_rl.rollout.contract import rollout_state, successors
+from lightning_rl.rollout.contract import next_observations, rollout_state
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv, ScriptedVector
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
@@ -152,7 +152,7 @@ def check(rollout):
     told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
     expected = torch.where(helped[..., None], torch.tensor(INSTEAD), told)
     assert torch.equal(executed, expected)
-    assert torch.equal(successors(rollout)[..., 1:], executed)
+    assert torch.equal(next_observations(rollout)[..., 1:], executed)
     assert torch.equal(rollout["intervened"][:, :-1], helped | (age == 1))
     assert not rollout["intervened"][:, -1].any()
     assert helped.any()

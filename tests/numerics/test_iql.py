@@ -30,7 +30,11 @@ from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.envs.tasks import Pictures, PushCube
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import FinalObservationWriter, allocate_rollout, successors
+from lightning_rl.rollout.contract import (
+    FinalObservationWriter,
+    allocate_rollout,
+    next_observations,
+)
 from lightning_rl.system import ranks
 from tests.envs import UNIT, ScriptedTask
 from tests.equivalence.test_resume import stop_and_resume
@@ -167,7 +171,7 @@ def test_advantages_are_those_of_the_recorded_steps(algorithm):
         return reference.value_of(seen, noise.repeat(len(seen), 0))
 
     values = value(rollout["observation"]).reshape(envs, steps + 1)
-    following = value(successors(rollout)).reshape(envs, steps)
+    following = value(next_observations(rollout)).reshape(envs, steps)
     ends = [rollout[key][:, :-1].numpy() for key in ("terminated", "truncated")]
     reward = rollout["reward"][:, :-1].double().numpy()
     wanted = gae_by_sum(reward, values, *ends, following, GAMMA, 0.7)

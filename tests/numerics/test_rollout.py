@@ -12,9 +12,9 @@ from lightning_rl.rollout.contract import (
     allocate_rollout,
     copy_tree,
     flat_transitions,
+    next_observations,
     space_spec,
     step_views,
-    successors,
     time_major,
     validate,
 )
@@ -204,7 +204,7 @@ def test_what_follows_a_step_is_the_next_slot_or_the_true_end_of_the_episode():
     writer = FinalObservationWriter(rollout)
     for t in range(ends.shape[1]):
         writer.write(t, {"x": ends[:, t]})
-    found = successors(rollout)["x"]
+    found = next_observations(rollout)["x"]
     for env in range(3):
         for t in range(4):
             expected = ends[env, t] if rollout["done"][env, t] else seen[env, t + 1]

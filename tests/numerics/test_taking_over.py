@@ -28,7 +28,7 @@ from lightning_rl import (
     VectorEnv,
 )
 from lightning_rl.envs.people.intervention import Pace
-from lightning_rl.rollout.contract import successors
+from lightning_rl.rollout.contract import next_observations
 from tests.envs import ScriptedEnv, ScriptedSource, ScriptedVector
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import (
@@ -163,7 +163,7 @@ def test_an_env_says_it_under_names_of_its_own(vectorization):
     taken = rollout["observation"][:, :-1, 0] % 3 == 2
     assert torch.equal(rollout["intervened"][:, :-1], taken)
     assert not rollout["intervened"][:, -1].any()
-    assert torch.equal(rollout["executed_action"][:, :-1], successors(rollout)[..., 1:])
+    assert torch.equal(rollout["executed_action"][:, :-1], next_observations(rollout)[..., 1:])
     assert (rollout["executed_action"][:, :-1][taken] == MARK).all()
 
 
@@ -190,7 +190,9 @@ def test_nobody_undoes_by_their_no_what_another_one_did():
     outside, inside = age == 1, age % 3 == 2
     assert torch.equal(rollout["intervened"][:, :-1], outside | inside)
     executed = rollout["executed_action"][:, :-1]
-    assert torch.equal(executed, successors(rollout)[..., 1:]), "the one nearest to the env acts"
+    assert torch.equal(executed, next_observations(rollout)[..., 1:]), (
+        "the one nearest to the env acts"
+    )
     assert (executed[outside] == torch.tensor([-MARK, 0.25])).all()
     assert (executed[inside] == MARK).all()
 
@@ -219,7 +221,7 @@ def check(rollout):
     """What was executed is what the next observation shows; it bears the mark where somebody took over, and only there."""
     taken = rollout["intervened"][:, :-1]
     executed, told = (rollout[key][:, :-1].clamp(-1, 1) for key in ("executed_action", "action"))
-    assert torch.equal(executed, successors(rollout)[..., 1:])
+    assert torch.equal(executed, next_observations(rollout)[..., 1:])
     assert (executed[taken][:, 0] == MARK).all()
     assert torch.equal(executed[~taken], told[~taken])
     assert (told[taken] != executed[taken]).any(1).all()
@@ -338,7 +340,7 @@ def test_in_a_chunk_one_action_may_be_somebody_elses():
     told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
     assert (executed[first][:, 1] == torch.tensor([MARK, 0.0])).all()
     assert torch.equal(executed[:, :, [0, 2]], told[:, :, [0, 2]])
-    assert torch.equal(successors(rollout)[first][:, 1:], executed[first][:, 2])
+    assert torch.equal(next_observations(rollout)[first][:, 1:], executed[first][:, 2])
 
 
 def test_what_is_no_source_is_refused():

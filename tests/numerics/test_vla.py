@@ -26,7 +26,7 @@ from lightning_rl import (
 from lightning_rl.collectors import ray
 from lightning_rl.datasets.demonstrations import expert_episodes
 from lightning_rl.datasets.writer import EpisodeWriter
-from lightning_rl.rollout.contract import successors
+from lightning_rl.rollout.contract import next_observations
 from tests.algorithms import with_first_ratios
 from tests.helpers import assert_same_run, fit_in, last, load, make_collector, scalars
 from tests.messages import refused
@@ -280,7 +280,7 @@ def test_an_expert_recorded_to_a_dataset_is_what_is_learnt_from_it_in_chunks(tmp
         assert torch.equal(rollout["observation", name][:, :-1][counted], leaf[:, :-1][counted]), (
             name
         )
-    assert len(successors(rollout)["rgb"]), "each true final observation is there"
+    assert len(next_observations(rollout)["rgb"]), "each true final observation is there"
 
 
 def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):

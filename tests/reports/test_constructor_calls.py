@@ -8,7 +8,7 @@ import pytest
 
 from lightning_rl import APG, GRPO, PPO, SAC, ActorCritic, RLDataModule, RLTrainer, VLAPolicy
 from lightning_rl.cli.checking import FAMILIES, subclasses
-from lightning_rl.system.construction import Configurable, construction
+from lightning_rl.system.construction import Configurable, config_of
 from lightning_rl.system.jsonargparse_private import parameters_of
 from tests.algorithms import Margin, Starred
 from tests.messages import assert_names, refused
@@ -76,4 +76,4 @@ def test_each_setting_of_yaml_is_in_the_signature_and_in_help():
 def test_an_object_has_the_signature_of_its_call(policy):
     assert "td" in inspect.signature(policy.forward).parameters
     assert not hasattr(policy, "__signature__")
-    assert construction(PPO(policy, gae_lambda=0.9))["init_args"]["gae_lambda"] == 0.9
+    assert config_of(PPO(policy, gae_lambda=0.9))["init_args"]["gae_lambda"] == 0.9

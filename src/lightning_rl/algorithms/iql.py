@@ -19,7 +19,7 @@ from lightning_rl.optim.update import Objective
 from lightning_rl.policies import SquashedActorCritic
 from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.networks.perceptron import mlp
-from lightning_rl.rollout.contract import add_transition_field, successors
+from lightning_rl.rollout.contract import add_transition_field, next_observations
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range, require
 
@@ -145,7 +145,7 @@ class DatasetActorCritic(Algorithm):
             "executed" not in rollout.keys(),
             f"{name} trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
-        add_transition_field(rollout, "next_observation", successors(rollout))
+        add_transition_field(rollout, "next_observation", next_observations(rollout))
         add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())
         fields = list(self.FIELDS)
         if self.gae_lambda is not None:

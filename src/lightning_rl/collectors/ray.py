@@ -48,7 +48,7 @@ from lightning_rl.rollout.contract import (
 )
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.machine import MachineSettings, put_in_force, settings
+from lightning_rl.system.machine import MachineSettings, settings
 from lightning_rl.system.process import computing_alike, flush_denormals, flushes_denormals
 
 CLOSE_SECONDS = 5.0
@@ -464,7 +464,7 @@ class RayActor:
         setup = _unpacked(packed, versions)
         assert setup.make_env is not None
         torch.set_num_threads(setup.num_threads)
-        put_in_force(setup.machine)
+        setup.machine.apply()
         flush_denormals(setup.flush_denormal)
         self._compute_alike = computing_alike()
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")

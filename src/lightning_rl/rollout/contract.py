@@ -38,8 +38,8 @@ or a dropped rollout.
 
 True final observations are separate rows, one per ended episode, in `FinalObservations`. All slices
 of a rollout share this object as `final_observation`. `final_index` is the row of a step, from 1; 0
-means none. `FinalObservationWriter` writes the rows, `successors` and `final_observations` read
-them.
+means none. `FinalObservationWriter` writes the rows, `next_observations` and `final_observations`
+read them.
 
 Algorithms add their own fields (`advantage`, `return`).
 """
@@ -322,8 +322,8 @@ def final_storage(rollout: TensorDict) -> FinalObservations:
         return storage
     raise ValueError(
         "The rollout does not have its own final observations: it was concatenated from several "
-        "rollouts, or not made by allocate_rollout. Call successors(rollout) for each part, and "
-        "concatenate the results."
+        "rollouts, or not made by allocate_rollout. Call next_observations(rollout) for each part, "
+        "and concatenate the results."
     )
 
 
@@ -459,7 +459,7 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
     return map_tree(chosen, final_storage(rollout).rows)
 
 
-def successors(rollout: TensorDict) -> Any:
+def next_observations(rollout: TensorDict) -> Any:
     """Return the next observation of each step of [N, T+1], [N, T, ...], a tensor or a tree.
 
     At the end of an episode it is the true final observation, not the next episode's first.

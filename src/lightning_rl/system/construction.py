@@ -120,12 +120,12 @@ class Configurable:
         return self
 
 
-def construction(constructed: Configurable) -> dict[str, Any]:
-    """Return `{class_path: ..., init_args: {...}}` in plain values; see `described`."""
+def config_of(constructed: Configurable) -> dict[str, Any]:
+    """Return `{class_path: ..., init_args: {...}}` in plain values; see `to_config`."""
     return constructed._construction
 
 
-def described(value: Any) -> Any:
+def to_config(value: Any) -> Any:
     """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -134,19 +134,19 @@ def described(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.size <= LARGEST:
         return value.tolist()
     if isinstance(value, list | tuple) and len(value) <= LARGEST:
-        return [described(one) for one in value]
+        return [to_config(one) for one in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {name: described(one) for name, one in value.items()}
+        return {name: to_config(one) for name, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: _of_field(value, one) for one in fields(value)}
     if isinstance(value, Configurable) and _path_of(type(value)):
-        return construction(value)
+        return config_of(value)
     if isinstance(value, type) and (name := _path_of(value)):
         return {"class_path": name}
     if isinstance(value, FunctionType) and (name := _path_of(value)):
         return name
     if isinstance(value, partial) and _is_plain(value) and (name := _path_of(value.func)):
-        return {"class_path": name, "init_args": described(value.keywords)}
+        return {"class_path": name, "init_args": to_config(value.keywords)}
     return f"{NOT_WRITTEN}{_words_for(value)}"
 
 
@@ -154,7 +154,7 @@ def _of_field(value: Any, one: Field[Any]) -> Any:
     given = getattr(value, one.name)
     if one.metadata.get(IMPORT_PATH) and isinstance(given, type) and (name := _path_of(given)):
         return name  # a class as a plain text, like functions
-    return described(given)
+    return to_config(given)
 
 
 def is_unwritten(value: Any) -> bool:
@@ -215,7 +215,7 @@ def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for name in GIVEN_BY_THE_ENV:
         if isinstance(given.get(name), gymnasium.Space):
             del given[name]
-    return {"class_path": path, "init_args": described(given)}
+    return {"class_path": path, "init_args": to_config(given)}
 
 
 def _is_plain(value: partial[Any]) -> bool:

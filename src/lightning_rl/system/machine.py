@@ -30,6 +30,11 @@ class MachineSettings:
     skip_signal_exchange: bool = True
     mujoco_profiler: bool = False
 
+    def apply(self) -> None:
+        """Apply the settings to this process, and to processes that it forks from now on."""
+        global _in_force
+        _in_force = self
+
 
 PLAIN = MachineSettings(
     cuda_graphs=False,
@@ -47,12 +52,6 @@ _in_force = MachineSettings()
 def settings() -> MachineSettings:
     """Return the settings in force."""
     return _in_force
-
-
-def put_in_force(wanted: MachineSettings) -> None:
-    """Apply settings to this process, and to processes that it forks from now on."""
-    global _in_force
-    _in_force = wanted
 
 
 def offscreen_renderer() -> str:

@@ -29,7 +29,7 @@ from lightning_rl.system.files import (
     shown,
 )
 from lightning_rl.system.lightning_private import omit_anonymous
-from lightning_rl.system.machine import MachineSettings, put_in_force
+from lightning_rl.system.machine import MachineSettings
 from lightning_rl.system.output import tell
 from lightning_rl.system.process import before_forced_exit, flush_denormals, keep_freed_memory
 from lightning_rl.system.runs import (
@@ -237,7 +237,7 @@ class RLTrainer(Trainer, Configurable):
         # Do this first: threads that torch starts later inherit the setting.
         self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
-        put_in_force(machine)
+        machine.apply()
         self.keeps_freed_memory = machine.keep_freed_memory and keep_freed_memory()
 
     def _callbacks(

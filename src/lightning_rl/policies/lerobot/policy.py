@@ -45,7 +45,7 @@ from lightning_rl.policies.vla.loading import freeze_matching
 from lightning_rl.policies.vla.policy import ChunkPolicy
 from lightning_rl.policies.weights import one_message
 from lightning_rl.rollout.names import names_of
-from lightning_rl.system.construction import construction, do_weights_follow
+from lightning_rl.system.construction import config_of, do_weights_follow
 from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded
 
@@ -314,7 +314,7 @@ class LeRobotPolicy(ChunkPolicy):
 
     def read_saved(self, path: str) -> "LeRobotPolicy":
         """Return the policy of a directory from `save_directory`."""
-        given = construction(self)["init_args"]
+        given = config_of(self)["init_args"]
         there = given.get("language_model") or given["path"]
         return LeRobotPolicy(
             self.observation_space,

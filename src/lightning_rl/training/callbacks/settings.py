@@ -14,9 +14,9 @@ from lightning_rl.checkpoints.registry import ENV_PACKAGES, modules_of
 from lightning_rl.system.construction import (
     GIVEN_BY_THE_ENV,
     Configurable,
-    construction,
-    described,
+    config_of,
     is_unwritten,
+    to_config,
 )
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.training.callbacks.typed import algorithm_of
@@ -58,12 +58,12 @@ def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     """Return the configuration of a run in Python."""
     data = cast(Any, trainer).datamodule
     is_ours = type(data) is RLDataModule
-    settings = _changed(described(data.settings() if is_ours else data), _add_module)
-    trained = construction(cast(Configurable, trainer))["init_args"]
+    settings = _changed(to_config(data.settings() if is_ours else data), _add_module)
+    trained = config_of(cast(Configurable, trainer))["init_args"]
     return {
         "seed_everything": settings.get("seed", True) if is_ours else True,
         "exp_name": trained.get("exp_name", "run"),
-        "model": construction(algorithm_of(pl_module)),
+        "model": config_of(algorithm_of(pl_module)),
         "data": settings,
         "trainer": {key: value for key, value in trained.items() if key not in OF_THE_RUN},
     }
@@ -109,5 +109,5 @@ def _defaults_of(made: type) -> dict[str, Any]:
     return {
         name: setting
         for name, value in defaults.items()
-        if name not in GIVEN_BY_THE_ENV and not is_unwritten(setting := described(value))
+        if name not in GIVEN_BY_THE_ENV and not is_unwritten(setting := to_config(value))
     }
