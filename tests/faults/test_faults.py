@@ -481,6 +481,21 @@ def test_a_run_directory_that_is_deleted_is_said_to_be(loggers, capsys, monkeypa
     assert not deleted[0].exists()
 
 
+@pytest.mark.parametrize("part", ["replaced", ".lock", "logs"])
+def test_a_run_directory_that_is_deleted_in_part_or_replaced_is_one_error(tmp_path, part):
+    run_dir = tmp_path / "run"
+
+    def spoil(trainer):
+        if part == "replaced":  # by a copy
+            run_dir.rename(tmp_path / "moved")
+            shutil.copytree(tmp_path / "moved", run_dir)
+        else:
+            shutil.rmtree(run_dir / part) if part == "logs" else (run_dir / part).unlink()
+
+    with refused(WriteError, names=(run_dir, "last.ckpt", "rl-cli fit --ckpt_path")):
+        train(run_dir, trainer={"callbacks": [at_iteration(4, spoil)]})
+
+
 def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch):
     Path("file").touch()
     error = failure(capsys, "--output_dir", "file")

@@ -3,6 +3,7 @@
 import multiprocessing
 import warnings
 from contextlib import closing
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -16,7 +17,7 @@ from lightning_rl.envs.infos import InfoReader
 from lightning_rl.rollout.contract import allocate_rollout, map_tree
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.envs import ScriptedEnv, ScriptedTask
-from tests.helpers import fit_in
+from tests.helpers import fit_in, train
 from tests.messages import refused
 from tests.reports.odd import BOX, making, odd
 
@@ -322,3 +323,23 @@ def test_an_env_may_write_into_what_it_was_given_and_what_it_returned(as_dict, d
     restored = other.load_state_dict(state)
     assert torch.equal(restored["a"] if as_dict else restored, seen)
     assert (other.state_dict()["episodes"][0]["actions"] == 0.5).all()
+
+
+@pytest.mark.parametrize("when", ["import", "begin", "act"])
+def test_an_env_that_changes_torchs_default_dtype_changes_no_run(tmp_path, when):
+    def float64(env=None):
+        torch.set_default_dtype(torch.float64)
+
+    gymnasium.register("Float64-v0", partial(ScriptedEnv, length=5))
+    expected = train(tmp_path / "plain", env="Float64-v0")[0].state_dict()
+    changed = partial(ScriptedEnv, length=5, **({} if when == "import" else {when: float64}))
+    gymnasium.register("Float64-v1", changed)
+    try:
+        if when == "import":
+            float64()
+        with refused(UserWarning, names=("torch.float64", "torch.set_default_dtype", "dtype=")):
+            module = train(tmp_path / "changed", env="Float64-v1")[0]
+        assert torch.get_default_dtype() is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(expected[key], value) for key, value in module.state_dict().items())

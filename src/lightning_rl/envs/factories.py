@@ -9,6 +9,7 @@ import gymnasium
 
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.infos import READ
+from lightning_rl.envs.other_libraries import replacement
 from lightning_rl.envs.step_results import check_space
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, closest, require
@@ -44,6 +45,7 @@ def env_factory(given: Any, setting: str) -> EnvFactory:
     """
     if isinstance(given, str):
         return _by_name(given, setting)
+    _refuse_other_libraries(given, setting)
     if isinstance(given, VectorEnv | gymnasium.Env | gymnasium.vector.VectorEnv):
         raise ConfigurationError(
             f"{setting} is a {type(_unwrapped(given)).__name__} that exists already, but training "
@@ -83,6 +85,7 @@ def make_env(
             f"{setting} cannot be made: {error}. Define these methods."
         ) from error
     if not isinstance(made, VectorEnv):
+        _refuse_other_libraries(made, setting)
         kind, cure = type(_unwrapped(made)).__name__, ALLOWED
         if isinstance(made, gymnasium.Env | gymnasium.vector.VectorEnv):
             cure = _what_makes(made)
@@ -165,6 +168,16 @@ def check_no_pauses(env: VectorEnv) -> None:
         "remove ActionChunk from data.env. rl-cli record --ckpt_path plays a policy of chunks "
         "without pauses, in the env without ActionChunk.",
     )
+
+
+def _refuse_other_libraries(env: Any, setting: str) -> None:
+    cls = env if isinstance(env, type) else type(env)
+    if issubclass(cls, VectorEnv) or (env is not cls and getattr(env, "spec", None) is not None):
+        return
+    cure = replacement(env if env is cls else _unwrapped(env))
+    if cure is not None and env is not cls:
+        getattr(env, "close", lambda: None)()
+    require(cure is None, f"{setting} makes no VectorEnv of this package. {cure}")
 
 
 def _by_name(name: str, setting: str) -> EnvFactory:

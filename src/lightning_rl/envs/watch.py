@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol
 
+import torch
+
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import EnvFaultError
-from lightning_rl.system.process import end_process
+from lightning_rl.system.process import end_process, restore_default_dtype
 
 TICK_SECONDS = 1.0
 """Period of the checks; after a gap of more than two periods the process was suspended."""
@@ -89,9 +91,8 @@ class EnvWatch:
         on_hang: Callable[[EnvTimeoutError], bool] = lambda error: False,
     ) -> None:
         self.whose, self.timeout_s, self._on_hang = whose, timeout_s, on_hang
-        self.is_lost = False
+        self.is_lost, self._num_envs = False, 0
         self.is_idle = timeout_s is not None
-        self._num_envs = 0
         self.env: Callable[[], VectorEnv | None] = lambda: None
         self._calls: dict[str, _Call] = {}
         self._starting = threading.Lock()
@@ -206,6 +207,8 @@ class _Call:
         trace: TracebackType | None,
     ) -> None:
         self.ended = self.began
+        if torch.get_default_dtype() is not torch.float32:  # 90 ns
+            restore_default_dtype(self.watch.whose)
         if self.error is not None:
             error, self.error = self.error, None
             if raised is not None:

@@ -172,8 +172,8 @@ def check_still_there(directory: Path) -> None:
 
 
 def gone(directory: Path) -> str:
-    """Return the message for a directory that was deleted during the run."""
-    return f"Cannot write into {directory}: it was deleted during the run, with all its files."
+    """Return the message for a directory that was deleted or replaced during the run."""
+    return f"Cannot write into {directory}: it, or a part of it, was deleted or replaced meanwhile."
 
 
 def remove_leftovers(directory: str | Path) -> None:
@@ -204,7 +204,7 @@ def lock_file(path: Path, refusal: str) -> int | None:
     except OSError:
         os.close(descriptor)
         return None
-    if not _is_file(descriptor, path):  # the previous owner removed the file
+    if not is_file(descriptor, path):  # the previous owner removed the file
         os.close(descriptor)
         return lock_file(path, refusal)
     with suppress(OSError):  # the disk may be full; the lock still holds
@@ -224,7 +224,8 @@ def move(source: Path, target: Path) -> None:
     _flush_directory(target.parent)
 
 
-def _is_file(descriptor: int, path: Path) -> bool:
+def is_file(descriptor: int, path: Path) -> bool:
+    """Return whether an open file lies at a path, by its device and inode."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:

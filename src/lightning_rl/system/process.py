@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -93,3 +94,15 @@ def _act(error: Exception) -> None:
     for act in reversed(_last_acts):
         with suppress(Exception):
             act(error)
+
+
+def restore_default_dtype(whose: str) -> None:
+    """Undo a change that would give policy and rollouts another dtype."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    warnings.warn(
+        f"The env of {whose}, or a module that it imports, set torch's default dtype to {dtype}, "
+        "which all tensors of the run would get: it is torch.float32 again. Remove "
+        f"torch.set_default_dtype, and make the env's tensors with dtype={dtype}.",
+        stacklevel=2,
+    )

@@ -4,13 +4,13 @@ import atexit
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_rl.system import ranks
-from lightning_rl.system.errors import require
-from lightning_rl.system.files import expanded, lock_file, shown
+from lightning_rl.system.errors import WriteError, require
+from lightning_rl.system.files import check_still_there, expanded, gone, is_file, lock_file, shown
 from lightning_rl.system.process import before_forced_exit
 from lightning_rl.system.saved_runs import CHECKPOINTS
 
@@ -79,8 +79,12 @@ def _remove_parents(directory: Path) -> None:
 
 
 @contextmanager
-def locked_run(run_dir: Path) -> Iterator[None]:
-    """Lock a run directory, so that no other process trains in it, if the file system has locks."""
+def locked_run(run_dir: Path) -> Iterator[Callable[[], None]]:
+    """Lock a run directory, so that no other process trains in it, if the file system has locks.
+
+    Yields a function that raises a `WriteError` if the directory was deleted, in part too, or
+    replaced. Its `.lock` tells: a copy of the directory has another one.
+    """
     path = run_dir / LOCK
     # Use a record lock (`lockf`): forked env workers inherit `flock`, and a hanging worker would
     # keep it.
@@ -90,12 +94,19 @@ def locked_run(run_dir: Path) -> Iterator[None]:
         "files. Wait until it ends, stop it (SIGTERM saves first), or start a new run from that "
         "checkpoint with another --exp_name.",
     )
+
+    def check() -> None:
+        check_still_there(run_dir)
+        if descriptor is not None and not is_file(descriptor, path):
+            raise WriteError(gone(run_dir))
+
     try:
         with before_forced_exit(lambda error: path.unlink(missing_ok=True)):
-            yield
+            yield check
     finally:
         if descriptor is not None:
-            path.unlink(missing_ok=True)  # before the close, so that others see that it is gone
+            if is_file(descriptor, path):  # another run may have replaced it
+                path.unlink()  # before the close, so that others see that it is gone
             os.close(descriptor)
         remove_if_empty(run_dir)  # a refused run has no files
 

@@ -61,7 +61,8 @@ def _after_fork() -> None:
 def _in_child() -> None:
     while _replaced:
         for number, replaced in _replaced.pop().items():
-            signal.signal(number, replaced)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # Ray's processes ignore SIGHUP
+                signal.signal(number, replaced)
     _after_fork()
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,7 +23,6 @@ from lightning_rl.system.construction import Configurable
 from lightning_rl.system.errors import ConfigurationError, WriteError, require
 from lightning_rl.system.extensions import HOOKS, function_at
 from lightning_rl.system.files import (
-    check_still_there,
     expanded,
     gone,
     shown,
@@ -169,6 +168,8 @@ class RLTrainer(Trainer, Configurable):
         keeps_freed_memory: whether the C library keeps freed memory, see `keep_freed_memory`.
     """
 
+    _check_run_dir: Callable[[], None] = staticmethod(lambda: None)  # it is not locked yet
+
     def __init__(
         self,
         *,
@@ -272,7 +273,7 @@ class RLTrainer(Trainer, Configurable):
         storage_options: Any | None = None,
     ) -> None:
         if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
-            check_still_there(self.run_dir)
+            self._check_run_dir()
         for logger in self.loggers:
             logger.save()  # a run resumed from this checkpoint does not log these rows again
         # Lightning's weights-only checkpoints lack the configuration of the policy.
@@ -311,9 +312,10 @@ class RLTrainer(Trainer, Configurable):
         if self.is_global_zero and self.global_step == 0:
             refuse_overwriting(self.run_dir, ckpt_path)
         # Lock the directory first, because Lightning opens the loggers before any callback.
-        alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext()
+        alone = locked_run(self.run_dir) if self.is_global_zero else nullcontext(lambda: None)
         # Lightning ignores SIGTERM until the training begins.
-        with alone, before_forced_exit(self._report_error), interrupted_by_signals():
+        leaving = before_forced_exit(self._report_error)
+        with alone as self._check_run_dir, leaving, interrupted_by_signals():
             try:
                 super().fit(
                     model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only

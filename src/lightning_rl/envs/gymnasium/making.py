@@ -21,6 +21,7 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import convert_mujoco_warnings
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
+from lightning_rl.envs.other_libraries import replacement
 from lightning_rl.rollout.names import named
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, closest, require
@@ -155,6 +156,7 @@ def _make_one(
     _import(id)
     # Remove Gymnasium's checker, which only warns, and only in the first steps.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
+    _refuse_batched(id, env.unwrapped)
     env = _with_returns_checked(env)
     for wrapper in (None, *wrappers):  # each layer may use the env's own names
         env = env if wrapper is None else wrapper(env)
@@ -214,9 +216,17 @@ def _is_statistics(value: Any) -> bool:
 
 def _import(id: str) -> None:
     spec = spec_of(id)
-    if spec is not None and isinstance(spec.entry_point, str):
-        load_env_creator(spec.entry_point)
+    if spec is not None and spec.entry_point is not None:
+        named = isinstance(spec.entry_point, str)
+        creator = load_env_creator(spec.entry_point) if named else spec.entry_point
+        if isinstance(creator, type):
+            _refuse_batched(id, creator)
     convert_mujoco_warnings()
+
+
+def _refuse_batched(id: str, env: Any) -> None:
+    cure = replacement(env)
+    require(cure is None, f"Env '{id}' is no single env: {cure}")
 
 
 def spec_of(id: str) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
+from lightning_rl.envs.other_libraries import replacement
 from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
 from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.rollout.contract import FieldSpec, map_tree
@@ -93,8 +94,8 @@ class TensorSimulator(VectorEnv):
             "make as many envs as its argument.",
         )
         self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
-        self._check_resets()
         space = self._env_attribute("single_action_space")
+        self._check_resets()
         self.single_action_space = _box_of(space, self._name)
         self._report = report
         self._events: SimulatorEvents | None = None
@@ -248,9 +249,12 @@ class TensorSimulator(VectorEnv):
                 return getattr(owner, name)
         kind = type(self.simulator).__name__
         raise ConfigurationError(
-            f"make returned a {kind}, which has no {name}{closest(name, dir(self.simulator))}: it "
-            "must return a simulator of N envs, with num_envs, device, single_action_space, reset "
-            "and step."
+            f"make returned a {kind}, which has no {name}{closest(name, dir(self.simulator))}. "
+            + (
+                replacement(self.simulator)
+                or "It must return a simulator of N envs, with num_envs, device, "
+                "single_action_space, reset and step."
+            )
         )
 
     def _check_resets(self) -> None:

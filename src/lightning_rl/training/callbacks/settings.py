@@ -1,13 +1,14 @@
 """Write the settings of a run to its loggers and checkpoints."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.registry import ENV_PACKAGES, modules_of
@@ -18,9 +19,12 @@ from lightning_rl.system.construction import (
     is_unwritten,
     to_config,
 )
-from lightning_rl.system.plain_yaml import dump_yaml
+from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 from lightning_rl.training.callbacks.typed import algorithm_of
 from lightning_rl.training.data import RLDataModule
+
+FIRST_VALUES = ("init_alpha", "log_std_init", "action_statistics", "dataset_stats")
+"""Settings of algorithms and policies that only give a first value to what a checkpoint holds."""
 
 OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from", "restore_replay")
 """Trainer settings about a single run: its output and its starting point."""
@@ -52,6 +56,38 @@ class SettingsWriter(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint[CONFIG_KEY] = dump_yaml(configuration_of(trainer, pl_module))
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        warn_of_first_values(construction(algorithm_of(pl_module)), checkpoint)
+
+
+def warn_of_first_values(model: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> None:
+    """Warn of settings (`FIRST_VALUES`) of a model `{class_path, init_args}` without effect.
+
+    The checkpoint, which replaces their values, has others in its configuration.
+    """
+    config = read_yaml(str(checkpoint.get(CONFIG_KEY, "")), "The configuration in the checkpoint")
+    _compare(model, config.get("model") if isinstance(config, dict) else None, "model")
+
+
+def _compare(made: Mapping[str, Any], saved: Any, path: str) -> None:
+    settings = saved.get("init_args") if isinstance(saved, dict) else None
+    if not isinstance(settings, dict):
+        return
+    adapts = made["init_args"].get("lr_schedule") == "adaptive"
+    for name, value in made["init_args"].items():
+        if isinstance(value, dict) and "init_args" in value:
+            _compare(value, settings.get(name), f"{path}.{name}")
+        elif value != settings.get(name) and (
+            name in FIRST_VALUES or (adapts and name == "learning_rate")
+        ):
+            rank_zero_warn(
+                f"{path}.{name}: {value} has no effect, because it is only the first value of what "
+                f"the checkpoint holds (saved setting: {settings.get(name, 'default')}). Remove "
+                "it, or train from the beginning with it."
+            )
 
 
 def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
