@@ -14,7 +14,7 @@ import torch
 
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.system.errors import EnvFaultError
-from lightning_rl.system.process import end_process, restore_default_dtype
+from lightning_rl.system.process import end_process, exit_of_env, restore_default_dtype
 
 TICK_SECONDS = 1.0
 """Period of the checks; after a gap of more than two periods the process was suspended."""
@@ -223,15 +223,6 @@ class _Call:
         while self.ended != self.began and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.ended == self.began
-
-
-def exit_of_env(name: str, error: SystemExit) -> EnvFaultError:
-    """Return the error for an env that called `sys.exit`, which would end the run as a success."""
-    return EnvFaultError(
-        f"{name} called sys.exit({'' if error.code is None else error.code}), which would end the "
-        "run without an error. To end an episode return terminated or truncated, and to report a "
-        "fault raise an exception."
-    )
 
 
 def _name(env: VectorEnv) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from lightning_rl.system.errors import EnvFaultError
 from lightning_rl.system.output import tell
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -105,4 +106,13 @@ def restore_default_dtype(whose: str) -> None:
         "which all tensors of the run would get: it is torch.float32 again. Remove "
         f"torch.set_default_dtype, and make the env's tensors with dtype={dtype}.",
         stacklevel=2,
+    )
+
+
+def exit_of_env(name: str, error: SystemExit) -> EnvFaultError:
+    """Return the error for an env that called `sys.exit`, which would end the run as a success."""
+    return EnvFaultError(
+        f"{name} called sys.exit({'' if error.code is None else error.code}), which would end the "
+        "run without an error. To end an episode return terminated or truncated, and to report a "
+        "fault raise an exception."
     )
