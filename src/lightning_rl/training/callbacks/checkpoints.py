@@ -14,7 +14,7 @@ from lightning_rl.algorithms.checks import warm_start_weights
 from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.checkpoints.format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.checkpoints.own import signed
-from lightning_rl.system.construction import construction
+from lightning_rl.system.construction import config_of
 from lightning_rl.system.errors import ConfigurationError, check_range, closest
 from lightning_rl.system.files import remove_leftovers, write_atomically
 from lightning_rl.system.saved_runs import CHECKPOINTS
@@ -215,7 +215,7 @@ class WarmStart(Callback):
         for note in (adapter_note, critic_note):
             if note is not None:
                 rank_zero_info(note)
-        policy = construction(module)["init_args"].get("policy")
+        policy = config_of(module)["init_args"].get("policy")
         warn_of_first_values({"init_args": {"policy": policy}}, checkpoint)
         load_whole(module.policy, weights)
         module.after_warm_start()

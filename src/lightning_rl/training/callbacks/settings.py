@@ -60,7 +60,7 @@ class SettingsWriter(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        warn_of_first_values(construction(algorithm_of(pl_module)), checkpoint)
+        warn_of_first_values(config_of(algorithm_of(pl_module)), checkpoint)
 
 
 def warn_of_first_values(model: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> None:
