@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_rl.policies.base import RNG, noise_for
 from lightning_rl.policies.frozen import frozen_policy
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, PerceptronEncoder
-from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
 from lightning_rl.policies.slow import PolicyFactory
 from lightning_rl.policies.spaces import part_for
@@ -147,14 +146,8 @@ class ResidualActorCritic(SquashedActorCritic):
         action: Tensor = self.base.get_action(acted, deterministic=True)["action"]
         return self.unit(action).clamp(-1.0, 1.0)
 
-    def read(
-        self,
-        td: TensorDict,
-        encoder: nn.Module | None,
-        normalizer: ObservationNormalizer | None,
-        keys: Sequence[str] | None,
-    ) -> Tensor:
-        return super().read(_inputs(td, self.base_action(td)), encoder, normalizer, keys)
+    def read(self, td: TensorDict, *reading: Any) -> Tensor:
+        return super().read(_inputs(td, self.base_action(td)), *reading)
 
     def update_normalization(self, rollout: TensorDict) -> None:
         unread = rollout["reward"].new_zeros(*rollout.batch_size, self.distribution.size)

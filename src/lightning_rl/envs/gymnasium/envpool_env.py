@@ -4,7 +4,7 @@ Weng et al. 2022, "EnvPool: A Highly Parallel Reinforcement Learning Environment
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from lightning_rl.envs.infos import InfoReader, to_tensors
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, wrap_arrays
+from lightning_rl.envs.vector_env import (
+    Info,
+    Observation,
+    Options,
+    Seed,
+    VectorEnv,
+    seeds_of,
+    wrap_arrays,
+)
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
 
@@ -75,7 +83,9 @@ class EnvPoolEnv(VectorEnv):
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         if seed is not None or self._pool is None:
             self.close()  # a pool takes seeds only at its construction
-            seeds = [s % 2**31 for s in self._seeds(seed)]
+            if seed is None:
+                seed = np.random.SeedSequence().generate_state(self.num_envs).tolist()
+            seeds = [s % 2**31 for s in seeds_of(seed, self.num_envs)]
             with _explained(self.id):
                 self._pool = self._envpool.make_gymnasium(self.id, **self._settings, seed=seeds)
                 observation, _ = self._pool.reset()
@@ -109,17 +119,6 @@ class EnvPoolEnv(VectorEnv):
 
     def close(self) -> None:
         self._pool = None
-
-    def _seeds(self, seed: Seed) -> list[int]:
-        if seed is None:
-            return [int(s) for s in np.random.SeedSequence().generate_state(self.num_envs)]
-        if not isinstance(seed, Sequence):
-            return [int(seed) + i for i in range(self.num_envs)]
-        require(
-            len(seed) == self.num_envs,
-            f"Expected {self.num_envs} seeds, one per env, got {len(seed)}.",
-        )
-        return [int(s) for s in seed]
 
 
 def _import_envpool() -> Any:

@@ -23,7 +23,7 @@ from lightning_rl.envs.managers.outcome import Metrics, Rewards, Terminations
 from lightning_rl.envs.managers.term import Metric, Observation, Reward, Termination, merged
 from lightning_rl.envs.managers.view import EnvView, SeesNoState, entries_of
 from lightning_rl.envs.torch.counter_random import key_of
-from lightning_rl.envs.vector_env import Info, Options, RestoreError, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Info, Options, RestoreError, Seed, VectorEnv, seeds_of
 from lightning_rl.envs.vector_env import Observation as Observed
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.rollout.contract import map_tree
@@ -160,9 +160,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         if seed is None:
             self.episode = self.episode + 1
         else:
-            seeds = [seed] * self.num_envs if isinstance(seed, int | np.integer) else list(seed)
-            self.seed = torch.tensor([int(one) for one in seeds], device=self.device)
-            self.seed = self.seed + rows if isinstance(seed, int | np.integer) else self.seed
+            self.seed = torch.tensor(seeds_of(seed, self.num_envs), device=self.device)
             self.episode = torch.zeros_like(rows)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(rows)

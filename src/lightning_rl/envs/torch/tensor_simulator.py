@@ -14,7 +14,7 @@ from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
 from lightning_rl.envs.other_libraries import replacement
 from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, seeds_of
 from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.rollout.spaces import space_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
@@ -119,8 +119,8 @@ class TensorSimulator(VectorEnv):
         seeds: Any = seed
         if self._seeds == "one" and isinstance(seed, Sequence):
             seeds = int(seed[0])
-        elif self._seeds == "each" and isinstance(seed, int | np.integer):
-            seeds = [int(seed) + i for i in range(self.num_envs)]
+        elif self._seeds == "each" and seed is not None:
+            seeds = seeds_of(seed, self.num_envs)
         self._last = self._reset(seeds, options)
         if self._events is not None:
             self._events.reset(seeds)

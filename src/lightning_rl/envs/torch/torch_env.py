@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any, ClassVar
 
 import gymnasium
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -14,7 +13,15 @@ from torch import Tensor
 from lightning_rl.envs.infos import check_info
 from lightning_rl.envs.step_results import KINDS, check_vector
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
-from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
+from lightning_rl.envs.vector_env import (
+    Info,
+    Observation,
+    Options,
+    RestoreError,
+    Seed,
+    VectorEnv,
+    seeds_of,
+)
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
 from lightning_rl.system.errors import require
@@ -146,7 +153,7 @@ class TorchEnv(VectorEnv):
             self.episode = self.episode + 1
             kept = {key: self.state[key] for key in self.keeps if key in self.state.keys()}
         else:
-            self.seed = self._one_per_env(seed)
+            self.seed = torch.tensor(seeds_of(seed, self.num_envs), device=self.device)
             self.episode = torch.zeros_like(self.seed)
             self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
@@ -235,16 +242,6 @@ class TorchEnv(VectorEnv):
             cut = check_vector(name, "info truncated", info["truncated"], self.num_envs, "b")
             truncated = truncated | cut
         return moved, reward, terminated, truncated, info
-
-    def _one_per_env(self, seed: Any) -> Tensor:
-        if isinstance(seed, int | np.integer):
-            return int(seed) + torch.arange(self.num_envs, device=self.device)
-        seeds = [int(s) for s in seed]
-        require(
-            len(seeds) == self.num_envs,
-            f"Expected {self.num_envs} seeds, one per env, got {len(seeds)}.",
-        )
-        return torch.tensor(seeds, dtype=torch.int64, device=self.device)
 
     def started(self, uniform: Tensor) -> TensorDict:
         """Return initial states [M] from random numbers [M, K]. Subclasses may add tensors."""
