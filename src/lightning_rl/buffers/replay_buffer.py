@@ -98,13 +98,7 @@ class ReplayBuffer(Replay):
     rollout or the end of the ring: it bootstraps from its true next observation.
 
     Args:
-        observation_space: observation space of one env.
-        action_space: action space of one env.
-        num_envs: N, envs of this process.
-        device: the learner's device.
-        seed: seed of the sampling.
-        directory: run directory, for `storage: disk`.
-        goals: unused here; see `HindsightReplay`.
+        observation_space, action_space, num_envs, device, seed, directory, goals: see `Replay`.
         capacity: maximum number of transitions, over all N envs of this process; new ones replace
             the oldest.
         storage: `cpu`, process memory, which grows as the replay fills; `device`, the learner's

@@ -258,8 +258,8 @@ class RescaledGaussian(DiagonalGaussian):
     center: Tensor
     scale: Tensor
 
-    def __init__(self, space: gymnasium.spaces.Box, *settings: Any) -> None:
-        super().__init__(space.shape, *settings)
+    def __init__(self, space: gymnasium.spaces.Box, *args: Any, **kwargs: Any) -> None:
+        super().__init__(space.shape, *args, **kwargs)
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
@@ -349,8 +349,8 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     nodes: Tensor
     weights: Tensor
 
-    def __init__(self, space: gymnasium.spaces.Box, *settings: Any) -> None:
-        super().__init__(space.shape, *settings)
+    def __init__(self, space: gymnasium.spaces.Box, *args: Any, **kwargs: Any) -> None:
+        super().__init__(space.shape, *args, **kwargs)
         self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
