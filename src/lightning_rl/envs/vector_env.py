@@ -29,7 +29,7 @@ from lightning_rl.rollout.contract import (
     time_major,
 )
 from lightning_rl.rollout.goals import GoalFunction
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 Observation = Tensor | TensorDict
 """[N, ...], or a tree of such tensors."""
@@ -49,19 +49,6 @@ RESULTS = ("reward", "terminated", "truncated")
 
 PENALTY_FIELD: dict[str, FieldSpec] = {"penalty": ((), torch.float32)}
 """Extra rollout field of envs that report a penalty of part of the action."""
-
-
-def seeds_of(seed: int | Sequence[int], num_envs: int) -> list[int]:
-    """Return the seed of each env; see `Seed`.
-
-    Raises:
-        ConfigurationError: for another number of seeds.
-    """
-    if isinstance(seed, int | np.integer):
-        return [int(seed) + i for i in range(num_envs)]
-    count = f"Expected {num_envs} seeds, one per env, got {len(seed)}."
-    require(len(seed) == num_envs, count)
-    return [int(s) for s in seed]
 
 
 class RestoreError(RuntimeError):

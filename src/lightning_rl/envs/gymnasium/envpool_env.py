@@ -14,15 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_rl.envs.infos import InfoReader, to_tensors
-from lightning_rl.envs.vector_env import (
-    Info,
-    Observation,
-    Options,
-    Seed,
-    VectorEnv,
-    seeds_of,
-    wrap_arrays,
-)
+from lightning_rl.envs.torch.counter_random import seeds_of
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, wrap_arrays
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
 

@@ -22,8 +22,8 @@ from lightning_rl.envs.managers.observations import Observations
 from lightning_rl.envs.managers.outcome import Metrics, Rewards, Terminations
 from lightning_rl.envs.managers.term import Metric, Observation, Reward, Termination, merged
 from lightning_rl.envs.managers.view import EnvView, SeesNoState, entries_of
-from lightning_rl.envs.torch.counter_random import key_of
-from lightning_rl.envs.vector_env import Info, Options, RestoreError, Seed, VectorEnv, seeds_of
+from lightning_rl.envs.torch.counter_random import key_of, seeds_of
+from lightning_rl.envs.vector_env import Info, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.envs.vector_env import Observation as Observed
 from lightning_rl.envs.wrappers.base import VectorEnvWrapper
 from lightning_rl.rollout.contract import map_tree

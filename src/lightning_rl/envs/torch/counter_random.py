@@ -6,8 +6,13 @@ bijection of 32 bits, in int64 for equal results on every device. The key has tw
 because with one word, some of a run's millions of episodes would share their start.
 """
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from lightning_rl.system.errors import require
 
 _MASK = 0xFFFFFFFF
 _FIRST = 0x7FEB352D
@@ -16,6 +21,19 @@ _SECOND = 0x846CA68B - 2**32  # the same low 32 bits, and no product leaves int6
 _KEY_WORDS = (0x9E3779B9, 0x243F6A88)
 _GOLDEN = 0x9E3779B9 - 2**32
 """The same low 32 bits as a number in int32, in which Triton computes a column's product."""
+
+
+def seeds_of(seed: Any, num_envs: int) -> list[int]:
+    """Return the seed of each env; see `envs.vector_env.Seed`.
+
+    Raises:
+        ConfigurationError: for another number of seeds.
+    """
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + i for i in range(num_envs)]
+    count = f"Expected {num_envs} seeds, one per env, got {len(seed)}."
+    require(len(seed) == num_envs, count)
+    return [int(s) for s in seed]
 
 
 def hash32(x: Tensor) -> Tensor:

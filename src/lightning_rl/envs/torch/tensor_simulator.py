@@ -14,7 +14,8 @@ from lightning_rl.envs.infos import TREES
 from lightning_rl.envs.managers.simulator_events import SimulatorEvents
 from lightning_rl.envs.other_libraries import replacement
 from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, seeds_of
+from lightning_rl.envs.torch.counter_random import seeds_of
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
 from lightning_rl.rollout.contract import FieldSpec, map_tree
 from lightning_rl.rollout.spaces import space_of
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require

@@ -12,16 +12,8 @@ from torch import Tensor
 
 from lightning_rl.envs.infos import check_info
 from lightning_rl.envs.step_results import KINDS, check_vector
-from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
-from lightning_rl.envs.vector_env import (
-    Info,
-    Observation,
-    Options,
-    RestoreError,
-    Seed,
-    VectorEnv,
-    seeds_of,
-)
+from lightning_rl.envs.torch.counter_random import hash32, key_of, seeds_of, uniforms
+from lightning_rl.envs.vector_env import Info, Observation, Options, RestoreError, Seed, VectorEnv
 from lightning_rl.rollout.contract import map_tree
 from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
 from lightning_rl.system.errors import require
