@@ -64,7 +64,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs import TwoDoors
+from lightning_rl.extensions.tasks.probes import TwoDoors
 
 WORKLOADS = ("inference", "flow", "off_policy", "return", "cpu")
 DELAYS_MS = (100, 200, 500)

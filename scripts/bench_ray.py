@@ -34,8 +34,8 @@ import gymnasium
 import numpy as np
 
 from lightning_rl import ActorCritic, CollectorContext, GymnasiumEnv, RayCollector, SlowPolicy
-from lightning_rl.collectors.remote import MOST_SENT
 from lightning_rl.collectors.weights import changing_weights
+from lightning_rl.extensions.remote.remote import MOST_SENT
 
 WORKLOADS = ("inference", "cpu", "publish", "cost", "model")
 DELAY_MS, WORK_MS = 200, 5

@@ -15,10 +15,9 @@ import time
 
 import torch
 
-from lightning_rl import ActorCritic, CollectorContext, SyncCollector
+from lightning_rl import ActorCritic, CartPole, CollectorContext, PointMass, PushCube, SyncCollector
 from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
-from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.tasks.base import Task
+from lightning_rl.extensions.tasks.base import Task
 
 TASKS = (CartPole, PushCube, PointMass)
 

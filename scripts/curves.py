@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from lightning_rl.reports import find_runs
-from lightning_rl.reports.runs import read_run
+from lightning_rl.extensions.reports.runs import find_runs, read_run
 
 
 def keep(file: Path, runs: Iterable[Path], name: str, metric: str, env: str | None = None) -> None:

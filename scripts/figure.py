@@ -13,9 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_rl.reports import Comparison, compare_each
-from lightning_rl.reports.comparison import METRIC, Curve, thinned
-from lightning_rl.reports.rendering import METHOD, TITLES
+from lightning_rl.extensions.reports.comparison import (
+    METRIC,
+    Comparison,
+    Curve,
+    compare_each,
+    thinned,
+)
+from lightning_rl.extensions.reports.rendering import METHOD, TITLES
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7b4b2a", "#3d3d3d")
 """Colours of the curves on a light page, as in page.html: Okabe and Ito 2008, distinguishable by

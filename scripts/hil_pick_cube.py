@@ -44,9 +44,9 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.deploy.loading import env_of, load_trained
-from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ENV = {"random_block_position": True, "reset_delay_seconds": 0.0}
@@ -177,7 +177,7 @@ def clone(demonstrations: str, seed: int) -> Policy:
 def _wrappers_without_help() -> list[Any]:
     terms = {"terms": {"discrete_penalty": 1.0}}
     penalty = {"class_path": "lightning_rl.envs.PenaltyTerms", "init_args": terms}
-    return [{"class_path": "lightning_rl.envs.people.gym_hil.PickCube"}, penalty]
+    return [{"class_path": "lightning_rl.extensions.tasks.gym_hil.PickCube"}, penalty]
 
 
 def interventions(checkpoint: Path) -> dict[str, float]:

@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from lightning_rl import EpisodeWriter, LeRobotPolicy, PushBlocks
 from lightning_rl.cli.app import run
-from lightning_rl.datasets.demonstrations import expert_episodes
-from lightning_rl.envs.tasks.push_blocks import text_of
+from lightning_rl.extensions.datasets.demonstrations import expert_episodes
+from lightning_rl.extensions.tasks.push_blocks import text_of
 
 ROOT = Path(__file__).parents[1]
 EPISODES = 64

@@ -39,7 +39,7 @@ from lightning_rl import (
     RLTrainer,
     read_episodes,
 )
-from lightning_rl.datasets.label import label_dataset
+from lightning_rl.extensions.datasets.label import label_dataset
 
 PACKAGES = (
     "lerobot==0.4.4",

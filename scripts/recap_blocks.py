@@ -19,7 +19,7 @@ import yaml
 
 from lightning_rl import EpisodeWriter, PushBlocks
 from lightning_rl.cli.app import run
-from lightning_rl.datasets.playing import play_side_by_side
+from lightning_rl.extensions.datasets.playing import play_side_by_side
 from recap_doors import EPISODES, Task, curve, success, successes_alone
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vla_flow_bc.yaml"

@@ -17,9 +17,10 @@ import yaml
 
 from lightning_rl import Algorithm, EpisodeWriter, read_episodes
 from lightning_rl.cli.app import run
-from lightning_rl.datasets.episode import Episode
-from lightning_rl.datasets.playing import play_policy
-from lightning_rl.envs import FiveDoors, VectorEnv
+from lightning_rl.envs import VectorEnv
+from lightning_rl.extensions.datasets.episode import Episode
+from lightning_rl.extensions.datasets.playing import play_policy
+from lightning_rl.extensions.tasks.probes import FiveDoors
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "recap_doors.yaml"
 EPISODES = 400

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import lightning_rl.envs
 from lightning_rl import EpisodeWriter, load_policy
-from lightning_rl.datasets.demonstrations import expert_episodes
+from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -35,7 +35,7 @@ from lightning_rl import (
     RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.envs.people.gym_hil import PickCube
+from lightning_rl.extensions.tasks.gym_hil import PickCube
 
 STEPS = 50
 """Random steps that are timed."""

@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from lightning_rl import ActionChunk
 from lightning_rl.cli.app import run
 from lightning_rl.deploy.loading import load_trained
-from lightning_rl.envs import TwoDoors
+from lightning_rl.extensions.tasks.probes import TwoDoors
 
 STARTS = 4_000
 

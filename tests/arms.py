@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from lightning_rl import GymnasiumEnv, MixedReplay, ReplayBuffer
-from lightning_rl.envs import PenaltyTerms
+from lightning_rl.extensions.wrappers.penalty import PenaltyTerms
 from tests.envs import ScriptedEnv
 
 OBSERVATION = Box(-9.0, 9.0, (4,), np.float32)

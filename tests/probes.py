@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.probes import Probe
 from lightning_rl.envs.vector_env import Observation
+from lightning_rl.extensions.tasks.probes import Probe
 
 
 class RecallProbe(Probe):

@@ -6,8 +6,8 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import cloudpickle
 
-from lightning_rl.collectors import ray, ray_cluster
-from lightning_rl.collectors.remote import Answer
+from lightning_rl.extensions.remote import ray, ray_cluster
+from lightning_rl.extensions.remote.remote import Answer
 from lightning_rl.system.process import flush_denormals
 
 

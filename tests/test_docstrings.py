@@ -22,25 +22,28 @@ INTERNAL = (
     "system/[!efm]*",
     "system/files.py",
     "checkpoints/[!bl]*",
-    "sweeps/*",
+    "extensions/sweeps/*",
     "algorithms/checks.py",
     *(f"buffers/{name}.py" for name in ("columns", "replay_files", "waiting")),
     *(f"training/callbacks/{name}.py" for name in ("computing", "film", "typed")),
-    "envs/wrappers/chunk_wrapper.py",
+    "envs/chunk_wrapper.py",
     "envs/torch/counter_random.py",
     "envs/watch.py",
-    *(f"envs/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
-    *(f"envs/managers/{name}.py" for name in ("events", "observations", "outcome")),
-    "envs/managers/simulator_events.py",
+    *(f"extensions/mujoco/{name}.py" for name in ("rendering", "threads", "warp")),
+    *(f"extensions/managers/{name}.py" for name in ("events", "observations", "outcome")),
+    "extensions/simulators/simulator_events.py",
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
     *(f"envs/gymnasium/{name}.py" for name in ("goals", "kept_info", "replay", "workers")),
     "compiled/[!cs]*",
     "compiled/cuda_graphs.py",
     *(
-        f"datasets/{name}.py"
+        f"extensions/datasets/{name}.py"
         for name in ("directory", "joining", "lerobot_format", "lerobot_reader")
     ),
-    *(f"datasets/{name}.py" for name in ("episode_files", "pictures", "statistics", "tables")),
+    *(
+        f"extensions/datasets/{name}.py"
+        for name in ("episode_files", "pictures", "statistics", "tables")
+    ),
     *(f"policies/{name}.py" for name in ("description", "acting", "precision", "spaces")),
 )
 """Files of which the reference has no page. A file that is not among these has to be on one."""

@@ -14,8 +14,8 @@ PUZZLING = re.compile(
     re.IGNORECASE,
 )
 ALLOWED = {  # the phrase is right in these files
-    ("audit/checking.py", "takes up"): "an episode takes up to N steps: a bound",
-    ("collectors/ray.py", "as it is"): "as soon as it is certain: a time",
+    ("extensions/audit/checking.py", "takes up"): "an episode takes up to N steps: a bound",
+    ("extensions/remote/ray.py", "as it is"): "as soon as it is certain: a time",
 }
 MOST_PER_1000 = 0.5
 

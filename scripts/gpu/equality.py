@@ -12,11 +12,20 @@ from findings import Findings
 from torch import Tensor
 from training import Watch, difference, said, state_of, train
 
-from lightning_rl import GRPO, PPO, ActorCritic, AsyncCollector, CollectorContext, SyncCollector
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActorCritic,
+    AsyncCollector,
+    CartPole,
+    CollectorContext,
+    PointMass,
+    PushCube,
+    SyncCollector,
+)
 from lightning_rl.compiled import cuda_graphs, graphs
 from lightning_rl.compiled.choice import CompileDecision, StepsCompileDecision
-from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.tasks.base import Task
+from lightning_rl.extensions.tasks.base import Task
 
 TOLERANCE = 1e-5
 """Between two ways to compute the same in float32; a device may sum in any order."""

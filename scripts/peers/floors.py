@@ -21,8 +21,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_rl import CartPole, PushCube
 from lightning_rl.compiled.graphs import compile_graph
-from lightning_rl.envs import CartPole, PushCube
 from lightning_rl.envs.gymnasium.mujoco_bindings import set_mujoco_profiler
 
 Action = Callable[[], Any]

@@ -19,8 +19,16 @@ from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import PPO, ActorCritic, Algorithm, GymnasiumEnv, RLDataModule, RLTrainer
-from lightning_rl.envs import CartPole, PushCube
+from lightning_rl import (
+    PPO,
+    ActorCritic,
+    Algorithm,
+    CartPole,
+    GymnasiumEnv,
+    PushCube,
+    RLDataModule,
+    RLTrainer,
+)
 from lightning_rl.envs.torch.torch_env import TorchEnv
 from lightning_rl.system.machine import PLAIN
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from lightning_rl.sweeps import sweep as sweeps
-from lightning_rl.sweeps.trials import TrialProcess
+from lightning_rl.extensions.sweeps import sweep as sweeps
+from lightning_rl.extensions.sweeps.trials import TrialProcess
 
 STEP = 64
 

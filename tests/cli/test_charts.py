@@ -15,13 +15,16 @@ from lightning_rl import (
     DatasetCollector,
     GripperSAC,
     MixedReplay,
+    PushBlocks,
+    PushCube,
     RayCollector,
     ReplayBuffer,
     SquashedActorCritic,
+    TinyVLA,
+    VLAPolicy,
 )
-from lightning_rl.collectors import ray
-from lightning_rl.envs import ActionChunk, PushBlocks, PushCube
-from lightning_rl.policies import TinyVLA, VLAPolicy
+from lightning_rl.envs import ActionChunk
+from lightning_rl.extensions.remote import ray
 from lightning_rl.rollout.contract import flat_transitions
 from tests.equivalence.test_async import background
 from tests.equivalence.test_off_policy import helped_arm

@@ -25,7 +25,7 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.datasets.demonstrations import expert_episodes
+from lightning_rl.extensions.datasets.demonstrations import expert_episodes
 from lightning_rl.system.declared import parts_of
 from tests.commands import Command, rl_cli
 from tests.golden.make_lerobot import fill

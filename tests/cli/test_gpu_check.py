@@ -196,7 +196,7 @@ def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
 
 
 def test_steps_that_are_not_compiled_are_a_failure_that_says_why(steps_of, monkeypatch):
-    from lightning_rl.envs import CartPole
+    from lightning_rl import CartPole
 
     step = CartPole.step
     monkeypatch.setattr(CartPole, "step", lambda self, action: step(self, action))

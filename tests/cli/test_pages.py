@@ -217,7 +217,7 @@ def shortened(code):
 def follow(arguments, first):
     """Run what was typed, small: a command of rl-cli. In place of Ray's processes are threads, of Inductor the trace."""
     with pytest.MonkeyPatch.context() as patch, uncompiled_traces():
-        patch.setattr("lightning_rl.collectors.ray.RayCluster", Threads)
+        patch.setattr("lightning_rl.extensions.remote.ray.RayCluster", Threads)
         follow_here(arguments, first)
 
 
@@ -267,7 +267,7 @@ def follow_here(arguments, first):
         without_trials(arguments)
     elif arguments[0] == "recap":  # numerics/test_recap.py has some rounds run
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lightning_rl.cli.recap.Rounds.run", lambda _: None)
+            patch.setattr("lightning_rl.extensions.recap.command.Rounds.run", lambda _: None)
             run(arguments)
     elif arguments[0] == "check":
         run([*arguments, "--seconds", "0.1"])
@@ -284,7 +284,7 @@ def without_trials(arguments):
     """All that a sweep does before its first trial: `cli/test_sweep.py` has some run."""
     with pytest.MonkeyPatch.context() as patch:
         pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
-        patch.setattr("lightning_rl.sweeps.sweep._Sweep.run", lambda *_: None)
+        patch.setattr("lightning_rl.extensions.sweeps.sweep._Sweep.run", lambda *_: None)
         run(arguments)
 
 

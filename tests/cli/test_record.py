@@ -21,17 +21,18 @@ from gymnasium.spaces import Box, Dict
 from lightning_rl import (
     ActionChunk,
     ConfigurationError,
+    EpisodeWriter,
     GymnasiumEnv,
     PushCube,
+    read_episodes,
 )
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.cli import record
 from lightning_rl.cli.app import run
-from lightning_rl.cli.record import chunk_size_of
 from lightning_rl.collectors.ahead import ChunksAhead
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
-from lightning_rl.datasets.record import neutral_action, script_action_function
+from lightning_rl.extensions.datasets import record_command as record
+from lightning_rl.extensions.datasets.record import Recorder, neutral_action, script_action_function
+from lightning_rl.extensions.datasets.record_command import chunk_size_of
 from tests.commands import Command
 from tests.envs import ScriptedEnv, ScriptedSource
 from tests.helpers import last, make_data, make_ppo, train
@@ -294,7 +295,9 @@ def of_chunks(monkeypatch):
     """Options of a checkpoint whose policy acts by chunks, and of the env of its run."""
     spaces = SHOWN, Box(-1, 1, (4, 2))
     trained = SimpleNamespace(policy=ScriptedPolicy(*spaces, plan))
-    monkeypatch.setattr("lightning_rl.cli.record.load_trained", lambda *_, **__: trained)
+    monkeypatch.setattr(
+        "lightning_rl.extensions.datasets.record_command.load_trained", lambda *_, **__: trained
+    )
     Path("run.yaml").write_text(str({"data": {"env": CHUNKS}}))
     return ["record", "--path", "data", "--config", "run.yaml", "--ckpt_path", "a.ckpt"]
 
@@ -499,7 +502,7 @@ def test_an_interrupt_that_arrow_swallows_in_the_set_up_ends_it_all_the_same(mon
             os.kill(os.getpid(), signal.SIGINT)
         return made(*arguments)
 
-    monkeypatch.setattr("lightning_rl.cli.record.make_env", deaf)
+    monkeypatch.setattr("lightning_rl.extensions.datasets.record_command.make_env", deaf)
     interrupted("interrupt_in_step")
     assert not Path("steps").exists()
 
@@ -626,8 +629,10 @@ def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr("lightning_rl.envs.people.intervention.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("lightning_rl.envs.people.intervention.time.sleep", sleep)
+    monkeypatch.setattr(
+        "lightning_rl.extensions.people.intervention.time.perf_counter", lambda: now[0]
+    )
+    monkeypatch.setattr("lightning_rl.extensions.people.intervention.time.sleep", sleep)
 
     def slow(observation):
         now[0] += 0.025 if observation[0] == 3 else 0.004

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from lightning_rl.cli.app import run
-from lightning_rl.reports import compare
+from lightning_rl.extensions.reports.comparison import compare
 from tests import references
 from tests.messages import assert_names
 

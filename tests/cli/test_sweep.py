@@ -17,12 +17,16 @@ from tests.messages import assert_names, refused
 pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
 
 from lightning_rl.cli.app import run
-from lightning_rl.sweeps import sweep as sweeps
-from lightning_rl.sweeps.journal import JOURNAL, SweepJournal
-from lightning_rl.sweeps.search import check_first, space_of
-from lightning_rl.sweeps.sweep import OUTCOMES, _count, _Sweep
-from lightning_rl.sweeps.sweep_settings import SweepSettings, kept_settings, sweep_settings
-from lightning_rl.sweeps.trials import TrialProcess
+from lightning_rl.extensions.sweeps import sweep as sweeps
+from lightning_rl.extensions.sweeps.journal import JOURNAL, SweepJournal
+from lightning_rl.extensions.sweeps.search import check_first, space_of
+from lightning_rl.extensions.sweeps.sweep import OUTCOMES, _count, _Sweep
+from lightning_rl.extensions.sweeps.sweep_settings import (
+    SweepSettings,
+    kept_settings,
+    sweep_settings,
+)
+from lightning_rl.extensions.sweeps.trials import TrialProcess
 from tests.cli import fake_trial
 from tests.commands import ROOT, Command, rl_cli
 
@@ -606,7 +610,7 @@ def test_what_optuna_does_not_have_is_refused():
 
 
 def test_without_optuna_it_is_said_what_to_install(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("lightning_rl.sweeps")]:
+    for name in [name for name in sys.modules if name.startswith("lightning_rl.extensions.sweeps")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit):

@@ -15,9 +15,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from lightning_rl import LSTM, GymnasiumEnv, RLTrainer
+from lightning_rl import LSTM, GymnasiumEnv, PushCube, RLTrainer
 from lightning_rl.cli.app import run
-from lightning_rl.envs import PushCube
 from lightning_rl.training.callbacks import VideoSettings
 from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.training.callbacks.video import _TimeShare

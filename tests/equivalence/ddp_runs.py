@@ -54,8 +54,8 @@ from lightning_rl import (
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.compiled import graphs
-from lightning_rl.envs import TwoDoors
-from lightning_rl.envs.tasks import Pictures
+from lightning_rl.extensions.tasks.base import Pictures
+from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.optim.update import Update
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError

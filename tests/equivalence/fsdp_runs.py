@@ -32,7 +32,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.collectors.weights import changing_weights
-from lightning_rl.policies.vla import Features
+from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.system import ranks
 from lightning_rl.system.sharded import local, whole_state
 from tests.callbacks import at_iteration, callback, signal_at

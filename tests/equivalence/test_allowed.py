@@ -11,15 +11,15 @@ import tests.envs  # noqa: F401  # registers envs
 from lightning_rl import (
     GRPO,
     SAC,
+    ActionMask,
     AsyncCollector,
     BehaviorCloning,
     DatasetCollector,
+    EpisodeWriter,
     GymnasiumEnv,
     ReplayBuffer,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.datasets import EpisodeWriter
-from lightning_rl.envs import ActionMask
 from tests.equivalence.test_resume import TWO_ENVS, stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 from tests.messages import refused

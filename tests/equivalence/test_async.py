@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lightning_rl import GRPO, LSTM, AsyncCollector, CartPole, SyncCollector
-from lightning_rl.envs import GymnasiumEnv, ValueProbe
+from lightning_rl.envs import GymnasiumEnv
+from lightning_rl.extensions.tasks.probes import ValueProbe
 from tests.callbacks import callback, signal_at
 from tests.envs import ScriptedTask
 from tests.equivalence.test_resume import stop_and_resume

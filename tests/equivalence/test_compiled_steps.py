@@ -9,14 +9,18 @@ from gymnasium.spaces import Box
 from lightning_rl import (
     ActorCritic,
     AsyncCollector,
+    CartPole,
+    CartPoleSwingUp,
+    PointMass,
+    PushBlocks,
+    PushCube,
     SquashedActorCritic,
     SyncCollector,
 )
 from lightning_rl.collectors import EpisodeSettings
 from lightning_rl.compiled.choice import StepsCompileDecision
 from lightning_rl.compiled.steps import StepWriter
-from lightning_rl.envs import CartPole, CartPoleSwingUp, PointMass, PushBlocks, PushCube
-from lightning_rl.envs.tasks.base import Pictures
+from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
 from tests.envs import ScriptedTask, Walk

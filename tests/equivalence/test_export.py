@@ -43,10 +43,10 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run
 from lightning_rl.deploy.acting import TrainedPolicy
-from lightning_rl.deploy.export.formats import export_policy
-from lightning_rl.deploy.export.graph import ports_of
-from lightning_rl.deploy.export.metadata import metadata_of
-from lightning_rl.deploy.export.parity import port_array
+from lightning_rl.extensions.export.formats import export_policy
+from lightning_rl.extensions.export.graph import ports_of
+from lightning_rl.extensions.export.metadata import metadata_of
+from lightning_rl.extensions.export.parity import port_array
 from lightning_rl.system.errors import ConfigurationError
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same, last, train

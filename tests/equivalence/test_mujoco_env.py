@@ -18,17 +18,12 @@ from lightning_rl import (
     Reach,
     SyncCollector,
 )
-from lightning_rl.envs.managers import (
-    DeltaPosition,
-    Event,
-    Force,
-    Metric,
-    Position,
-    Reward,
-)
-from lightning_rl.envs.mujoco.model import import_mujoco
-from lightning_rl.envs.mujoco.reach import ARM
-from lightning_rl.envs.mujoco.rendering import Marker
+from lightning_rl.extensions.managers import Event
+from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Position
+from lightning_rl.extensions.managers.term import Metric, Reward
+from lightning_rl.extensions.mujoco.model import import_mujoco
+from lightning_rl.extensions.mujoco.reach import ARM
+from lightning_rl.extensions.mujoco.rendering import Marker
 from lightning_rl.functional.rotations import angle_between, heading, inverse, product, rotate
 from tests.commands import rl_cli
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train

@@ -17,8 +17,8 @@ from lightning_rl import (
     RayCollector,
     SyncCollector,
 )
-from lightning_rl.collectors import ray
 from lightning_rl.collectors.weights import changing_weights
+from lightning_rl.extensions.remote import ray
 from tests import goal_envs  # noqa: F401  # registers an env
 from tests.callbacks import at_iteration, callback, stop
 from tests.equivalence.features import ALL

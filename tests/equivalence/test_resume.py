@@ -7,7 +7,8 @@ import pytest
 from gymnasium.spaces import Box
 
 from lightning_rl import GRU
-from lightning_rl.envs import ActionProbe, GymnasiumEnv, ValueProbe
+from lightning_rl.envs import GymnasiumEnv
+from lightning_rl.extensions.tasks.probes import ActionProbe, ValueProbe
 from tests.callbacks import at_iteration, fail, signal_at
 from tests.envs import ScriptedEnv
 from tests.helpers import assert_same_run, last, load, scalars, train

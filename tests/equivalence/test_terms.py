@@ -11,13 +11,21 @@ import yaml
 from lightning_rl import (
     GRPO,
     AsyncCollector,
+    PushCube,
     SyncCollector,
     load_policy,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.collectors import ray
-from lightning_rl.envs import ActionChunk, PushCube
-from lightning_rl.envs.managers import Curriculum, Event, Noise, Observation, Reward, Termination
+from lightning_rl.envs import ActionChunk
+from lightning_rl.extensions.managers import Event
+from lightning_rl.extensions.managers.term import (
+    Curriculum,
+    Noise,
+    Observation,
+    Reward,
+    Termination,
+)
+from lightning_rl.extensions.remote import ray
 from tests import own_terms
 from tests.callbacks import at_iteration, stop
 from tests.equivalence.test_compiled_steps import assert_follows, collector_of, is_compiled

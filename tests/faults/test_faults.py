@@ -25,8 +25,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_rl import RLTrainer
 from lightning_rl.cli.app import run
-from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
+from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.gymnasium.workers import WorkerDied
+from lightning_rl.extensions.tasks.probes import ValueProbe
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, WriteError
 from lightning_rl.system.runs import new_run_dir

@@ -17,8 +17,8 @@ import torch
 from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
-from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
+from lightning_rl.extensions.tasks.probes import ValueProbe
 from tests.callbacks import at_iteration
 from tests.envs import ScriptedEnv, ScriptedVector, zeros
 from tests.helpers import last, load, make_data, train

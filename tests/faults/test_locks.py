@@ -468,21 +468,21 @@ def test_processes_are_as_many_as_this_machine_has_cores(devices):
 # --- the table ---
 
 INNER = {
-    "lightning_rl.algorithms.recorded_frames.FrameAlgorithm",
-    "lightning_rl.audit.play.RandomPolicy",
-    "lightning_rl.policies.lerobot.policy.LeRobotBackbone",
-    "lightning_rl.datasets.offline.DatasetSpaces",
-    "lightning_rl.envs.managers.wrapper.EndsByTerms",
-    "lightning_rl.envs.managers.EndEffectorPose",  # takes a function, which is code
-    "lightning_rl.policies.networks.resnet.ResNetEncoder",
-    "lightning_rl.policies.steering.BaseFeatures",
+    "lightning_rl.extensions.algorithms.recorded_frames.FrameAlgorithm",
+    "lightning_rl.extensions.audit.play.RandomPolicy",
+    "lightning_rl.extensions.vla.lerobot.policy.LeRobotBackbone",
+    "lightning_rl.extensions.datasets.offline.DatasetSpaces",
+    "lightning_rl.extensions.managers.wrapper.EndsByTerms",
+    "lightning_rl.extensions.managers.EndEffectorPose",  # takes a function, which is code
+    "lightning_rl.extensions.vla.resnet.ResNetEncoder",
+    "lightning_rl.extensions.algorithms.steering.BaseFeatures",
     "lightning_rl.rollout.structured_actions.FlatAction",
-    "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
+    "lightning_rl.envs.chunk_wrapper.ChunkWrapper",
     "lightning_rl.envs.gymnasium.kept_info.KeptInfo",
     "lightning_rl.envs.gymnasium.replay.CheckedReturns",
     "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
     "lightning_rl.Teleoperator",  # takes the import path of a device, which is code
-    "lightning_rl.envs.people.intervention.QueueSource",  # takes a queue, which no configuration holds
+    "lightning_rl.extensions.people.intervention.QueueSource",  # takes a queue, which no configuration holds
 }
 """Classes that the package makes itself, and no configuration names."""
 

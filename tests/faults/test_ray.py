@@ -20,8 +20,8 @@ import pytest
 import lightning_rl
 from lightning_rl import GymnasiumEnv, SyncCollector
 from lightning_rl.cli import app
-from lightning_rl.collectors import ray as by_ray
-from lightning_rl.collectors import ray_cluster
+from lightning_rl.extensions.remote import ray as by_ray
+from lightning_rl.extensions.remote import ray_cluster
 from tests.callbacks import callback
 from tests.commands import Command, free_port, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
@@ -148,7 +148,7 @@ def test_a_closed_terminal_saves_a_run_with_ray_and_leaves_no_process(tmp_path, 
 @pytest.mark.slow
 def test_ray_for_this_machine_alone_listens_on_loopback_and_its_token_is_private(tmp_path):
     code = (
-        "import os, subprocess; from lightning_rl.collectors.ray_cluster import Connection\n"
+        "import os, subprocess; from lightning_rl.extensions.remote.ray_cluster import Connection\n"
         "connection = Connection(None); connection.join({'num_cpus': 1})\n"
         "print(oct(os.stat(os.path.expanduser('~/.ray/auth_token')).st_mode)[-3:])\n"
         "print(subprocess.run(['ss', '-ltnpH'], capture_output=True, text=True).stdout)\n"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl.datasets.directory import part_of, replacing_folders
-from lightning_rl.datasets.reader import read_episodes
-from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.datasets.directory import part_of, replacing_folders
+from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 from tests.messages import refused
 

@@ -7,7 +7,12 @@ import pytest
 
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
-from lightning_rl.collectors.remote import MOST_SENT, Answer, RemoteCollectors, RemoteSettings
+from lightning_rl.extensions.remote.remote import (
+    MOST_SENT,
+    Answer,
+    RemoteCollectors,
+    RemoteSettings,
+)
 from tests.messages import refused
 from tests.variants import after, before
 

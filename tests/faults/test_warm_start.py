@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
-from lightning_rl.envs import ActionProbe
+from lightning_rl.extensions.tasks.probes import ActionProbe
 from tests.helpers import last, load, make_data, train
 from tests.messages import assert_names, refused
 from tests.variants import variant

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from lightning_rl import GRPO, ActorCritic, AsyncCollector, GymnasiumEnv
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.envs import ActionProbe
+from lightning_rl.extensions.tasks.probes import ActionProbe
 from lightning_rl.policies.distributions.gaussians import (
     DiagonalGaussian,
     TanhGaussian,

@@ -23,7 +23,7 @@ from lightning_rl import (
     RLTrainer,
     ValueAtoms,
 )
-from lightning_rl.envs import ActionProbe
+from lightning_rl.extensions.tasks.probes import ActionProbe
 from tests.algorithms import limit_is_failure
 from tests.envs import ScriptedTask
 from tests.messages import assert_names

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
-from lightning_rl.envs import ActionProbe, TimeLimitProbe, ValueProbe
+from lightning_rl.extensions.tasks.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.algorithms import limit_is_failure
 from tests.callbacks import callback
 from tests.helpers import train

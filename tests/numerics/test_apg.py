@@ -15,11 +15,13 @@ from lightning_rl import (
     AsyncCollector,
     NatureCNN,
     PerceptronEncoder,
+    PointMass,
+    PushCube,
     TorchEnv,
 )
-from lightning_rl.audit.gradients import check_gradients
 from lightning_rl.envs import ActionChunk
-from lightning_rl.envs.tasks import Pictures, PointMass, PushCube
+from lightning_rl.extensions.algorithms.gradients import check_gradients
+from lightning_rl.extensions.tasks.base import Pictures
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, last, make_data, make_ppo, train
 from tests.messages import refused

@@ -13,7 +13,7 @@ from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, 
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.wrappers.chunk_wrapper import repeated
+from lightning_rl.envs.chunk_wrapper import repeated
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout.contract import discount_of, env_steps
 from tests.algorithms import Reinforce

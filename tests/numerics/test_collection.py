@@ -20,7 +20,8 @@ from lightning_rl.collectors.evaluation import (
     summarize,
 )
 from lightning_rl.collectors.statistics import EpisodeStatistics
-from lightning_rl.envs import ActionProbe, GymnasiumEnv, TimeLimitProbe, ValueProbe, VectorEnv
+from lightning_rl.envs import GymnasiumEnv, VectorEnv
+from lightning_rl.extensions.tasks.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.rollout.contract import (
     allocate_rollout,
     next_observations,

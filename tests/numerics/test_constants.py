@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lightning_rl import PPO, OnPolicyAlgorithm
-from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
 from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
+from lightning_rl.extensions.algorithms.behavior_cloning import BehaviorCloning
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 from tests.messages import refused
 from tests.numerics.test_gradients import minibatch_for

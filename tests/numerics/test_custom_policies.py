@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, AsyncCollector, Policy
-from lightning_rl.envs import ActionProbe
+from lightning_rl.extensions.tasks.probes import ActionProbe
 from tests.algorithms import Reinforce
 from tests.helpers import assert_same
 from tests.helpers import train as train_run

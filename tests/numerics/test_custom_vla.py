@@ -12,8 +12,8 @@ import yaml
 from lightning_rl import CustomVLA
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.collectors import ray
-from lightning_rl.policies.vla.loading import fill_with_weights
+from lightning_rl.extensions.remote import ray
+from lightning_rl.extensions.vla.loading import fill_with_weights
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, load, newest, scalars
 from tests.messages import assert_names, refused

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_rl.extensions.datasets.dataset_statistics import DatasetStatistics
 from lightning_rl.policies.networks.encoders import DictEncoder, NatureCNN
-from lightning_rl.training.callbacks.dataset_statistics import DatasetStatistics
 from tests.envs import UNIT, ScriptedEnv, draw
 from tests.helpers import last, train
 from tests.messages import refused

@@ -14,10 +14,10 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 from lightning_rl import ActorCritic, DatasetCollector, GymnasiumEnv, ReplayBuffer
-from lightning_rl.datasets.minari import write_minari
-from lightning_rl.datasets.reader import read_episodes
-from lightning_rl.datasets.replays import read_replay, write_replay
-from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.datasets.minari import write_minari
+from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.datasets.replays import read_replay, write_replay
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import next_observations
 from tests.helpers import make_collector
 from tests.messages import refused
@@ -699,7 +699,7 @@ def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="Linux schedules so")
 def test_a_video_is_encoded_without_a_real_time_priority(tmp_path):
     """As root the codec takes it for the thread that opens it, and for its own."""
-    from lightning_rl.datasets.pictures import VideoWriter
+    from lightning_rl.extensions.datasets.pictures import VideoWriter
 
     writer = VideoWriter(tmp_path / "a.mp4", 64, 64, 10)
     writer.add(np.zeros((64, 64, 3), np.uint8))

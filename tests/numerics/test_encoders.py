@@ -40,7 +40,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.envs.tasks import Pictures
+from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
 from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions

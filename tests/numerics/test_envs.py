@@ -11,17 +11,11 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from tensordict import TensorDict
 
-from lightning_rl.envs import (
-    ActionProbe,
-    GymnasiumEnv,
-    RestoreError,
-    TimeLimitProbe,
-    ValueProbe,
-    VectorEnv,
-    VectorEnvWrapper,
-)
+from lightning_rl import VectorEnvWrapper
+from lightning_rl.envs import GymnasiumEnv, RestoreError, VectorEnv
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import FastDiscrete
+from lightning_rl.extensions.tasks.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.envs import ScriptedEnv, ScriptedVector, Walk
 from tests.helpers import assert_same
 from tests.messages import refused

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import PPO, ActionChunk, GymnasiumEnv, RLTrainer
+from lightning_rl import PPO, ActionChunk, GymnasiumEnv, PointMass, PushCube, RLTrainer
 from lightning_rl.collectors.evaluation import (
     EpisodeSeeds,
     bootstrap_interval,
@@ -16,7 +16,6 @@ from lightning_rl.collectors.evaluation import (
     summarize,
     wilson_interval,
 )
-from lightning_rl.envs import PointMass, PushCube
 from tests.callbacks import callback, fail
 from tests.envs import UNIT, ScriptedEnv, ScriptedTask, zeros
 from tests.helpers import assert_same, last, load, make_data, make_ppo, policy_for, scalars, train

@@ -37,9 +37,10 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.action_parts import add_part_weights
 from lightning_rl.deploy.loading import load_trained
-from lightning_rl.envs import TwoDoors
+from lightning_rl.extensions.tasks.probes import TwoDoors
+from lightning_rl.extensions.vla.backbone import Features
+from lightning_rl.extensions.vla.flow import FlowHead
 from lightning_rl.functional import flow_transition, interpolate
-from lightning_rl.policies.vla import Features, FlowHead
 from tests import references
 from tests.algorithms import with_first_ratios
 from tests.arms import HELP

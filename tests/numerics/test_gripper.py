@@ -26,12 +26,12 @@ from lightning_rl import (
     RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.envs import GripperPenalty, PenaltyTerms
-from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert, ScriptedHelp, smaller
+from lightning_rl.extensions.algorithms.gripper import CLOSE, OPEN, STAY
+from lightning_rl.extensions.tasks.gym_hil import PickCube, PickCubeExpert, ScriptedHelp, smaller
+from lightning_rl.extensions.wrappers.penalty import GripperPenalty, PenaltyTerms
 from lightning_rl.functional import double_q_target
 from lightning_rl.optim.update import Update
 from lightning_rl.policies.base import StepwiseActor
-from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.system.errors import EnvFaultError
 from tests import arms

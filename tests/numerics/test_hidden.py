@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from lightning_rl.envs import PartialObservation
+from lightning_rl.extensions.wrappers.hide import PartialObservation
 from tests.envs import ScriptedEnv
 from tests.messages import refused
 

@@ -22,7 +22,7 @@ from lightning_rl import (
     ReplayBuffer,
 )
 from lightning_rl.buffers import replay_buffer
-from lightning_rl.envs import TwoDoors
+from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.rollout.contract import final_storage, map_tree, next_observations
 from tests.goal_envs import GoalProbe
 from tests.helpers import train

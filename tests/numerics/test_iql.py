@@ -16,18 +16,20 @@ from lightning_rl import (
     ActorCritic,
     Algorithm,
     BehaviorCloning,
+    DatasetCollector,
     EpisodeWriter,
     NatureCNN,
+    PushCube,
     ReplayBuffer,
     SquashedActorCritic,
     read_episodes,
+    write_minari,
 )
 from lightning_rl.algorithms.learner import Learner
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.compiled.choice import CompileDecision
-from lightning_rl.datasets import DatasetCollector, write_minari
-from lightning_rl.datasets.demonstrations import expert_episodes
-from lightning_rl.envs.tasks import Pictures, PushCube
+from lightning_rl.extensions.datasets.demonstrations import expert_episodes
+from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import (

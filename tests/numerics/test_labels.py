@@ -17,23 +17,21 @@ from lightning_rl import (
     DatasetCollector,
     EpisodeWriter,
     GymnasiumEnv,
-)
-from lightning_rl.cli.app import run
-from lightning_rl.datasets import (
     LabelSettings,
     MixedReplay,
     label_dataset,
     read_episodes,
     write_minari,
 )
-from lightning_rl.datasets.label import (
+from lightning_rl.cli.app import run
+from lightning_rl.extensions.datasets.label import (
     advantage_signal,
     positive_steps,
     return_to_go,
     step_advantage,
     success_reward,
 )
-from lightning_rl.policies.conditioned import conditioned
+from lightning_rl.extensions.recap.conditioned import conditioned
 from tests.helpers import make_collector
 from tests.messages import assert_names, refused
 

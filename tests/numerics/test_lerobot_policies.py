@@ -29,11 +29,11 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
-from lightning_rl.policies.lerobot.directory import read_directory
-from lightning_rl.policies.lerobot.processors import Normalizer, Processors
-from lightning_rl.policies.networks.resnet import IMAGENET
-from lightning_rl.policies.vla.instructions import InstructionTokenizer
+from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
+from lightning_rl.extensions.vla.instructions import InstructionTokenizer
+from lightning_rl.extensions.vla.lerobot.directory import read_directory
+from lightning_rl.extensions.vla.lerobot.processors import Normalizer, Processors
+from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
 from tests.golden.make_lerobot import (
     PIXELS,

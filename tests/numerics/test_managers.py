@@ -7,26 +7,25 @@ import torch
 from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
-from lightning_rl import GymnasiumEnv
-from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.managers import (
+from lightning_rl import CartPole, GymnasiumEnv, ManagedEnv, PointMass, PushCube, TermWrapper
+from lightning_rl.extensions.managers import Event
+from lightning_rl.extensions.managers.actions import (
     Actions,
-    Curriculum,
     DeltaPosition,
     EndEffectorPose,
-    Event,
-    ManagedEnv,
+    Position,
+    Velocity,
+)
+from lightning_rl.extensions.managers.managed_env import TermSettings
+from lightning_rl.extensions.managers.term import (
+    Curriculum,
     Metric,
     Noise,
     Observation,
-    Position,
     Reward,
     Termination,
-    TermSettings,
-    TermWrapper,
-    Velocity,
 )
-from lightning_rl.envs.tasks import Pictures
+from lightning_rl.extensions.tasks.base import Pictures
 from lightning_rl.system.errors import EnvFaultError
 from tests.helpers import assert_same
 from tests.messages import refused

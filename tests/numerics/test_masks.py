@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 
 from lightning_rl import (
+    ActionMask,
     ActorCritic,
     ActorOnly,
     GymnasiumEnv,
@@ -17,7 +18,6 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.collectors.evaluation import action_function, run_episodes
-from lightning_rl.envs import ActionMask
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout
 from lightning_rl.rollout.masks import check_allowed

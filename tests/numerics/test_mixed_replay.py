@@ -7,9 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import ConfigurationError, GymnasiumEnv, MixedReplay, ReplayBuffer
-from lightning_rl.datasets import EpisodeWriter
-from lightning_rl.envs import PenaltyTerms
+from lightning_rl import ConfigurationError, EpisodeWriter, GymnasiumEnv, MixedReplay, ReplayBuffer
+from lightning_rl.extensions.wrappers.penalty import PenaltyTerms
 from tests.helpers import last, train
 from tests.messages import assert_names, refused
 from tests.numerics.test_replay import ACTION, NESTED, VECTOR, SlowReplay, Stream, fixed_rollout

@@ -6,13 +6,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic, ActorOnly
-from lightning_rl.policies import (
-    DeterministicActorCritic,
-    DiscreteActorCritic,
-    GripperActorCritic,
-    SquashedActorCritic,
-)
+from lightning_rl import ActorCritic, ActorOnly, GripperActorCritic
+from lightning_rl.policies import DeterministicActorCritic, DiscreteActorCritic, SquashedActorCritic
 from lightning_rl.policies.networks.perceptron import (
     ACTIVATIONS,
     flat_observation_size,

@@ -7,7 +7,7 @@ import torch
 
 from lightning_rl import PPO, AsyncCollector, BehaviorCloning, DatasetCollector, SyncCollector
 from lightning_rl.collectors import EpisodeSettings
-from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.policies import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.normalization import RunningMoments
 from tests.helpers import assert_same, make_data, train

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_rl import GRPO, PPO
-from lightning_rl.envs import TimeLimitProbe
+from lightning_rl.extensions.tasks.probes import TimeLimitProbe
 from lightning_rl.functional import ratio
 from lightning_rl.optim.update import LearningRateSchedule, UpdateStatistics
 from tests.callbacks import callback

@@ -16,17 +16,19 @@ from lightning_rl import (
     TD3,
     ActorCritic,
     DiscreteSAC,
+    PointMass,
+    PushBlocks,
     ReplayBuffer,
     RLDataModule,
     RLTrainer,
+    VLAPolicy,
 )
 from lightning_rl.algorithms.checks import check_trainer
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.collectors import AsyncCollector, SyncCollector
-from lightning_rl.envs import ActionChunk, ActionProbe
-from lightning_rl.envs.tasks import PointMass, PushBlocks
+from lightning_rl.envs import ActionChunk
+from lightning_rl.extensions.tasks.probes import ActionProbe
 from lightning_rl.functional import gae
-from lightning_rl.policies import VLAPolicy
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import discounted_reward

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_rl import ActionChunk, PushBlocks
-from lightning_rl.envs.tasks.push_blocks import BLOCK, PUSHER, push_blocks, text_of
+from lightning_rl.extensions.tasks.push_blocks import BLOCK, PUSHER, push_blocks, text_of
 from tests.messages import refused
 
 

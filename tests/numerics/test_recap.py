@@ -37,12 +37,13 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.algorithms import Algorithm
-from lightning_rl.cli import recap as rounds
 from lightning_rl.cli.app import run
-from lightning_rl.datasets.label import by_task
-from lightning_rl.datasets.playing import play_policy
-from lightning_rl.deploy.export.graph import ActingGraph, ports_of, traced
-from lightning_rl.envs import ActionChunk, FiveDoors, TwoDoors
+from lightning_rl.envs import ActionChunk
+from lightning_rl.extensions.datasets.label import by_task
+from lightning_rl.extensions.datasets.playing import play_policy
+from lightning_rl.extensions.export.graph import ActingGraph, ports_of, traced
+from lightning_rl.extensions.recap import command as rounds
+from lightning_rl.extensions.tasks.probes import FiveDoors, TwoDoors
 from lightning_rl.functional import advantage_weight, guide
 from tests.commands import Command
 from tests.helpers import assert_same, fit_in, last, load, train

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_rl.reports import (
+from lightning_rl.extensions.reports.statistics import (
     interval_of_improvement,
     interval_of_iqm,
     iqm,
@@ -55,7 +55,7 @@ def test_a_curve_has_at_each_point_what_the_scores_there_have():
 def test_a_curve_that_is_worked_out_in_parts_is_the_same(monkeypatch):
     values = np.random.default_rng(3).normal(size=(5, 9))
     whole = iqm_curve(values, resamples=100)
-    monkeypatch.setattr("lightning_rl.reports.statistics.CHUNK", 1000)
+    monkeypatch.setattr("lightning_rl.extensions.reports.statistics.CHUNK", 1000)
     assert (iqm_curve(values, resamples=100) == whole).all()
 
 

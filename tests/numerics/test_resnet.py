@@ -24,7 +24,7 @@ from lightning_rl import (
     SyncCollector,
     read_episodes,
 )
-from lightning_rl.policies.networks.resnet import IMAGENET
+from lightning_rl.extensions.vla.resnet import IMAGENET
 from tests.envs import ScriptedEnv, draw
 from tests.helpers import make_collector
 from tests.messages import refused

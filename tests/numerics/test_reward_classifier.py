@@ -27,8 +27,7 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.datasets import Recorder
-from lightning_rl.datasets.record import script_action_function
+from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.envs import UNIT, ScriptedEnv
 from tests.helpers import assert_same_run, fit_in, last, load, train, uncompiled_traces
 from tests.messages import assert_names, refused
@@ -401,7 +400,11 @@ def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
 def test_it_judges_an_arm(trained):
     """By the arm's positions, here; what the arm executed is still told."""
     limits = {"shoulder.pos": [0.0, 300.0], "elbow.pos": [-9.0, 9.0]}
-    settings = {"robot": "lightning_rl.robots.stand_in.StandInArm", "limits": limits, "fps": 500.0}
+    settings = {
+        "robot": "lightning_rl.extensions.robots.stand_in.StandInArm",
+        "limits": limits,
+        "fps": 500.0,
+    }
     arm = gymnasium.make("lightning_rl/Robot-v0", **settings, max_speed=1e6)
     env = RewardClassifierWrapper(arm, checkpoint=trained)
     try:

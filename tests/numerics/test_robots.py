@@ -25,15 +25,15 @@ from lightning_rl import (
 )
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.collectors.ahead import ChunksAhead
-from lightning_rl.robots import bus
-from lightning_rl.robots.env import RobotEnv
-from lightning_rl.robots.process import RobotProcess
-from lightning_rl.robots.stand_in import JOINTS, StandInArm
+from lightning_rl.extensions.robots import bus
+from lightning_rl.extensions.robots.env import RobotEnv
+from lightning_rl.extensions.robots.process import RobotProcess
+from lightning_rl.extensions.robots.stand_in import JOINTS, StandInArm
 from lightning_rl.system.errors import EnvFaultError
 from tests.messages import assert_names, refused
 
-ARM = "lightning_rl.robots.stand_in.StandInArm"
-LEADER = "lightning_rl.robots.stand_in.StandInLeader"
+ARM = "lightning_rl.extensions.robots.stand_in.StandInArm"
+LEADER = "lightning_rl.extensions.robots.stand_in.StandInLeader"
 LIMITS = {"shoulder.pos": [-90.0, 90.0], "elbow.pos": [-10.0, 45.0]}
 FPS = 200.0
 SETTINGS = {"robot": ARM, "limits": LIMITS, "max_speed": 1e6, "fps": FPS}
@@ -158,7 +158,7 @@ def test_a_stop_is_tried_again_and_holds_where_the_arm_is(clock, tmp_path):
 
 LEARNER = """
 import sys, time
-from lightning_rl.robots.process import RobotProcess
+from lightning_rl.extensions.robots.process import RobotProcess
 settings = {"robot": sys.argv[1], "kwargs": {"journal": sys.argv[2]}, "limits": {"shoulder.pos": (-9, 9), "elbow.pos": (-9, 9)},
     "max_speed": {"shoulder.pos": 1e3, "elbow.pos": 1e3}, "fps": 50.0, "on_stop": sys.argv[3], "heartbeat_s": 0.5, "max_dropped": 3}
 robot = RobotProcess(settings, 10.0)
@@ -342,8 +342,8 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
     tmp_path, fails, settings, message
 ):
     pytest.importorskip("pyarrow")
-    from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
-    from lightning_rl.datasets.record import script_action_function
+    from lightning_rl import EpisodeWriter, read_episodes
+    from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 
     env = robot_env(robot_kwargs={"fails": fails}, max_episode_steps=3, **settings)
     recorder = Recorder(env)
@@ -363,7 +363,8 @@ def test_a_robot_that_fails_is_one_message_and_the_dataset_is_whole(
 def test_a_slow_policy_keeps_the_arm_moving(tmp_path, seconds):
     """Chunks of 30 at 30 Hz, computed in 300 ms: each step executes the action that was meant for it."""
     pytest.importorskip("pyarrow")
-    from lightning_rl.datasets import EpisodeWriter, Recorder
+    from lightning_rl import EpisodeWriter
+    from lightning_rl.extensions.datasets.record import Recorder
 
     journal, steps, size = tmp_path / "journal", 60, 30
     env = robot_env(robot_kwargs={"journal": str(journal)}, fps=30.0)
@@ -441,8 +442,8 @@ def test_nothing_is_recorded_without_somebody_who_acts(tmp_path, monkeypatch, ca
 
 def test_a_leader_arm_acts_or_takes_over(tmp_path):
     pytest.importorskip("pyarrow")
-    from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
-    from lightning_rl.datasets.record import script_action_function
+    from lightning_rl import EpisodeWriter, read_episodes
+    from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 
     env = robot_env(max_episode_steps=4)
     spaces = env.single_observation_space, env.single_action_space
@@ -543,9 +544,8 @@ def test_a_checkpoint_names_no_robot_without_trust(tmp_path):
 
 def test_a_checkpoint_of_chunks_is_recorded_in_the_plain_env(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
-    from lightning_rl import ActionChunk
+    from lightning_rl import ActionChunk, read_episodes
     from lightning_rl.cli.app import run
-    from lightning_rl.datasets import read_episodes
     from tests.helpers import last, train
 
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lightning_rl.envs import CartPoleSwingUp
+from lightning_rl import CartPoleSwingUp
 from tests.helpers import assert_same
 
 

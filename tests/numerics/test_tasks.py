@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.managers import DeltaPosition, Force, Position, Velocity
-from lightning_rl.envs.tasks.drawing import Canvas
+from lightning_rl import CartPole, PointMass, PushCube
+from lightning_rl.extensions.managers.actions import DeltaPosition, Force, Position, Velocity
+from lightning_rl.extensions.tasks.drawing import Canvas
 from tests.helpers import assert_same
 from tests.messages import refused
 
@@ -459,7 +459,7 @@ def test_areas_and_edges_of_shapes():
 
 
 def test_an_env_without_pictures_says_so():
-    from lightning_rl.envs import ValueProbe
+    from lightning_rl.extensions.tasks.probes import ValueProbe
 
     with refused(names=("ValueProbe", "render(rows)")):
         ValueProbe(2).render([0])

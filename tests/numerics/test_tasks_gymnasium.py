@@ -10,9 +10,10 @@ import yaml
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
+from lightning_rl import CartPole, PointMass, PushCube
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.envs import CartPole, GymnasiumEnv, PointMass, PushCube
+from lightning_rl.envs import GymnasiumEnv
 from tests.helpers import assert_same_run, last
 from tests.messages import assert_names, refused
 
@@ -151,7 +152,7 @@ def test_a_single_env_goes_on_exactly_by_replay():
 
 
 def test_an_unknown_render_mode_is_refused():
-    from lightning_rl.envs.tasks import GymnasiumTask
+    from lightning_rl.extensions.tasks.gymnasium_tasks import GymnasiumTask
 
     with refused(names=("render_mode", "rgb_array", "'x'")):
         GymnasiumTask("PushCube", render_mode="x")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.envs import CartPole, PointMass, PushCube
-from lightning_rl.envs.managers import DeltaPosition, Force
-from lightning_rl.envs.tasks.cart_pole import accelerate
-from lightning_rl.envs.tasks.push_cube import push
+from lightning_rl import CartPole, PointMass, PushCube
+from lightning_rl.extensions.managers.actions import DeltaPosition, Force
+from lightning_rl.extensions.tasks.cart_pole import accelerate
+from lightning_rl.extensions.tasks.push_cube import push
 
 # --- cart and pole ---
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_rl.envs import CartPole, PointMass, PushCube
+from lightning_rl import CartPole, PointMass, PushCube
 from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
 from tests.envs import ScriptedTask
 

@@ -17,7 +17,7 @@ from lightning_rl import (
     SyncCollector,
     TensorSimulator,
 )
-from lightning_rl.envs.managers import Event
+from lightning_rl.extensions.managers import Event
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, make_collector, train

@@ -23,9 +23,9 @@ from lightning_rl import (
     SyncCollector,
     VLAPolicy,
 )
-from lightning_rl.collectors import ray
-from lightning_rl.datasets.demonstrations import expert_episodes
-from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.datasets.demonstrations import expert_episodes
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.remote import ray
 from lightning_rl.rollout.contract import next_observations
 from tests.algorithms import with_first_ratios
 from tests.helpers import assert_same_run, fit_in, last, load, make_collector, scalars

@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box
 
 from lightning_rl import CustomVLA, LeRobotPolicy, load_vla_model
-from lightning_rl.policies.vla import adapters
+from lightning_rl.extensions.vla import adapters
 from tests.messages import refused
 from tests.numerics.test_vla_loading import CONFIGS, TEXT
 

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import EpisodeWriter, read_episodes, write_minari
-from lightning_rl.datasets.label import LabelSettings, label_dataset
+from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from tests.messages import refused
 from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lightning_rl import ConfigurationError, MujocoEnv
-from lightning_rl.envs.managers import Event, Force, Position, Velocity
-from lightning_rl.envs.mujoco.model import import_mujoco
+from lightning_rl.extensions.managers import Event
+from lightning_rl.extensions.managers.actions import Force, Position, Velocity
+from lightning_rl.extensions.mujoco.model import import_mujoco
 from tests.messages import refused
 
 mujoco = import_mujoco()

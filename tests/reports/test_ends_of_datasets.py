@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import EpisodeWriter, read_episodes, read_replay, write_minari
-from lightning_rl.datasets.episode import Episode, Episodes
+from lightning_rl.extensions.datasets.episode import Episode, Episodes
 from tests.messages import assert_names, refused
 from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers
 

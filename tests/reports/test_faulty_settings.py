@@ -10,10 +10,10 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from lightning_rl.cli.app import run
-from lightning_rl.cli.record import _Interrupt
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium import making
 from lightning_rl.envs.watch import EnvWatch
+from lightning_rl.extensions.datasets.record_command import _Interrupt
 from tests.messages import assert_names, refused
 from tests.variants import before
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_rl.reports import compare
+from lightning_rl.extensions.reports.comparison import compare
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import DEEPEST, MOST_BYTES, read_json
 from lightning_rl.system.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
@@ -204,7 +204,7 @@ def test_json_beyond_all_bounds_is_refused_with_one_message(name, tmp_path):
 
 
 def test_json_of_models_is_bounded_too(tmp_path):
-    from lightning_rl.deploy.export.weights import read_exported
+    from lightning_rl.extensions.export.weights import read_exported
 
     path, beside = tmp_path / "a.safetensors", tmp_path / "a.safetensors.json"
     for spoil in (large, endless, lambda path: path.write_text(JSONS["deeper"])):
@@ -223,8 +223,8 @@ def test_a_file_of_the_largest_size_is_read(tmp_path):
 def swept(tmp_path):
     """Return the directory of a sweep of two seeds, of which the first trial has a run and the other begins."""
     pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
-    from lightning_rl.sweeps.sweep import _Sweep
-    from lightning_rl.sweeps.sweep_settings import SweepSettings
+    from lightning_rl.extensions.sweeps.sweep import _Sweep
+    from lightning_rl.extensions.sweeps.sweep_settings import SweepSettings
 
     directory = tmp_path / "sweep"
     directory.mkdir()
@@ -247,8 +247,8 @@ def swept(tmp_path):
 
 def resumed(directory):
     """All that `rl-cli sweep --resume` does before its first trial begins; return that trial."""
-    from lightning_rl.sweeps.sweep import _existing
-    from lightning_rl.sweeps.sweep_settings import SweepSettings
+    from lightning_rl.extensions.sweeps.sweep import _existing
+    from lightning_rl.extensions.sweeps.sweep_settings import SweepSettings
 
     made = _existing(SweepSettings(), ["--resume", str(directory)], [])
     made.open()

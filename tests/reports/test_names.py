@@ -16,14 +16,15 @@ from lightning_rl import (
     EpisodeWriter,
     GymnasiumEnv,
     MujocoEnv,
+    TermWrapper,
     read_episodes,
 )
 from lightning_rl.algorithms.checks import check_description
 from lightning_rl.checkpoints.format import SPACES_KEY
-from lightning_rl.datasets.record import Recorder, script_action_function
-from lightning_rl.envs.managers import EndEffectorPose, Position, TermWrapper
-from lightning_rl.envs.mujoco.model import import_mujoco
-from lightning_rl.envs.wrappers.chunk_wrapper import single
+from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl.extensions.datasets.record import Recorder, script_action_function
+from lightning_rl.extensions.managers.actions import EndEffectorPose, Position
+from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout.names import named, names_of
 from lightning_rl.rollout.spaces import space_data, space_from
@@ -33,7 +34,7 @@ mujoco = import_mujoco()
 
 JOINTS = ("shoulder.pos", "elbow.pos")
 REVERSED = JOINTS[::-1]
-ARM = "lightning_rl.robots.stand_in.StandInArm"
+ARM = "lightning_rl.extensions.robots.stand_in.StandInArm"
 
 
 def arm(order=JOINTS, **settings):

@@ -7,8 +7,8 @@ import torch
 
 from lightning_rl import RLTrainer, load_policy
 from lightning_rl.cli.app import run
-from lightning_rl.deploy.export.formats import export_policy
-from lightning_rl.deploy.export.graph import ports_of
+from lightning_rl.extensions.export.formats import export_policy
+from lightning_rl.extensions.export.graph import ports_of
 from tests.helpers import last, make_data, make_ppo
 from tests.messages import assert_names, refused
 

@@ -16,6 +16,7 @@ from lightning_rl import (
     SAC,
     ActorCritic,
     ActorOnly,
+    EpisodeWriter,
     GymnasiumEnv,
     MixedReplay,
     ReplayBuffer,
@@ -25,8 +26,7 @@ from lightning_rl import (
     TensorSimulator,
 )
 from lightning_rl.algorithms.base import IterationScalars
-from lightning_rl.datasets import EpisodeWriter
-from lightning_rl.datasets.episode import Episode
+from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.policies.networks.encoders import NatureCNN
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.normalization import ObservationNormalizer, ReturnNormalizer

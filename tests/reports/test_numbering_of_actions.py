@@ -22,7 +22,7 @@ from lightning_rl import (
     write_minari,
     write_replay,
 )
-from lightning_rl.datasets.record import Recorder, script_action_function
+from lightning_rl.extensions.datasets.record import Recorder, script_action_function
 from tests.envs import ScriptedEnv
 from tests.helpers import make_collector
 from tests.messages import refused

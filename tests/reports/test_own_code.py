@@ -69,7 +69,7 @@ def test_unless_its_name_is_typed(here):
 
 def test_a_sweep_finds_an_algorithm_and_an_env_beside_it(here, monkeypatch):
     pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
-    from lightning_rl.sweeps import sweep as sweeps
+    from lightning_rl.extensions.sweeps import sweep as sweeps
 
     began = []
     monkeypatch.setattr(sweeps._Sweep, "run", lambda self, *_: began.append(self))

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import GymnasiumEnv, PushBlocks, PushCube
+from lightning_rl import EpisodeWriter, GymnasiumEnv, PushBlocks, PushCube, read_episodes
 from lightning_rl.cli.app import run
-from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
-from lightning_rl.datasets.playing import play_side_by_side
-from lightning_rl.datasets.record import script_action_function
-from lightning_rl.envs import FiveDoors
+from lightning_rl.extensions.datasets.playing import play_side_by_side
+from lightning_rl.extensions.datasets.record import Recorder, script_action_function
+from lightning_rl.extensions.tasks.probes import FiveDoors
 from tests.envs import ScriptedEnv
 from tests.messages import assert_names
 

@@ -3,12 +3,12 @@
 import pytest
 
 import lightning_rl
+from lightning_rl import PointMass
 from lightning_rl.checkpoints.registry import OURS, RENAMED, SECTIONS, TEXTS, present_path
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import check_options, kinds_of
 from lightning_rl.cli.parsing import read_settings
-from lightning_rl.envs import PointMass
-from lightning_rl.envs.managers import Reward
+from lightning_rl.extensions.managers.term import Reward
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from lightning_rl.system.texts import imported
@@ -53,7 +53,7 @@ def test_a_module_that_moved_takes_its_names_along(tmp_path, monkeypatch):
     monkeypatch.setitem(RENAMED, "lightning_rl.old_room", "lightning_rl.envs")
     monkeypatch.setitem(RENAMED, "lightning_rl.older", "lightning_rl.old_room.people")
     moved = "lightning_rl.older.gym_hil.PickCube"
-    assert present_path(moved) == "lightning_rl.envs.people.gym_hil.PickCube"
+    assert present_path(moved) == "lightning_rl.extensions.tasks.gym_hil.PickCube"
     assert present_path("lightning_rl.old_rooms.People") == "lightning_rl.old_rooms.People"
     checked_config(dump_yaml(config_of(OLD | {"wrappers": moved})), tmp_path)
 
@@ -74,7 +74,7 @@ def test_a_typed_old_class_is_refused_with_the_new_one(name):
         check_options(["--model=PPO", f"--data.collector={name}"], FIT)
 
 
-@pytest.mark.parametrize("name", ["own", "lightning_rl.envs.managers.functions.own"])
+@pytest.mark.parametrize("name", ["own", "lightning_rl.extensions.managers.functions.own"])
 def test_a_typed_old_term_is_refused_with_the_new_one(name):
     with refused(names=("rewards", name, "task_observation")):
         PointMass(2, rewards={"mine": Reward(name)})

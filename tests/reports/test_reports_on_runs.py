@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rl.reports import (
-    compare,
+from lightning_rl.extensions.reports.comparison import compare
+from lightning_rl.extensions.reports.statistics import (
     interval_of_improvement,
     interval_of_iqm,
     iqm,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, SAC, ReplayBuffer, TensorSimulator
-from lightning_rl.envs.torch.rsl_rl_env import RslRlVecEnv
+from lightning_rl.extensions.simulators.rsl_rl_env import RslRlVecEnv
 from tests.helpers import scalars, train, uncompiled_traces
 from tests.messages import refused
 from tests.reports.test_simulator_infos import Simulator

@@ -13,11 +13,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl.datasets.episode import Episode
-from lightning_rl.datasets.label import label_dataset
-from lightning_rl.datasets.minari import write_minari
-from lightning_rl.datasets.reader import read_episodes
-from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.datasets.episode import Episode
+from lightning_rl.extensions.datasets.label import label_dataset
+from lightning_rl.extensions.datasets.minari import write_minari
+from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 from tests.messages import refused
 from tests.reports.datasets import film, greys, make, pa, png, pq
@@ -344,17 +344,17 @@ def test_sixty_million_rows_are_refused(name, words, tmp_path):
 
 @pytest.mark.parametrize("name", [DATA, EPISODES, TASKS])
 def test_tables_that_grow_are_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 100)
+    monkeypatch.setattr("lightning_rl.extensions.datasets.tables.MOST_BYTES", 100)
     narrow(tmp_path)
     if name != DATA:
-        monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 2**30)
-        monkeypatch.setattr("lightning_rl.datasets.tables.MOST_ROWS", 0)
+        monkeypatch.setattr("lightning_rl.extensions.datasets.tables.MOST_BYTES", 2**30)
+        monkeypatch.setattr("lightning_rl.extensions.datasets.tables.MOST_ROWS", 0)
     with refused(names=("file-000" if name != TASKS else "", "at most")):
         list(read_episodes(tmp_path))
 
 
 def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 2**20)
+    monkeypatch.setattr("lightning_rl.extensions.datasets.tables.MOST_BYTES", 2**20)
     table = pa.table({"task_index": range(1000), "task": ["x" * 10_000] * 1000})
     pq.write_table(table, narrow(tmp_path) / TASKS)
     assert (tmp_path / TASKS).stat().st_size < 2**15
@@ -364,7 +364,9 @@ def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypat
 
 def test_an_episode_of_more_pictures_than_the_memory_holds_is_refused(tmp_path, monkeypatch):
     with_pictures(tmp_path, [png(frame) for frame in greys(1, 2)])
-    monkeypatch.setattr("lightning_rl.datasets.lerobot_reader.available_bytes", lambda *_: 1000)
+    monkeypatch.setattr(
+        "lightning_rl.extensions.datasets.lerobot_reader.available_bytes", lambda *_: 1000
+    )
     with refused(names=("2 pictures", CAMERA, "camera")):
         read_episodes(tmp_path)[0]
 
@@ -627,15 +629,15 @@ def test_tables_of_minari_are_read_within_bounds(kind, tmp_path, monkeypatch):
     many = pa.concat_tables([table] * 2000)
     rewrite(many, file, kind, compression="zstd")
     words = {"arrow": "its columns are compressed", "parquet": "GiB of memory"}
-    monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 2**12)
+    monkeypatch.setattr("lightning_rl.extensions.datasets.tables.MOST_BYTES", 2**12)
     with refused(names=(str(tmp_path), words[kind])):
         read_episodes(tmp_path)[0]
     monkeypatch.undo()
-    monkeypatch.setattr("lightning_rl.datasets.minari.MOST_STEPS", 5000)
+    monkeypatch.setattr("lightning_rl.extensions.datasets.minari.MOST_STEPS", 5000)
     rewrite(many, file, kind)
     with refused(names="5,001 rows"):
         read_episodes(tmp_path)[0]
-    monkeypatch.setattr("lightning_rl.datasets.minari.available_bytes", lambda *_: 10)
+    monkeypatch.setattr("lightning_rl.extensions.datasets.minari.available_bytes", lambda *_: 10)
     rewrite(table, file, kind)
     with refused(names="10 are free"):
         read_episodes(tmp_path)[0]

@@ -19,13 +19,13 @@ from lightning_rl import (
     VLAPolicy,
     load_policy,
 )
-from lightning_rl.envs import TwoDoors
-from lightning_rl.policies.lerobot.directory import Feature
-from lightning_rl.policies.lerobot.inputs import names_of_inputs
-from lightning_rl.policies.lerobot.processors import _normalizers
+from lightning_rl.extensions.datasets.dataset_statistics import DatasetStatistics
+from lightning_rl.extensions.tasks.probes import TwoDoors
+from lightning_rl.extensions.vla.lerobot.directory import Feature
+from lightning_rl.extensions.vla.lerobot.inputs import names_of_inputs
+from lightning_rl.extensions.vla.lerobot.processors import _normalizers
 from lightning_rl.policies.statistics import read_statistics
 from lightning_rl.rollout.names import named
-from lightning_rl.training.callbacks.dataset_statistics import DatasetStatistics
 from tests.helpers import last, load
 from tests.messages import refused
 from tests.numerics.test_vla import fit

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_rl import EpisodeWriter, read_episodes, write_minari
-from lightning_rl.datasets.label import LabelSettings, label_dataset
+from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from tests.messages import refused
 from tests.reports.datasets import ACTION, STATE, make, numbers, pa, pq
 

@@ -19,8 +19,8 @@ from lightning_rl import (
     RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.datasets.episode import Episode
-from lightning_rl.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.datasets.episode import Episode
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from tests.messages import refused
 from tests.variants import passing
 

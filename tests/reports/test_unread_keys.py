@@ -18,7 +18,7 @@ from lightning_rl import (
     TinyVLA,
     VLAPolicy,
 )
-from lightning_rl.policies.vla import Features
+from lightning_rl.extensions.vla.backbone import Features
 from tests.messages import refused
 
 ACTIONS = Box(-1, 1, (2, 2))

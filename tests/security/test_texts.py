@@ -9,7 +9,7 @@ import yaml
 
 from lightning_rl.checkpoints.registry import CLASSES, NAMES, OTHER_TEXTS, STATISTICS_FILES, TEXTS
 from lightning_rl.checkpoints.trust import CURE, Inspection, checked_config
-from lightning_rl.envs.managers.term import function_of
+from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.jsonargparse_private import parameters_of
@@ -77,7 +77,7 @@ def test_no_setting_takes_a_text_that_leads_to_code_or_elsewhere(name):
 
 def test_what_the_check_takes_for_a_robots_file_its_reader_does_not_import():
     pytest.importorskip("mujoco")
-    from lightning_rl.envs.mujoco.model import read_spec
+    from lightning_rl.extensions.mujoco.model import read_spec
 
     files = [f"evilmod.x{end}" for end in (".xml", ".XML", ".urdf")]
     with nothing_happens():

@@ -7,7 +7,6 @@ from lightning_rl.buffers.base import Replay as Replay
 from lightning_rl.buffers.base import ReplayFactory as ReplayFactory
 from lightning_rl.buffers.base import WriterError as WriterError
 from lightning_rl.buffers.circular_buffer import CircularBuffer as CircularBuffer
-from lightning_rl.buffers.hindsight import HindsightReplay as HindsightReplay
 from lightning_rl.buffers.replay_buffer import ReplayBuffer as ReplayBuffer
 from lightning_rl.buffers.segments import Segment as Segment
 from lightning_rl.buffers.segments import Window as Window

@@ -125,12 +125,12 @@ RENAMED = {
     "lightning_rl.Script": "lightning_rl.ScriptedIntervention",
     "lightning_rl.WithTerms": "lightning_rl.TermWrapper",
     "lightning_rl.envs.HideEntries": "lightning_rl.envs.PartialObservation",
-    "lightning_rl.envs.managers.functions.measured": (
-        "lightning_rl.envs.managers.functions.measurement"
+    "lightning_rl.extensions.managers.functions.measured": (
+        "lightning_rl.extensions.managers.functions.measurement"
     ),
-    "lightning_rl.envs.managers.functions.one": "lightning_rl.envs.managers.functions.constant",
-    "lightning_rl.envs.managers.functions.own": (
-        "lightning_rl.envs.managers.functions.task_observation"
+    "lightning_rl.extensions.managers.functions.one": "lightning_rl.extensions.managers.functions.constant",
+    "lightning_rl.extensions.managers.functions.own": (
+        "lightning_rl.extensions.managers.functions.task_observation"
     ),
 }
 """Import paths of earlier versions, of an object or of a module, and the present paths.
@@ -138,7 +138,7 @@ RENAMED = {
 The configuration in a checkpoint, and the `config.yaml` of a run, are translated before anything
 else reads them; an old name that a user types is refused, and the message gives the present one."""
 
-_TERMS_OF_EARLIER_VERSIONS = "lightning_rl.envs.managers.functions"
+_TERMS_OF_EARLIER_VERSIONS = "lightning_rl.extensions.managers.functions"
 
 
 def present_path(path: str) -> str:

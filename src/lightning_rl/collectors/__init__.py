@@ -5,4 +5,3 @@ from lightning_rl.collectors.base import Collector as Collector
 from lightning_rl.collectors.base import SyncCollector as SyncCollector
 from lightning_rl.collectors.loop import CollectorContext as CollectorContext
 from lightning_rl.collectors.loop import EpisodeSettings as EpisodeSettings
-from lightning_rl.collectors.ray import RayCollector as RayCollector

@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
 from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, interventions
-from lightning_rl.envs.wrappers.base import VectorEnvWrapper
-from lightning_rl.envs.wrappers.chunk_wrapper import ChunkWrapper, repeated
+from lightning_rl.envs.wrapper import VectorEnvWrapper
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, require
 

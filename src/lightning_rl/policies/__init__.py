@@ -3,10 +3,7 @@
 from lightning_rl.policies.actor_critic import ActorCritic as ActorCritic
 from lightning_rl.policies.actor_critic import ActorOnly as ActorOnly
 from lightning_rl.policies.base import Policy as Policy
-from lightning_rl.policies.conditioned import ConditionedPolicy as ConditionedPolicy
 from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic as DiscreteActorCritic
-from lightning_rl.policies.gripper import GripperActorCritic as GripperActorCritic
-from lightning_rl.policies.lerobot import LeRobotPolicy as LeRobotPolicy
 from lightning_rl.policies.networks.encoders import DictEncoder as DictEncoder
 from lightning_rl.policies.networks.encoders import Encoder as Encoder
 from lightning_rl.policies.networks.encoders import FrozenEncoder as FrozenEncoder
@@ -20,9 +17,6 @@ from lightning_rl.policies.networks.memory import LSTM as LSTM
 from lightning_rl.policies.networks.memory import Memory as Memory
 from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
 from lightning_rl.policies.networks.q_networks import ValueAtoms as ValueAtoms
-from lightning_rl.policies.networks.resnet import ResNet10 as ResNet10
-from lightning_rl.policies.networks.resnet import ResNet18 as ResNet18
-from lightning_rl.policies.networks.resnet import SpatialEmbedding as SpatialEmbedding
 from lightning_rl.policies.normalization import ObservationNormalizer as ObservationNormalizer
 from lightning_rl.policies.normalization import RewardNormalizer as RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
@@ -32,14 +26,4 @@ from lightning_rl.policies.q_actor_critic import QActorCritic as QActorCritic
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic as SquashedActorCritic
 from lightning_rl.policies.q_policy import QPolicy as QPolicy
 from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
-from lightning_rl.policies.vla import Backbone as Backbone
-from lightning_rl.policies.vla import BackboneEncoder as BackboneEncoder
-from lightning_rl.policies.vla import CustomVLA as CustomVLA
-from lightning_rl.policies.vla import FlowSettings as FlowSettings
-from lightning_rl.policies.vla import PerceptronBackbone as PerceptronBackbone
-from lightning_rl.policies.vla import TinyVLA as TinyVLA
-from lightning_rl.policies.vla import TransformersBackbone as TransformersBackbone
-from lightning_rl.policies.vla import VLAModelInterface as VLAModelInterface
-from lightning_rl.policies.vla import VLAPolicy as VLAPolicy
-from lightning_rl.policies.vla import load_vla_model as load_vla_model
 from lightning_rl.policies.wrapper import PolicyWrapper as PolicyWrapper

@@ -26,52 +26,52 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "export": Subcommand(
-        "lightning_rl.cli.export.export",
+        "lightning_rl.extensions.export.command.export",
         "for other machines:  rl-cli export --ckpt_path best --format onnx",
     ),
     "sweep": Subcommand(
-        "lightning_rl.sweeps.sweep.sweep",
+        "lightning_rl.extensions.sweeps.sweep.sweep",
         "several seeds and settings:  rl-cli sweep --config ppo.yaml --sweep.seeds 5",
         extra="sweep",
     ),
     "report": Subcommand(
-        "lightning_rl.cli.report.report",
+        "lightning_rl.extensions.reports.command.report",
         "compare runs:        rl-cli report outputs --output report.html",
     ),
     "record": Subcommand(
-        "lightning_rl.cli.record.record",
+        "lightning_rl.extensions.datasets.record_command.record",
         "record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard",
     ),
     "label": Subcommand(
-        "lightning_rl.cli.label.label",
+        "lightning_rl.extensions.recap.label_command.label",
         "label them:          rl-cli label demos --success 0 3 7 --failure all",
     ),
     "recap": Subcommand(
-        "lightning_rl.cli.recap.recap",
+        "lightning_rl.extensions.recap.command.recap",
         "in rounds:  rl-cli recap --config recap_doors.yaml --run_dir doors",
     ),
     "collect": Subcommand(
-        "lightning_rl.cli.collect.collect",
+        "lightning_rl.extensions.remote.command.collect",
         "for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot",
     ),
 }
 """Subcommands of extensions, in the order of `rl-cli --help`."""
 
 TASKS = {
-    name: f"lightning_rl.envs.tasks.{name}"
+    name: f"lightning_rl.extensions.tasks.{name}"
     for name in ("CartPole", "CartPoleSwingUp", "PointMass", "PushBlocks", "PushCube")
 }
 """Tasks that `data.env` may name in short."""
 
-NAMED_IN_SHORT = ("lightning_rl.policies.residual",)
+NAMED_IN_SHORT = ("lightning_rl.extensions.algorithms.residual",)
 """Modules with classes that a config names in short, which nothing else imports."""
 
 HOOKS = {
-    "check": "lightning_rl.audit.checking.check",  # RLTrainer.check
+    "check": "lightning_rl.extensions.audit.checking.check",  # RLTrainer.check
     "fsdp": "lightning_rl.extensions.fsdp.strategy.FSDP2Strategy",  # trainer.strategy
-    "offline_env": "lightning_rl.datasets.offline.spaces_of_collector",  # data.offline
-    "read_exported": "lightning_rl.deploy.export.weights.read_exported",  # load_policy
-    "report_findings": "lightning_rl.audit.findings.report_findings",  # rl-cli check
+    "offline_env": "lightning_rl.extensions.datasets.offline.spaces_of_collector",  # data.offline
+    "read_exported": "lightning_rl.extensions.export.weights.read_exported",  # load_policy
+    "report_findings": "lightning_rl.extensions.audit.findings.report_findings",  # rl-cli check
 }
 """Functions of extensions that the core calls, by name."""
 

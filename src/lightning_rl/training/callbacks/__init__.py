@@ -6,9 +6,6 @@ from lightning_rl.training.callbacks.checkpoints import BestCheckpoint as BestCh
 from lightning_rl.training.callbacks.checkpoints import LastCheckpoint as LastCheckpoint
 from lightning_rl.training.callbacks.checkpoints import PeriodicCheckpoint as PeriodicCheckpoint
 from lightning_rl.training.callbacks.checkpoints import WarmStart as WarmStart
-from lightning_rl.training.callbacks.dataset_statistics import (
-    DatasetStatistics as DatasetStatistics,
-)
 from lightning_rl.training.callbacks.graceful_stop import GracefulStop as GracefulStop
 from lightning_rl.training.callbacks.loggers import EnvStepCSV as EnvStepCSV
 from lightning_rl.training.callbacks.loggers import EnvStepTensorBoard as EnvStepTensorBoard

@@ -1,1 +1,0 @@
-"""Wrappers of Gymnasium and vector envs."""

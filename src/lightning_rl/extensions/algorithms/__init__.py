@@ -1,0 +1,1 @@
+"""Optional algorithms, with their policies and replays."""

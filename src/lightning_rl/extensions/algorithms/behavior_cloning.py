@@ -1,0 +1,312 @@
+"""Behavior cloning of demonstrations, and DAgger with a teacher policy."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.action_parts import (
+    add_part_weights,
+    part_weights_over_ranks,
+    weigh_parts,
+)
+from lightning_rl.algorithms.base import Algorithm, RankState
+from lightning_rl.algorithms.checks import check_batch_size, check_entropy, check_sequences
+from lightning_rl.algorithms.on_policy import epochs, make_sampler
+from lightning_rl.algorithms.rollout_evaluation import states_of
+from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches, steps_of
+from lightning_rl.extensions.algorithms.teacher import Teacher
+from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
+from lightning_rl.extensions.recap.conditioned import CODES, CONDITION
+from lightning_rl.functional import advantage_weight
+from lightning_rl.optim.update import Objective, micro_batches
+from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import (
+    add_transition_field,
+    check_time,
+    flat_transitions,
+    map_tree,
+    time_major,
+)
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+MOST_WEIGHT = 20.0
+"""Largest weight of a step, before scaling to mean 1."""
+
+DROPOUT = 0.2
+"""Default share of steps whose condition is dropped."""
+
+
+class BehaviorCloning(Algorithm):
+    """Maximize the log-prob of demonstrated actions, or minimize the loss of a flow.
+
+    It needs `data.collector: DatasetCollector`. An iteration is `n_epochs` passes over all
+    demonstrations; each of their steps counts as an env step of the budget. PPO or GRPO can start
+    from the checkpoint (`trainer.init_from`).
+
+    With a `teacher`, the policy (the student) acts, and the teacher labels each step with its own
+    action: the student learns to recover from its mistakes. The teacher may read observation keys
+    that the student does not. With `data.replay: ReplayBuffer`, minibatches come from the last
+    `capacity` labelled steps instead of the newest rollout.
+
+    Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
+    Navigation"; Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
+    Prediction to No-Regret Online Learning" (DAgger). Differs from DAgger: training continues from
+    the last weights, on the newest rollout or on the replay, not on all steps so far.
+
+    Args:
+        policy: the policy to train; a critic is not trained.
+        n_epochs: passes over the demonstrations, or over a rollout, per iteration.
+        ent_coef: weight of the entropy bonus.
+        advantage_temperature: T of advantage-weighted regression: each step has the weight
+            exp(advantage / T), at most 20, scaled to mean 1. The dataset needs the labels of
+            `rl-cli label`, whose returns lie in [-1, 0]; 0.05 is usual. Default: equal weights.
+        condition_dropout: share of the steps of a pass that train without their condition, for a
+            `ConditionedPolicy`. Default: 0.2.
+        sequence_length: steps of truncated backpropagation through time, for a policy with a
+            memory; `rollout` for whole demonstrations. Default: 32.
+        burn_in: steps before each sequence, see `OnPolicyAlgorithm`.
+        teacher: checkpoint (a file, or a run directory) of a trained policy, of any algorithm, or a
+            list of checkpoints; null for training on demonstrations.
+        teacher_key: with several teachers, the observation key with one number per teacher; the
+            teacher with the largest number labels the step.
+        teacher_env_steps: env steps, over all processes, in which the share of the teacher's
+            actions falls from 1 to 0; with 0 only the student acts.
+        trust_code: import any class that the teacher's checkpoint names.
+        kwargs: see `Algorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    uses_replay = False
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        n_epochs: int = 10,
+        ent_coef: float = 0.0,
+        advantage_temperature: float | None = None,
+        condition_dropout: float | None = None,
+        sequence_length: SequenceLength = None,
+        burn_in: int = 0,
+        teacher: str | list[str] | None = None,
+        teacher_key: str | None = None,
+        teacher_env_steps: int = 0,
+        trust_code: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(policy, **kwargs)
+        check_sequences(policy, sequence_length, burn_in)
+        check_range("n_epochs", n_epochs, least=1)
+        check_entropy(policy, ent_coef)
+        check_range("advantage_temperature", advantage_temperature, above=0)
+        check_range("condition_dropout", condition_dropout, least=0, most=1)
+        check_range("teacher_env_steps", teacher_env_steps, least=0)
+        conditioned = CONDITION in policy.extra_fields
+        require(
+            conditioned or condition_dropout is None,
+            f"condition_dropout={condition_dropout} is for a ConditionedPolicy, and the policy is "
+            f"a {type(policy).__name__}: remove it, or wrap the policy.",
+        )
+        default = DROPOUT if conditioned else 0.0
+        self.condition_dropout = default if condition_dropout is None else condition_dropout
+        self.advantage_temperature = advantage_temperature
+        require(
+            teacher is not None or (teacher_env_steps == 0 and teacher_key is None),
+            f"teacher_env_steps is {teacher_env_steps} and teacher_key is {teacher_key}, but there "
+            "is no teacher. Set teacher: PATH, or remove these settings.",
+        )
+        self.n_epochs = n_epochs
+        self.ent_coef = ent_coef
+        self.sequence_length: SequenceLength = sequence_length
+        self.burn_in = burn_in
+        self.teacher = teacher
+        self.teacher_key = teacher_key
+        self.teacher_env_steps = teacher_env_steps
+        self.uses_replay = teacher is not None
+        self.trust_code = trust_code
+        self._teacher: Teacher | None = None  # while it trains
+
+    def configure_objectives(self) -> list[Objective]:
+        return [self.objective(self.loss, prepare=add_part_weights)]
+
+    def minibatches_per_iteration(self) -> int:
+        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
+        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage != "fit":
+            return  # evaluation needs no teacher
+        check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+        if self.teacher is not None:
+            paths = [self.teacher] if isinstance(self.teacher, str) else self.teacher
+            policies = [
+                Algorithm.load_from_checkpoint(path, trust_code=self.trust_code).policy
+                for path in paths
+            ]
+            self._teacher = Teacher(policies, self.policy, self.teacher_env_steps, self.teacher_key)
+            self.episode_settings = replace(self.episode_settings, mixer=self._teacher.mixed)
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self._teacher is not None:
+            for policy in self._teacher.policies:
+                policy.to(self.device)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        collector = getattr(self.data, "collector", None)
+        if self.teacher is not None:
+            require(
+                self.data.acted_by_policy,
+                "A teacher labels the states that the student visits, but "
+                f"{type(collector).__name__} does not run the policy. Set data.collector: "
+                "SyncCollector, or remove the teacher.",
+            )
+            plain = self.data.num_envs * self.data.buffer_size == self.data.env_steps_per_iteration
+            require(
+                self.data.replay is None
+                or (plain and self.policy.replayed_space == self.policy.action_space),
+                "The replay of BehaviorCloning stores labels of single actions, but "
+                f"{type(self.policy).__name__} has chunks or replaces actions. Remove data.replay.",
+            )
+        elif collector is not None and not isinstance(collector, DatasetCollector):
+            raise ConfigurationError(
+                f"BehaviorCloning needs demonstrations, but {type(collector).__name__} collects "
+                "the policy's own actions. Set data.collector: {class_path: DatasetCollector}, or "
+                "set model.teacher."
+            )
+
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        check_time(rollout)
+        teacher = self._teacher
+        if teacher is not None:
+            rollout = self.labelled(rollout, teacher)
+        padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
+        mask = ~padding[:, :-1]
+        add_transition_field(rollout, "weight", self._weight(rollout, mask))
+        if self.policy.evaluates_sequences:  # demonstrations contain no states
+            rollout["state"] = states_of(self.policy, rollout)
+        if self.data.replay is None:
+            what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
+            sampler = make_sampler(self.policy, rollout, *what)
+            how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
+            minibatches: Iterator[TensorDict] = chain.from_iterable(epochs(sampler, *how))
+        else:
+            minibatches = self._replayed(rollout)
+        for minibatch in minibatches:
+            self._drop_condition(minibatch)
+            noise = self.policy.draw_clone_noise(minibatch.batch_size, self.generator)
+            # Draw here, not in the loss: a compiled loss cannot use a generator.
+            self.update(minibatch.set("clone_noise", noise) if noise.numel() else minibatch)
+        self.finish_iteration(rollout)
+
+    def _replayed(self, rollout: TensorDict) -> Iterator[TensorDict]:
+        """Store a labelled rollout [N, T+1], and yield minibatches [B] of the replay."""
+        count = self.minibatches_per_iteration()
+        # Remove the executed actions: the replay would store them instead of the labels.
+        unlearnt = ["executed_action"] + ([] if self.policy.evaluates_sequences else ["state"])
+        self.replay.extend(rollout.exclude(*unlearnt))
+        if self.policy.evaluates_sequences:
+            length = steps_of(self.sequence_length, self.data.buffer_size)
+            each = max(1, self.batch_size // length)
+            batches = self.replay.sequences(count, each, length, burn_in=self.burn_in)
+        else:
+            batches = self.replay.batches(count, self.batch_size)
+        for batch in batches:
+            minibatch = batch.select("observation", "action", "sequences", strict=False)
+            fields = self.policy.fields_of(minibatch["action"]) | {
+                "weight": torch.ones(len(batch), device=self.device)
+            }
+            yield minibatch.update(fields)
+
+    def _weight(self, rollout: TensorDict, mask: Tensor) -> Tensor:
+        """Return the weight [N, T] of each step: 0 for padding, mean 1 over the others."""
+        counted = mask.float()
+        if self.advantage_temperature is None:
+            return counted
+        advantage = rollout.get("advantage", None)
+        require(
+            advantage is not None and bool(advantage[:, :-1][mask].isfinite().all()),
+            f"advantage_temperature={self.advantage_temperature} needs an advantage for each "
+            "step, but the demonstrations have none. Label the dataset with rl-cli label PATH, "
+            "or remove advantage_temperature.",
+        )
+        scale = 1.0 / self.advantage_temperature
+        weight = advantage_weight(advantage[:, :-1], scale, MOST_WEIGHT) * counted
+        total, count = ranks.sum_over_ranks(torch.stack((weight.sum(), counted.sum())))
+        scaled: Tensor = weight * (count / total)
+        return scaled
+
+    def _drop_condition(self, minibatch: TensorDict) -> None:
+        if self.condition_dropout > 0:
+            condition = minibatch[CONDITION]
+            drawn = torch.rand(condition.shape, generator=self.generator, device=condition.device)
+            dropped = drawn < self.condition_dropout
+            minibatch[CONDITION] = condition.masked_fill(dropped, CODES["absent"])
+
+    def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
+        """Return a rollout [N, T+1] with the teacher's actions instead of the executed actions."""
+        share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
+        self.statistics.set("teacher_share", share)
+        envs, slots = rollout.batch_size
+        if teacher.has_memory:
+            actions = list(teacher.actions_along(rollout))
+        else:
+            seen = flat_transitions(rollout, ["observation"], bootstrap=True)
+            batches = micro_batches(seen, teacher.micro_batch_size)
+            actions = [teacher.actions(batch.get("observation")) for batch, _ in batches]
+        action = map_tree(lambda *parts: torch.cat(parts), *actions)
+        labels = TensorDict({"action": action, **self.policy.fields_of(action)}, [slots * envs])
+        relabelled: TensorDict = rollout.copy()
+        return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
+
+    def rank_state(self) -> RankState:
+        teacher = self._teacher
+        return super().rank_state() | ({} if teacher is None else teacher.memory)
+
+    def load_rank_state(self, state: RankState | None) -> None:
+        super().load_rank_state(state)
+        if state is not None and self._teacher is not None:
+            saved = ((name, value) for name, value in state.items() if name.startswith("teacher"))
+            self._teacher.memory = {n: v for n, v in saved if v is not None}
+
+    FIELDS = ("observation", "action", "sample_log_prob", "weight")
+    """The fields of a rollout that the loss reads, besides the policy's extra fields."""
+
+    def _fields(self, rollout: TensorDict, mask: Tensor) -> tuple[str, ...]:
+        if "executed" not in rollout.keys():
+            return self.FIELDS
+        in_parts = rollout["sample_log_prob"].dim() > mask.dim()
+        require(
+            in_parts
+            or self.policy.counts_executed
+            or bool(rollout["executed"][:, :-1][mask].all()),
+            f"{type(self.policy).__name__} has one log-prob for a whole chunk, but the last "
+            "actions of some chunks were not executed: an episode ended before, or execute is "
+            "less than chunk_size. Cloning would include the actions that were not executed. "
+            "Return log-probs per action (extra_fields), or mask actions by executed [B, K] in "
+            "evaluate_actions, and set counts_executed.",
+        )
+        return (*self.FIELDS, "executed")
+
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of samples [B], and scalars to log."""
+        result = self.policy.clone_loss(minibatch)
+        weight = weigh_parts(minibatch["weight"], result["clone_loss"], minibatch)
+        clone_loss = (weight * result["clone_loss"]).mean()
+        scalars = {
+            "flow_loss" if "clone_noise" in minibatch.keys() else "negative_log_prob": clone_loss
+        }
+        if not self.policy.has_entropy:
+            return clone_loss, scalars
+        entropy = (weight * result["entropy"]).mean()
+        return clone_loss - self.ent_coef * entropy, scalars | {"entropy": entropy}

@@ -1,0 +1,73 @@
+"""SAC on the initial noise of a frozen flow policy, with critics of actions (DSRL-NA)."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.off_policy import NextStep
+from lightning_rl.algorithms.sac import SAC
+from lightning_rl.extensions.algorithms.steering import SteeredActorCritic
+from lightning_rl.optim.update import Objective
+from lightning_rl.policies import QActorCritic
+
+
+class NoiseSAC(SAC):
+    """SAC that chooses the initial noise of a frozen flow policy, and learns from given actions.
+
+    The critics learn the values of executed actions, a person's included. For random noise, the
+    critics of noise learn the value of the action that the flow makes of it: Q_w(s, w) follows
+    Q(s, flow(s, w)). The actor maximizes the critics of noise.
+
+    Source: Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement
+    Learning", the noise-aliased algorithm (DSRL-NA).
+
+    Args:
+        policy: steers a flow, with critics of actions and of noise.
+        kwargs: see `SAC`; `target_entropy` is for the noise.
+
+    Raises:
+        ConfigurationError: for a policy of another kind.
+    """
+
+    policy: SteeredActorCritic
+    policy_kind: type[QActorCritic] = SteeredActorCritic
+    fitted_always = ("critic", "noise_critic")
+
+    def __init__(self, policy: SteeredActorCritic, **kwargs: Any) -> None:
+        super().__init__(policy, **kwargs)
+
+    def configure_objectives(self) -> list[Objective]:
+        critic, *others = super().configure_objectives()
+        noise_critic = self.objective(
+            self.noise_critic_loss,
+            self.policy.noise_critic,
+            name="noise_critic",
+            learning_rate=self.critic_learning_rate,
+        )
+        return [critic, noise_critic, *others]
+
+    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+        size = count, self.policy.distribution.size
+        tried = torch.randn(size, generator=self.generator, device=self.device)
+        return {"tried_noise": tried} | super().drawn_fields(count)
+
+    def next_step(self, minibatch: TensorDict) -> NextStep:
+        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
+        following = super().next_step(minibatch)
+        return following._replace(action=self.policy.decoded(there, following.action))
+
+    def noise_critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the critics of noise on samples [B], and scalars to log.
+
+        Each follows one critic of actions, at standard normal noise within the bound.
+        """
+        policy = self.policy
+        tried = (minibatch["tried_noise"] / policy.bound).clamp(-1.0, 1.0)
+        features = policy.critic_features(minibatch)
+        with torch.no_grad():
+            action = policy.decoded(minibatch, tried)
+            wanted = policy.critic.mean(policy.critic.outputs(features, action))
+        q = policy.noise_critic.mean(policy.noise_critic.outputs(features, tried))
+        return 0.5 * (q - wanted).square().mean(-1).sum(), {"noise_q": q.mean()}

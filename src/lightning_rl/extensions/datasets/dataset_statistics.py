@@ -1,0 +1,96 @@
+"""Begin a run with a dataset's statistics of observations."""
+
+from typing import Any
+
+import gymnasium
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.extensions.datasets.lerobot_format import Leaf, leaves_of
+from lightning_rl.policies.normalization import RunningMoments
+from lightning_rl.policies.statistics import Statistics, choose, numbers, read_statistics
+from lightning_rl.system.errors import require
+from lightning_rl.training.callbacks.typed import algorithm_of
+
+
+class DatasetStatistics(Callback):
+    """Begin a run with the statistics of a LeRobot dataset; the run's observations update them.
+
+    This sets all running means and variances of the policy's inputs: of `normalize_observation`,
+    and of encoders with `normalize`. A resumed run keeps its own statistics, and reads no file.
+
+    Args:
+        path: path of the dataset, or of its `meta/stats.json`.
+        keys: the dataset's column for a key of the observation, such as `{arm: observation.state}`.
+            Default: LeRobot's names, as `rl-cli record` writes them.
+
+    Raises:
+        ConfigurationError: if there are no statistics, or they do not fit the observation.
+    """
+
+    def __init__(self, path: str, keys: dict[str, str] | None = None) -> None:
+        self._path = path
+        self._keys = keys or {}
+        self._statistics: Statistics = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.ckpt_path is None:
+            self._statistics = read_statistics(self._path)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = algorithm_of(pl_module)
+        if trainer.ckpt_path is not None:
+            return
+        moments = [one for one in module.policy.modules() if isinstance(one, RunningMoments)]
+        require(
+            bool(moments),
+            "DatasetStatistics: the policy keeps no statistics of its inputs. Set "
+            "model.policy.normalize_observation: true, or normalize: true of its encoder.",
+        )
+        require(
+            not any(int(one.count) for one in moments),
+            "DatasetStatistics: the policy already has statistics, from trainer.init_from: remove "
+            "this callback or init_from.",
+        )
+        module.policy.update_normalization(self._rollout(module.policy.observation_space))
+        for one in moments:
+            one.count.mul_(self._frames // 2)
+
+    @property
+    def _frames(self) -> int:
+        counts = [part["count"] for part in self._statistics.values() if "count" in part]
+        return max(2, *(int(numbers(count, "count").max()) for count in counts)) if counts else 2
+
+    def _rollout(self, space: gymnasium.Space[Any]) -> TensorDict:
+        tree: dict[tuple[str, ...], Tensor] = {}
+        for leaf in leaves_of(space):
+            mean, std = (self._of(leaf, name) for name in ("mean", "std"))
+            tree["observation", *leaf.path] = torch.stack((mean + std, mean - std, mean))[None]
+        rollout = TensorDict({}, [1, 3])
+        for path, value in tree.items():
+            rollout[path] = value
+        return rollout
+
+    def _of(self, leaf: Leaf, name: str) -> Tensor:
+        column = self._keys.get(".".join(leaf.path), leaf.key)
+        source = f"DatasetStatistics: {self._path}"
+        cure = "Name the column by keys."
+        values = choose(self._statistics, column, None, source, cure, leaf.names)
+        require(
+            name in values,
+            f"DatasetStatistics: {self._path} has no {name} of '{column}'; it has "
+            f"{', '.join(values)}.",
+        )
+        found = numbers(values[name], f"{self._path}: {column}.{name}")
+        if leaf.picture:  # [C, 1, 1] in [0, 1]
+            shaped = found.flatten()
+            shaped = shaped[:, None, None] if leaf.channels_first else shaped
+            return (shaped * 255.0).expand(leaf.shape)
+        require(
+            found.numel() == max(1, torch.Size(leaf.shape).numel()),
+            f"DatasetStatistics: '{column}' of {self._path} has {found.numel()} numbers, but the "
+            f"observation's shape is {list(leaf.shape)}.",
+        )
+        return found.reshape(leaf.shape)

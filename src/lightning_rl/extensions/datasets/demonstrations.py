@@ -1,0 +1,257 @@
+"""Collect rollouts of demonstrations: from a dataset, or from the env's expert."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.collectors import Collector, CollectorContext
+from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
+from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl.extensions.datasets.ends import Ends
+from lightning_rl.extensions.datasets.episode import Episode, Episodes, Outside
+from lightning_rl.extensions.datasets.playing import play_side_by_side
+from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.extensions.recap.conditioned import CODES, CONDITION
+from lightning_rl.extensions.vla.instructions import InstructionTokenizer
+from lightning_rl.functional import first_episode_mask
+from lightning_rl.rollout.contract import (
+    allocate_rollout,
+    clear_final_observations,
+    map_tree,
+)
+from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.system.phases import PhaseTimer, no_phases
+
+
+class DatasetCollector(Collector):
+    """Return demonstrations as rollouts, for `BehaviorCloning`.
+
+    A rollout is as long as its longest episode; `data.buffer_size` does not apply. If the env takes
+    chunks of actions, episodes are cut into chunks, and the last action pads the last chunk. If the
+    dataset has `advantage` labels, rollouts have the field `advantage` [N, T+1].
+
+    Args:
+        context: see `Collector`.
+        path: dataset, see `read_episodes`. Default: record the env's own expert.
+        episodes: use the first `episodes` episodes. Default: all of the dataset, 100 of an expert.
+        keys: rename columns of the dataset, see `read_episodes`.
+        fps: steps per second of the env, which must equal the dataset's. Default: the env's own.
+        tokenizer: directory of a tokenizer, see `VLAObservation`, which converts the tasks of the
+            dataset to `language`. Default: the dataset has `language`.
+        condition: extra of the dataset, such as `advantage_positive` of `rl-cli label`: the
+            condition of a `ConditionedPolicy` is good if the label is 1, otherwise bad. Default:
+            absent. A chunk has the condition of its first step.
+        episodes_per_rollout: number of episodes that each rollout reads and keeps in memory; each
+            pass over the dataset shuffles them. Default: read all episodes once.
+        ends: how episodes ended if the dataset does not record it, see `read_episodes`.
+        actions_outside: treatment of actions outside of the env's bounds, see `read_episodes`.
+
+    Raises:
+        ConfigurationError: without a dataset or an expert, if the dataset does not fit the env, if
+            a step has no condition, or if the policy does not read the condition.
+    """
+
+    acted_by_policy = False
+
+    def __init__(
+        self,
+        context: CollectorContext,
+        path: str | None = None,
+        *,
+        episodes: int | None = None,
+        keys: dict[str, str] | None = None,
+        fps: float | None = None,
+        tokenizer: str | None = None,
+        condition: str | None = None,
+        episodes_per_rollout: int | None = None,
+        ends: Ends | None = None,
+        actions_outside: Outside = "clip",
+    ) -> None:
+        super().__init__(context)
+        env = context.env
+        check_range("episodes", episodes, least=1)
+        check_range("episodes_per_rollout", episodes_per_rollout, least=1)
+        self._rollouts = 0
+        self._dataset: Episodes | None = None
+        self._condition = condition
+        require(
+            condition is None or CONDITION in self.policy.extra_fields,
+            f"condition is {condition!r}, and {type(self.policy).__name__} ignores conditions: set "
+            "model.policy: {class_path: ConditionedPolicy, init_args: {policy: ...}}.",
+        )
+        self._tokenizer, seen = _tokenizer_for(tokenizer, env.single_observation_space)
+        if path is None:
+            for name, given in (("condition", condition), ("tokenizer", tokenizer)):
+                require(
+                    given is None,
+                    f"{name} is {given!r}, but the env's own expert has no labels and no tasks in "
+                    "words: give the path of a dataset that has them (rl-cli label).",
+                )
+            inner = env.env if isinstance(env, ActionChunk) else env
+            played = list(expert_episodes(inner, episodes or 100, context.seed, context.calls))
+            self._rows = self._count = len(played)
+            self._rollout = self._allocate(self._rows, [len(episode) for episode in played])
+            self._fill(played)
+            return
+        self._dataset = read_episodes(
+            path,
+            keys,
+            observation_space=seen,
+            action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
+            fps=fps or _fps_of(env),
+            ends=ends,
+            actions_outside=actions_outside,
+        )
+        self._count = episodes or len(self._dataset)
+        if self._count > len(self._dataset):
+            raise ConfigurationError(
+                f"{path} holds {len(self._dataset)} demonstrations, but {episodes} are requested: "
+                "record more, or lower episodes."
+            )
+        self._rows = min(self._count, episodes_per_rollout or self._count)
+        self._rollout = self._allocate(self._rows, self._dataset.lengths[: self._count])
+        if self._rows == self._count:
+            self._fill(self._dataset.each(range(self._count)))
+
+    def collect(self) -> TensorDict:
+        if self._dataset is not None and self._rows < self._count:
+            self._fill(self._dataset.each(self._drawn(self._rollouts)))
+        self._rollouts += 1
+        self._rollout["policy_version"].fill_(self.policy.version)
+        return self._rollout.copy()
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"rollouts": self._rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._rollouts = state.get("rollouts", 0)
+
+    def _allocate(self, rows: int, lengths: list[int]) -> TensorDict:
+        require(
+            not self.env.info_fields,
+            f"data.extra_fields keeps {', '.join(self.env.info_fields)} of each step of the env, "
+            "but demonstrations have no infos: remove data.extra_fields.",
+        )
+        rollout = allocate_rollout(
+            self.env.single_observation_space,
+            self.env.single_action_space,
+            rows,
+            -(-max(lengths) // self.env.steps_per_action),
+            extra_fields=self.policy.extra_fields | self.env.extra_fields,
+        )
+        rollout["padding"] = torch.zeros_like(rollout["done"])
+        if self._dataset is not None and "advantage" in self._dataset[0].extra:
+            rollout["advantage"] = torch.zeros_like(rollout["reward"])
+        return rollout.to(self.policy.version.device)
+
+    def _fill(self, episodes: Iterable[Episode]) -> None:
+        rollout = self._rollout
+        map_tree(Tensor.zero_, rollout.exclude("final_observation"))
+        clear_final_observations(rollout)
+        chunk = getattr(self.env, "chunk_size", 1)
+        labels = []
+        for row, episode in enumerate(episodes):
+            execute = self.env.steps_per_action
+            self._with_instructions(episode).write_into(rollout, row, chunk, execute)
+            if "advantage" in rollout.keys():
+                advantage = episode.extra["advantage"][::execute]
+                rollout["advantage"][row, : len(advantage)] = advantage.to(rollout["advantage"])
+            if self._condition is not None:
+                labels.append(self._labels(episode)[::execute] > 0.5)
+        rollout["padding"].fill_(True)  # includes the bootstrap slot
+        rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
+        action: Tensor = rollout["action"]
+        for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
+            rollout[key] = value.unflatten(0, rollout.batch_size)
+        for row, good in enumerate(labels):
+            codes = torch.where(good, CODES["good"], CODES["bad"])
+            rollout[CONDITION][row, : len(codes)] = codes.to(rollout[CONDITION])
+
+    def _drawn(self, number: int) -> list[int]:
+        chosen = []
+        for place in range(number * self._rows, (number + 1) * self._rows):
+            turn, at = divmod(place, self._count)
+            generator = torch.Generator().manual_seed(self.context.seed + turn)
+            chosen.append(int(torch.randperm(self._count, generator=generator)[at]))
+        return chosen
+
+    def _with_instructions(self, episode: Episode) -> Episode:
+        if self._tokenizer is None:
+            return episode
+        words = [*(episode.tasks or [episode.task] * len(episode))]
+        coded = {text: torch.from_numpy(self._tokenizer(text)) for text in {*words}}
+        language = torch.stack([coded[text] for text in [*words, words[-1]]])
+        return replace(episode, observation={**episode.observation, "language": language})
+
+    def _labels(self, episode: Episode) -> Tensor:
+        assert self._dataset is not None
+        assert self._condition is not None
+        labels = episode.extra.get(self._condition)
+        require(
+            labels is not None and labels.ndim == 1 and bool(labels.float().isfinite().all()),
+            f"The dataset at {self._dataset.path} has no condition "
+            f"'{self._condition}'{closest(self._condition, episode.extra)}; it has "
+            f"{', '.join(sorted(episode.extra)) or 'no labels'}. Label it: rl-cli label "
+            f"{self._dataset.path}",
+        )
+        assert labels is not None
+        return labels
+
+
+def _fps_of(env: VectorEnv) -> float | None:
+    inner = env.env if isinstance(env, ActionChunk) else env
+    return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
+
+
+def _tokenizer_for(
+    path: str | None, space: gymnasium.Space[Any]
+) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
+    if path is None:
+        return None, space
+    known = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    require(
+        "language" in known,
+        f"tokenizer is set, but the observation has no language: {space}. Wrap the env in "
+        "VLAObservation, or remove tokenizer.",
+    )
+    others = {key: one for key, one in known.items() if key != "language"}
+    length = int(known["language"].shape[0])  # type: ignore[index]  # a Box
+    return InstructionTokenizer(path, length), gymnasium.spaces.Dict(others)
+
+
+@torch.no_grad()
+def expert_episodes(
+    env: VectorEnv, episodes: int, seed: int, calls: PhaseTimer = no_phases
+) -> Iterator[Episode]:
+    """Play episodes of single actions by the env's own expert, N in parallel.
+
+    Args:
+        env: task with `expert(state)`; it is reset.
+        episodes: number of episodes.
+        seed: seed of the first episode; episode i has seed + i.
+        calls: times the calls into the env; see `EnvWatch`.
+
+    Raises:
+        ConfigurationError: if the env has no expert.
+    """
+    if not (isinstance(env, TorchEnv) and hasattr(env, "expert")):
+        raise ConfigurationError(
+            f"{type(env).__name__} has no expert to record: give a dataset of demonstrations as "
+            "path, or use a task with an expert, such as PushBlocks."
+        )
+    expert, task = cast(Callable[[TensorDict], Tensor], env.expert), env
+    assert env.max_episode_steps is not None
+    for first in range(seed, seed + episodes, env.num_envs):
+        seeds = range(first, min(first + env.num_envs, seed + episodes))
+        yield from play_side_by_side(
+            env, lambda *_: expert(task.state), seeds, env.max_episode_steps, calls
+        )

@@ -1,0 +1,445 @@
+"""Read and write local Minari datasets, one episode at a time, with Minari itself.
+
+`<dataset>/data/metadata.json` describes the dataset; next to it is one HDF5 file, or one Arrow or
+Parquet file per episode. Reading downloads nothing and makes no env.
+
+Source: Minari 0.5 (Farama Foundation, minari.farama.org), `minari.dataset.minari_storage`.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_rl.buffers.columns import available_bytes
+from lightning_rl.extensions.datasets.ends import EndRule, Ends, as_flags
+from lightning_rl.extensions.datasets.episode import Episode, Episodes
+from lightning_rl.extensions.datasets.lerobot_format import (
+    MOST_VALUES,
+    action_leaf,
+    check_file,
+    import_extra,
+    leaves_of,
+    read_json,
+)
+from lightning_rl.extensions.datasets.lerobot_reader import MOST_STEPS
+from lightning_rl.extensions.datasets.pictures import jpeg_bytes
+from lightning_rl.extensions.datasets.tables import TableFile
+from lightning_rl.rollout.contract import map_tree, tree_of_leaves
+from lightning_rl.rollout.structured_actions import (
+    as_env_counts,
+    as_policy_counts,
+    choices_of,
+    first_choice,
+)
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import expanded, move, writing
+
+METADATA = "metadata.json"
+"""File that describes a dataset, and each episode unless the format is HDF5."""
+
+HDF5 = "main_data.hdf5"
+"""File of all episodes; the other formats have a folder per episode."""
+
+MOST_EPISODES = 10**6
+"""Maximum number of episodes to read."""
+
+UNFINISHED = ".tmp-minari"
+"""Prefix of the folder of an incomplete dataset."""
+
+
+def minari_folder(path: Path) -> Path | None:
+    """Return the folder of a Minari dataset's data; None if there is none."""
+    return next((one for one in (path / "data", path) if (one / METADATA).is_file()), None)
+
+
+class MinariEpisodes(Episodes):
+    """Episodes of a Minari dataset; see `read_episodes` for the arguments.
+
+    Raises:
+        ConfigurationError: if the dataset cannot be read, lacks its spaces, or belongs to another
+            env.
+    """
+
+    fps = None
+
+    def __init__(
+        self,
+        path: Path,
+        keys: Mapping[str, str],
+        observation_space: gymnasium.Space[Any] | None,
+        action_space: gymnasium.Space[Any] | None,
+        ends: Ends | None,
+    ) -> None:
+        self.path, self._folder = path, minari_folder(path) or path
+        self._infos = {"success": "success", "is_success": "success", "intervened": "intervened"}
+        self._infos |= {"is_intervention": "intervened", **keys}
+        self._left_out: set[str] = set()  # infos that a warning has named
+        for name in keys.values():
+            require(
+                name in ("success", "intervened"),
+                f"keys names an entry of a Minari dataset's infos {name}, but only success and "
+                "intervened are possible.",
+            )
+        try:
+            lengths = self._open()
+        except Exception as error:  # a damaged or malicious file may raise anything
+            raise self._unreadable(error) from error
+        self._check_spaces(observation_space, action_space)
+        self.first_action = first_choice(self._storage.action_space)
+        self.rule = EndRule({name: name for name in ("terminated", "truncated")}, ends, path)
+        self._numbers = self._with_steps(lengths)
+        self.lengths = [lengths[number] for number in self._numbers]
+
+    def _open(self) -> list[int]:
+        storage = import_extra("minari.dataset.minari_storage").MinariStorage
+        metadata = read_json(self._folder / METADATA)
+        require(  # without spaces, Minari would make the dataset's env
+            {"observation_space", "action_space"} <= set(metadata),
+            f"The dataset at {self.path} does not contain its spaces: record it again with Minari "
+            "0.4 or newer.",
+        )
+        count = metadata.get("total_episodes", -1)
+        require(
+            type(count) is int and 0 <= count <= MOST_EPISODES,
+            f"The dataset at {self.path} has {count!r} episodes, not a number up to "
+            f"{MOST_EPISODES:,}: restore {METADATA}.",
+        )
+        self._hdf5 = (self._folder / HDF5).exists()
+        self._check_files(count)
+        _check_shapes(metadata)
+        self._storage = storage.read(self._folder)
+        found = self._storage.get_episode_metadata(range(count))
+        return [int(episode["total_steps"]) for episode in found]
+
+    def _unreadable(self, error: Exception) -> ConfigurationError:
+        if isinstance(error, ConfigurationError):
+            return error
+        return ConfigurationError(
+            f"The Minari dataset at {self.path} cannot be read ({error}): restore it, or give "
+            "another one."
+        )
+
+    def _check_files(self, count: int) -> None:
+        if not self._hdf5:
+            for number in range(count):
+                for file in (self._folder / str(number)).iterdir():
+                    check_file(file)
+            return
+        check_file(self._folder / HDF5)
+        with import_extra("h5py").File(self._folder / HDF5, "r") as file:
+            for number in range(count):
+                _linked(file, f"episode_{number}")
+
+    def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
+        own = (self._storage.observation_space, self._storage.action_space)
+        for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
+            theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
+            require(
+                name == "observation" or [path for path, *_ in theirs] == [()],
+                f"The dataset at {self.path} has actions of several parts, {there}, but only "
+                "actions of one array are read: record them as one Box.",
+            )
+            if given is None:
+                continue
+            mine = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(given, name)]
+            require(
+                sorted(mine) == sorted(theirs)
+                and (name == "observation" or _same_choices(given, there)),
+                f"The dataset at {self.path} belongs to another env: its {name} space is {there}, "
+                f"but this env's is {given}. Record it with this env.",
+            )
+
+    def _check_size(self, number: int) -> None:
+        if self._hdf5:
+            with import_extra("h5py").File(self._folder / HDF5, "r") as file:
+                size = _size_of(file, f"episode_{number}", set())
+        else:
+            size = sum(
+                _size_of_table(file, self._storage.FORMAT)
+                for file in (self._folder / str(number)).iterdir()
+                if file.name != METADATA
+            )
+        room = available_bytes("cpu", torch.device("cpu"), self.path)
+        if room is not None and size > room:
+            raise ValueError(f"episode {number} takes {size:,} bytes, but {room:,} are free")
+
+    def read(self, index: int) -> Episode:
+        assert self.rule is not None
+        number, length, name = self._numbers[index], self.lengths[index], self.name_of(index)
+        try:
+            self._check_size(number)
+            (raw,) = self._storage.get_episodes([number])
+            (metadata,) = self._storage.get_episode_metadata([number])
+            tasks = tuple(str(task) for task in json.loads(metadata.get("tasks", "[]")))
+            names = {str(k): str(v) for k, v in json.loads(metadata.get("names", "{}")).items()}
+        except Exception as error:  # a damaged or malicious file may raise anything
+            raise self._unreadable(error) from error
+        infos = self._steps_of(raw["infos"] or {}, length)
+        known = {}
+        for key, flag in self._infos.items():
+            if key in infos:
+                known[flag] = _per_step(infos.pop(key), length, key, name).astype(bool)
+            elif key in (raw["infos"] or {}):
+                raise ConfigurationError(
+                    f"{name}: its info '{key}' has no number for each of its {length} steps. "
+                    "Correct it, or name another entry: keys: {<entry>: " + flag + "}."
+                )
+        success = bool(known["success"].any()) if "success" in known else None
+        flags = {
+            flag: as_flags(_per_step(raw[key], length, key, name), f"{name}: its {key}")
+            for flag, key in {"terminated": "terminations", "truncated": "truncations"}.items()
+        }
+        terminated, truncated = self.rule.apply(length, flags, success, name)
+        self._check_values(raw, length, name)
+        return Episode(
+            observation=map_tree(torch.from_numpy, raw["observations"]),
+            action=torch.from_numpy(as_policy_counts(raw["actions"], self.first_action)),
+            reward=torch.from_numpy(_per_step(raw["rewards"], length, "rewards", name)),
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            intervened=torch.from_numpy(known.get("intervened", np.zeros(length, bool))),
+            task=str(metadata.get("task", "")),
+            extra={names.get(key, key): torch.from_numpy(x) for key, x in infos.items()},
+            final_known=bool(metadata.get("final_known", True)),
+            tasks=tasks,
+            end_rule=str(metadata.get("end_rule", "")),
+        )
+
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        return self._storage.observation_space, self._storage.action_space
+
+    def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
+        action, space = raw["actions"], self._storage.action_space
+        require(
+            action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
+            f"{name} has actions of shape {list(action.shape)} for {length} steps of {space}. "
+            "Correct them, or leave the episode out.",
+        )
+        for leaf in leaves_of(self._storage.observation_space):
+            values = raw["observations"]
+            for key in leaf.path:
+                values = values.get(key) if isinstance(values, Mapping) else None
+            require(
+                isinstance(values, np.ndarray)
+                and values.dtype.kind in "biuf"
+                and values.shape[1:] == leaf.shape,
+                f"{name} has no numbers of shape {list(leaf.shape)} as "
+                f"{'.'.join(('observation', *leaf.path))}, which its space has. Correct it, or "
+                "leave the episode out.",
+            )
+
+    def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
+        found = {}
+        left_out = set()
+        pending = dict(infos)
+        while pending:
+            name, value = next(iter(pending.items()))
+            del pending[name]
+            if isinstance(value, Mapping):
+                pending |= {f"{name}.{key}": below for key, below in value.items()}
+                continue
+            array = np.asarray(value)
+            # With L + 1 entries, the first entry is the info of the reset.
+            if array.ndim and array.dtype.kind in "biuf" and len(array) in (length, length + 1):
+                found[name] = array[len(array) - length :]
+            else:
+                left_out.add(name)
+        if new := left_out - self._left_out:
+            rank_zero_warn(
+                f"The dataset at {self.path} has infos that are not read, because they do not have "
+                f"one number per step: {', '.join(sorted(new))}."
+            )
+        self._left_out |= left_out
+        return found
+
+
+def _same_choices(given: Any, there: Any) -> bool:
+    same_first = np.array_equal(first_choice(given), first_choice(there))
+    return not choices_of(there) or (same_first and choices_of(given) == choices_of(there))
+
+
+def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
+    array = np.asarray(values)
+    require(
+        array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
+        f"{name} has {array.shape[0] if array.ndim else 1} {key} of shape {list(array.shape[1:])} "
+        f"for {length} steps. Correct them, or leave the episode out.",
+    )
+    return array.reshape(length)
+
+
+def _check_shapes(metadata: Mapping[str, Any]) -> None:
+    pending = [json.loads(metadata[name]) for name in ("observation_space", "action_space")]
+    while pending:
+        one = pending.pop()
+        below = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        pending += [child for child in below if isinstance(child, dict | list)]
+        shape = one.get("shape") if isinstance(one, dict) else None
+        if isinstance(shape, list) and prod(map(int, shape)) > MOST_VALUES:
+            raise ValueError(f"a space has the shape {shape}")
+
+
+def _linked(group: Any, name: str) -> Any:
+    h5py = import_extra("h5py")
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"its entry {group.name}/{name} is missing, or is a link to another entry")
+    return group[name]
+
+
+def _size_of(group: Any, name: str, seen: set[int]) -> int:
+    """Return the bytes in memory of an HDF5 entry; refuse external values and cycles."""
+    h5py = import_extra("h5py")
+    entry = _linked(group, name)
+    address = h5py.h5o.get_info(entry.id).addr
+    if address in seen:
+        raise ValueError(f"its entry {entry.name} occurs twice")
+    seen.add(address)
+    if isinstance(entry, h5py.Group):
+        return sum(_size_of(entry, key, seen) for key in entry)
+    if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
+        raise ValueError(f"the values of its entry {entry.name} lie in other files")
+    size = int(entry.nbytes)
+    if h5py.check_vlen_dtype(entry.dtype) == np.uint8:  # pictures: Minari decodes them
+        size += sum(jpeg_bytes(bytes(content)) for content in entry)
+    return size
+
+
+def _size_of_table(path: Path, kind: str) -> int:
+    if kind == "parquet":
+        table = TableFile(path).rows(0, MOST_STEPS + 2)
+    else:
+        _refuse_compressed(np.memmap(path, np.uint8, "r"))
+        with path.open("rb") as file:
+            table = import_extra("pyarrow.ipc").open_file(file).read_all()
+    if len(table) > MOST_STEPS + 1:
+        raise ValueError(f"{path} has more than the {MOST_STEPS + 1:,} rows of the longest episode")
+    size = int(table.nbytes)
+    columns = import_extra("pyarrow").table(table.select(["observations", "actions"]))
+    while any(hasattr(kind, "fields") for kind in columns.schema.types):
+        columns = columns.flatten()
+    for column in columns.columns:
+        if "binary" in str(column.type):  # pictures: Minari decodes them
+            size += sum(jpeg_bytes(content.as_py()) for content in column)
+    return size
+
+
+def _refuse_compressed(content: Any) -> None:
+    """Refuse an Arrow file with compressed columns, which could expand to any size.
+
+    Source: the format of Arrow's files, version 5 (`File.fbs`, `Message.fbs`), and of flatbuffers.
+    """
+
+    def number(kind: str, at: int) -> int:
+        return int(struct.unpack_from(f"<{kind}", content, at)[0])
+
+    def below(at: int) -> int:
+        return at + number("I", at)
+
+    def field(table: int, index: int) -> int:
+        described = table - number("i", table)
+        at = 4 + 2 * index
+        offset = number("H", described + at) if at < number("H", described) else 0
+        return table + offset if offset else 0
+
+    end = len(content) - 10  # before the footer's size and ARROW1
+    footer = below(end - number("i", end))
+    for kind in (2, 3):  # dictionaries and groups of rows
+        blocks = below(field(footer, kind)) if field(footer, kind) else 0
+        for i in range(number("I", blocks) if blocks else 0):
+            start = number("q", blocks + 4 + 24 * i)
+            message = below(start + (8 if number("I", start) == 2**32 - 1 else 4))
+            rows = below(field(message, 2))
+            rows = below(field(rows, 1)) if kind == 2 else rows
+            if field(rows, 3):
+                raise ValueError(
+                    "its columns are compressed: write it without compression, or as HDF5"
+                )
+
+
+def write_minari(
+    path: str | Path,
+    episodes: Iterable[Episode],
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> None:
+    """Write episodes as a Minari dataset, bit for bit; all of them or none.
+
+    Args:
+        path: path of a new directory. Minari finds it by name in `MINARI_DATASETS_PATH`.
+        episodes: consumed one at a time.
+        observation_space: observation space of the env.
+        action_space: action space of the env.
+
+    Raises:
+        ConfigurationError: if the directory is not empty, and for a space that cannot be written.
+        WriteError: if the disk is full.
+    """
+    for leaf in leaves_of(observation_space):
+        require(
+            not any("/" in key for key in leaf.path),
+            f"Minari cannot read an observation with the key {leaf.path}, which has a slash: "
+            "rename it (gymnasium.wrappers.TransformObservation), or write a LeRobotDataset.",
+        )
+    action_leaf(action_space)
+    minari = import_extra("minari")
+    storage = import_extra("minari.dataset.minari_storage").MinariStorage
+    path = expanded(path)
+    require(
+        not path.exists() or not any(path.iterdir()),
+        f"{path} is not empty: give a new directory.",
+    )
+    # Absolute, because Minari resolves relative paths against another folder.
+    unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with writing(path):
+        unfinished.mkdir(parents=True)
+        made = storage.new(
+            unfinished / "data", observation_space, action_space, jpeg_encoding=False
+        )
+        made.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
+        for number, episode in enumerate(episodes):
+            _write_episode(made, number, episode, first_choice(action_space))
+    move(unfinished, path)
+
+
+def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarray) -> None:
+    episode.check_lengths()
+    steps = {name: values.numpy() for name, values in episode.extra.items()}
+    steps["is_intervention"] = episode.intervened.numpy()
+    if episode.success is not None:
+        success = np.zeros(len(episode), bool)
+        success[-1] = episode.success
+        steps["success"] = success
+    # Minari also stores an info of the reset: zeros.
+    infos = {
+        tuple(name.split(".")): np.concatenate([np.zeros_like(values[:1]), values])
+        for name, values in steps.items()
+    }
+    buffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer(
+        id=number,
+        observations=map_tree(lambda leaf: leaf.numpy(), episode.observation),
+        actions=as_env_counts(episode.action.numpy(), first),
+        rewards=episode.reward.numpy(),
+        terminations=episode.terminated.numpy(),
+        truncations=episode.truncated.numpy(),
+        infos=tree_of_leaves(infos),
+    )
+    storage.update_episodes([buffer])
+    # Minari has no fields for these numbers. HDF5 reads a slash in a name as a level.
+    names = {name.replace("/", "."): name for name in steps if "/" in name}
+    lists = {"tasks": episode.tasks, "names": names}
+    notes: dict[str, Any] = {"task": episode.task}
+    notes |= {key: json.dumps(value) for key, value in lists.items() if value}
+    notes |= {"end_rule": episode.end_rule} if episode.end_rule else {}
+    notes |= {} if episode.final_known else {"final_known": False}
+    storage.update_episode_metadata([notes], [number])

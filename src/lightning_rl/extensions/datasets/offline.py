@@ -1,0 +1,68 @@
+"""Stand in for the env of a run on a dataset alone (`data.offline`)."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.factories import EnvFactory
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.extensions.datasets.ends import Ends
+from lightning_rl.extensions.datasets.reader import read_episodes
+from lightning_rl.rollout.structured_actions import flat_actions
+from lightning_rl.system.errors import ConfigurationError, require
+
+
+class DatasetSpaces(VectorEnv):
+    """Env with the spaces of a dataset, see `Episodes.spaces`, and without steps.
+
+    Args:
+        num_envs: N.
+        path, keys, ends: see `read_episodes`.
+
+    Raises:
+        ConfigurationError: if the dataset cannot be read, or does not describe its actions.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        path: str,
+        keys: dict[str, str] | None = None,
+        ends: Ends | None = None,
+    ) -> None:
+        self.num_envs, self.device = num_envs, torch.device("cpu")
+        observation, action = read_episodes(path, keys, ends=ends).spaces()
+        self.single_observation_space = observation
+        self.single_action_space = flat_actions(action)
+
+    def reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> Any:
+        """Refuse.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "This run has a dataset and no env (data.offline: true), so no policy can act in it: "
+            "set data.env, the env of the recording."
+        )
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        raise NotImplementedError("DatasetSpaces refuses `reset`.")
+
+
+def spaces_of_collector(collector: Any) -> EnvFactory:
+    """Return the factory of a stand-in for the env, from the factory of `DatasetCollector`.
+
+    Raises:
+        ConfigurationError: if the collector reads no dataset.
+    """
+    given = getattr(collector, "keywords", {})
+    require(
+        isinstance(given.get("path"), str),
+        "data.offline is true, but data.collector names no dataset: set data.collector: "
+        "{class_path: DatasetCollector, init_args: {path: ...}}, or remove data.offline.",
+    )
+    names = [name for name in ("path", "keys", "ends") if given.get(name) is not None]
+    return partial(DatasetSpaces, **{name: given[name] for name in names})

@@ -1,0 +1,180 @@
+"""Play many episodes of single actions in parallel by a trained policy, in chunks or not."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.collectors.evaluation import action_function, generators_of
+from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
+from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl.envs.step_results import refuse_missing_end
+from lightning_rl.envs.vector_env import RESULTS, Observation, interventions
+from lightning_rl.extensions.datasets.episode import Episode
+from lightning_rl.policies import Policy
+from lightning_rl.policies.base import NOISE, check_weights_are_numbers
+from lightning_rl.policies.precision import autocast
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.system.errors import require
+from lightning_rl.system.phases import PhaseTimer, no_phases
+
+
+class ChunkActor:
+    """Chooses single actions [N, *A] of N parallel episodes that begin together.
+
+    Each row draws with its own generator, so that episodes do not depend on each other.
+
+    Args:
+        policy: acts by single actions, or by chunks.
+        num_envs: N.
+        seeds: seed of each row; None acts with the mode.
+        chunk_size: K, actions in a chunk; None without chunks.
+        execute: number of executed actions per chunk. Default: all.
+        is_outdated: called before each action; true: compute a new chunk, because another action
+            than the policy's was executed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        num_envs: int,
+        seeds: Sequence[int] | None,
+        chunk_size: int | None = None,
+        execute: int | None = None,
+        is_outdated: Callable[[], bool] = lambda: False,
+    ) -> None:
+        check_weights_are_numbers(policy)
+        policy.put_in_eval_mode()
+        self._policy, self._chunk_size = policy, chunk_size
+        self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
+        self._one_by_one = action_function(policy, num_envs, seeds)
+        self._generators = generators_of(policy, seeds or ())
+        # One pass for all rows needs noise drawn before the pass, and no state.
+        self._together = seeds is not None and not policy.masks_actions
+        self._together &= "state" not in policy.extra_fields and policy.draw_noise([1]).numel() > 0
+        box = single(policy.action_space, chunk_size)
+        self._bounds = (box.low, box.high) if isinstance(box, gymnasium.spaces.Box) else None
+        self._step = 0
+        self._planned = torch.zeros(0)
+
+    @torch.no_grad()
+    def __call__(self, observation: Observation, running: Tensor) -> Tensor:
+        """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] matter."""
+        place = 0 if self._is_outdated() else self._step % self._execute
+        self._step = place + 1
+        if place == 0:
+            with autocast(self._policy.version.device, self._policy.autocast_dtype):
+                self._planned = self._plan(observation, running)
+        action = self._planned if self._chunk_size is None else self._planned[:, place]
+        if self._bounds is None:
+            return action
+        # Clip as deployed policies do: a recording holds actions within the bounds.
+        return action.clamp(*(torch.as_tensor(bound).to(action) for bound in self._bounds))
+
+    def _plan(self, observation: Observation, running: Tensor) -> Tensor:
+        if not self._together:
+            return self._one_by_one(observation, running)
+        td = TensorDict({"observation": observation}, [len(running)]).to(
+            self._policy.version.device
+        )
+        drawn = [self._policy.draw_noise([1], generator) for generator in self._generators]
+        idle = len(running) - len(drawn)  # rows without an episode act like the last row
+        td[NOISE] = torch.cat([*drawn, *drawn[-1:] * idle])
+        action: Tensor = self._policy(td)["action"]
+        return action
+
+
+def play_policy(
+    env: VectorEnv,
+    policy: Policy,
+    seeds: Sequence[int],
+    max_steps: int,
+    *,
+    deterministic: bool = False,
+    chunk_size: int | None = None,
+    execute: int | None = None,
+) -> Iterator[Episode]:
+    """Play one episode per seed, at most N, and yield them in the order of `seeds`.
+
+    Args:
+        env: env of single actions; it is reset.
+        policy: for this env, or for chunks of its actions.
+        seeds: seed of each episode, for its start and its drawn actions.
+        max_steps: env steps after which an episode is cut.
+        deterministic: act with the mode.
+        chunk_size: see `ChunkActor`.
+        execute: see `ChunkActor`.
+
+    Raises:
+        ConfigurationError: if the policy is for another env.
+    """
+    spaces = {
+        "observation": (policy.observation_space, env.single_observation_space),
+        "action": (single(policy.action_space, chunk_size), env.single_action_space),
+    }
+    for kind, (own, theirs) in spaces.items():
+        require(
+            own == theirs,
+            f"The policy has the {kind} space {own}, but the env has {theirs}: play it in the env "
+            "that it was trained in.",
+        )
+    drawn = None if deterministic else seeds
+    actor = ChunkActor(policy, env.num_envs, drawn, chunk_size, execute)
+    return play_side_by_side(env, actor, seeds, max_steps)
+
+
+@torch.no_grad()
+def play_side_by_side(
+    env: VectorEnv,
+    choose: ActionFunction,
+    seeds: Sequence[int],
+    max_steps: int,
+    calls: PhaseTimer = no_phases,
+) -> Iterator[Episode]:
+    """Play one episode per seed in parallel, and yield them in the order of `seeds`.
+
+    Their success is None if the env reports no success in any of them.
+    """
+    seen: list[Any] = []
+    reports_success = False
+
+    def choose_and_keep(observation: Observation, running: Tensor) -> Tensor:
+        seen.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
+        return choose(observation, running)
+
+    playing = FirstEpisodes(env, choose_and_keep, seeds, max_steps, calls)
+    slots: list[dict[str, Any]] = []
+    finals: dict[int, Any] = {}  # by row
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+    for info in playing:
+        slot = {key: getattr(playing, key) for key in RESULTS}
+        executed = interventions(env, playing.action, info)
+        slot |= {"action": executed["executed_action"], "intervened": executed["intervened"]}
+        reports_success |= "success" in info
+        # An env may report success only in episodes that succeed.
+        slot["success"] = info.get("success", torch.zeros_like(playing.terminated))
+        slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
+        lengths += playing.counted
+        done = (playing.terminated | playing.truncated).cpu()
+        for row in (playing.counted & ~playing.running).nonzero().flatten().tolist():
+            if "final_obs" not in info:
+                refuse_missing_end(type(env).__name__, done)
+            # Other rows of final_obs have no meaning; an episode that was cut has not ended.
+            last = info["final_obs"] if done[row] else playing.observation
+            finals[row] = map_tree(lambda leaf, i=row: leaf[i : i + 1].cpu().clone(), last)
+    observations = map_tree(lambda *column: torch.stack(column), *seen)
+    steps = map_tree(lambda *column: torch.stack(column), *slots)
+    for row, length in enumerate(lengths[: len(seeds)].tolist()):
+        begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
+        one = {key: values[:length, row] for key, values in steps.items()}
+        succeeded = bool(one.pop("success")[-1])
+        yield Episode(
+            observation=map_tree(lambda *parts: torch.cat(parts), begun, finals[row]),
+            success=succeeded if reports_success else None,
+            task="",
+            **one,
+        )

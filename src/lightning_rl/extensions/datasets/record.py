@@ -1,0 +1,328 @@
+"""Record episodes of a person, a script or a policy in one env."""
+
+import copy
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
+from lightning_rl.collectors.loop import ActionFunction, run_steps
+from lightning_rl.envs import ActionChunk, GymnasiumEnv, VectorEnv
+from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
+from lightning_rl.envs.step_results import one_number
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.people.intervention import (
+    Event,
+    Intervention,
+    InterventionSource,
+    Pace,
+)
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.masks import MASK, allowed_random_action
+from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+MOST_FRAMES_AHEAD = 32
+"""Maximum number of frames that wait for the writer thread; at the limit, the env waits."""
+
+
+@dataclass
+class Recorded:
+    """Result of one played episode.
+
+    Attributes:
+        kept: whether the dataset holds the episode; otherwise record it again.
+        steps: L.
+        total: sum of the rewards.
+        success: whether the episode succeeded; None if the env has never reported success.
+        intervened: number of steps in which the source had taken over.
+        missed: clock ticks that passed while a step was still running.
+    """
+
+    kept: bool
+    steps: int = 0
+    total: float = 0.0
+    success: bool | None = None
+    intervened: int = 0
+    missed: int = 0
+
+
+def single_env(env: VectorEnv) -> VectorEnv:
+    """Return a batched env with one env as a `GymnasiumEnv`, which a `Recorder` can wrap."""
+    if isinstance(env, GymnasiumEnv | ActionChunk) or env.num_envs > 1:
+        return env
+    return GymnasiumEnv(1, "lightning_rl/Task-v0", {"task": env}, vectorization="sync")
+
+
+class Recorder:
+    """Play episodes in one env and write them to a dataset step by step.
+
+    A frame holds the observation, the executed action, the reward, and the end of the episode. An
+    episode with `info["rerecord"]` (gym-hil: `rerecord_episode`) in its last step is discarded.
+
+    Args:
+        env: one env, or a batched task of one env; the recorder adds a wrapper, so a Gymnasium env
+            is rebuilt.
+        source: person or script that may take over.
+        in_charge: whether the source acts in every step, without a policy.
+        extra: names of numbers in `info` that each frame also holds; 0 if a step does not report
+            them.
+        ask: called at the end of an episode if the env reports no success; returns its event, or
+            None if the success is unknown.
+
+    Attributes:
+        intervened: whether the last step of the episode was an intervention.
+
+    Raises:
+        ConfigurationError: for several envs, chunks of actions, or a batched version of an env.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        source: InterventionSource | None = None,
+        in_charge: bool = False,
+        extra: Sequence[str] = (),
+        ask: Callable[[], Event | None] | None = None,
+    ) -> None:
+        env = single_env(env)
+        if not isinstance(env, GymnasiumEnv) or env.num_envs != 1 or env.vectorization != "sync":
+            raise ConfigurationError(
+                "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, but this "
+                f"is {getattr(env, 'num_envs', 1)} {type(env).__name__} "
+                f"({getattr(env, 'vectorization', 'no Gymnasium env')}). Set "
+                "{class_path: GymnasiumEnv, init_args: {id: ...}}, or name a task."
+            )
+        if source is not None and in_charge:
+            source.take_charge()
+        self.env, self._extra, self._ask = env, tuple(extra), ask
+        self.intervened = False
+
+        def watched(env: gymnasium.Env) -> gymnasium.Env:
+            self._watched = _Watched(env if source is None else Intervention(env, source))
+            return self._watched
+
+        env.wrap_single_envs(watched)
+        self.observation: Any = None
+        self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
+        self._says_success = False
+
+    def record_episodes(
+        self,
+        writer: EpisodeWriter,
+        episodes: int,
+        choose_for: Callable[[int], ActionFunction],
+        *,
+        seed: int = 0,
+        fps: float | None = None,
+        max_steps: int | None = None,
+    ) -> Generator[Recorded]:
+        """Play until the dataset holds `episodes` new episodes; yield one result per episode.
+
+        Args:
+            writer: receives the episodes; the caller finalizes it.
+            episodes: number of episodes to keep.
+            choose_for: maps the episode's number, from 0, to its chooser of actions.
+            seed: seed of the env.
+            fps: steps per second of real time; None: without a pause.
+            max_steps: maximum steps per episode. Default: the env's own limit.
+
+        Raises:
+            ConfigurationError: for frames that the writer refuses.
+        """
+        check_range("episodes", episodes, least=1)
+        check_range("max_steps", max_steps, least=1)
+        pace = Pace(fps)
+        most = MAX_EPISODE_STEPS if max_steps is None else max_steps
+        self.observation, _ = self.env.reset(seed=seed)
+        kept = played = 0
+        with _BackgroundWriter(writer) as behind:
+            while kept < episodes:
+                pace.restart()
+                missed = pace.missed
+                result = self._play(behind, choose_for(played), most, lambda _: pace.wait())
+                result.missed = pace.missed - missed
+                kept, played = kept + result.kept, played + 1
+                yield result
+
+    @torch.no_grad()
+    def _play(
+        self,
+        writer: "_BackgroundWriter",
+        choose: ActionFunction,
+        most: int,
+        before: Callable[[int], None],
+    ) -> Recorded:
+        self._choose, self.intervened = choose, False
+        result = Recorded(kept=True)
+        for t, _ in run_steps(self, self, most, before=before):
+            terminated, truncated, info = self._terminated, self._truncated, self._watched.info
+            self.intervened = bool(info[INTERVENED])
+            is_cut = t + 1 == most and not (terminated or truncated)
+            writer.add(
+                self._acted_on,
+                np.array(info[EXECUTED_ACTION]),  # a copy: the env may reuse its array
+                self._reward,
+                terminated,
+                truncated or is_cut,
+                self.intervened,
+                {name: _number(info, name) for name in self._extra},
+            )
+            result.steps += 1
+            result.total += self._reward
+            result.intervened += self.intervened
+            if terminated or truncated or is_cut:
+                break
+        rerecord = bool(info.get("rerecord") or info.get("rerecord_episode"))
+        if not rerecord:
+            result.success = self._success(info)
+            if result.success is None and self._ask and (event := self._ask()) is not None:
+                result.success, rerecord = event == "success", event == "rerecord"
+        result.kept = not rerecord
+        if result.kept:
+            writer.end_episode(self._watched.observation, result.success)
+        else:
+            writer.discard_episode()
+        if is_cut:
+            self.observation, _ = self.env.reset()
+        return result
+
+    def act(self, t: int) -> None:
+        """Choose the action of step `t`; called by `run_steps`."""
+        # Copy, because the env reuses its observation arrays.
+        self._acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
+        self._action = self._choose(self.observation, self._running)
+
+    def step(self, t: int) -> dict[str, Any]:
+        """Step the env by the chosen action; called by `run_steps`."""
+        self.observation, reward, terminated, truncated, info = self.env.step(self._action)
+        self._reward = float(reward[0])
+        self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
+        return info
+
+    def _success(self, info: dict[str, Any]) -> bool | None:
+        keys = [key for key in ("success", "is_success", "next.success") if key in info]
+        self._says_success |= bool(keys)
+        # Some envs report success only in successful episodes: after the first report, an episode
+        # without a report counts as a failure.
+        if not self._says_success:
+            return None
+        return bool(keys and info[keys[0]])
+
+
+def script_action_function(
+    script: Callable[[Any], Any], space: gymnasium.Space[Any]
+) -> ActionFunction:
+    """Return a chooser of actions [1, *A] by `script`.
+
+    `script` maps the observation of one env (arrays) to an action [*A]; None: the neutral action.
+
+    Raises:
+        ConfigurationError: from the chooser, for an action of another shape than the space's.
+    """
+    nothing = neutral_action(space)
+    first = first_choice(space)
+
+    def choose(observation: Observation, running: Tensor) -> Tensor:
+        given = script(map_tree(lambda leaf: leaf[0].numpy(), observation))
+        action = nothing if given is None else np.asarray(given, dtype=space.dtype)
+        require(
+            action.shape == space.shape,
+            f"The script gave the action {given!r}, which is not in {space}.",
+        )
+        chosen = torch.as_tensor(as_policy_counts(action, first))[None]
+        if given is None and isinstance(observation, TensorDict) and MASK in observation.keys():
+            return allowed_random_action(space, chosen, observation[MASK])
+        return chosen
+
+    return choose
+
+
+def neutral_action(space: gymnasium.Space[Any]) -> np.ndarray:
+    """Return the neutral action [*A]: middle of the bounds (0 if unbounded), or first choice."""
+    if isinstance(space, gymnasium.spaces.Box):
+        bounded = np.isfinite(space.low) & np.isfinite(space.high)
+        low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
+        return ((low + high) / 2).astype(space.dtype)
+    return np.full(space.shape or (), first_choice(space), dtype=space.dtype)
+
+
+def _number(info: dict[str, Any], name: str) -> float:
+    value = info.get(name, 0.0)
+    number = one_number(value)
+    if number is None:
+        raise ConfigurationError(
+            f"info['{name}'] is {value!r}, but a frame holds one number of that name: remove the "
+            "name from extra."
+        )
+    return number
+
+
+class _BackgroundWriter:
+    """Write the frames in a thread while the env steps."""
+
+    # Compressing pictures between steps would slow down a real-time env. The encoder releases
+    # Python's lock.
+    def __init__(self, writer: EpisodeWriter) -> None:
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(1, "recorder", _yield_to_others)
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> "_BackgroundWriter":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def add(self, *frame: Any) -> None:
+        self._waiting.append(self._thread.submit(self._writer.add, *frame))
+        while self._waiting[0].done() or len(self._waiting) > MOST_FRAMES_AHEAD:
+            self._waiting.popleft().result()
+            if not self._waiting:
+                break
+
+    def end_episode(self, final_observation: Any, success: bool | None) -> None:
+        self._catch_up()
+        self._writer.end_episode(final_observation, success)
+
+    def discard_episode(self) -> None:
+        self._catch_up()
+        self._writer.discard_episode()
+
+    def _catch_up(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().result()
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread, and of its encoder threads."""
+    if sys.platform == "linux":  # only Linux has a priority per thread
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 10)
+
+
+class _Watched(gymnasium.Wrapper):
+    """Keep the final observation and the whole info of a step, which a vector env drops."""
+
+    observation: Any = None
+    info: dict[str, Any]
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        ended = terminated or truncated
+        # Copy, because the env may reuse the arrays in its reset.
+        self.observation = copy.deepcopy(observation) if ended else observation
+        self.info = report_intervention(info, action, False)
+        return observation, reward, terminated, truncated, info

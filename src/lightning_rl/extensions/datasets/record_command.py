@@ -1,0 +1,376 @@
+"""Run `rl-cli record`: write episodes of a person, a script or a checkpoint into a dataset."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, cast
+
+import gymnasium
+from jsonargparse import Namespace
+
+from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
+from lightning_rl.checkpoints.saved import settings_of
+from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.cli.arguments import is_trusted
+from lightning_rl.cli.checking import check_options
+from lightning_rl.cli.config_files import find_config
+from lightning_rl.cli.imports import only_allowed_imports
+from lightning_rl.cli.options import (
+    FOR_CHECKPOINTS,
+    NEEDED,
+    Option,
+    explained_refusals,
+    option_parser,
+)
+from lightning_rl.cli.parsing import (
+    asks_for_help,
+    check_names,
+    normalize_options,
+    read_config,
+    value_of,
+    without,
+)
+from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl.collectors.ahead import ChunksAhead
+from lightning_rl.collectors.evaluation import action_function
+from lightning_rl.collectors.loop import ActionFunction
+from lightning_rl.deploy.loading import load_trained
+from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl.envs.factories import EnvFactory, make_env
+from lightning_rl.extensions.datasets.playing import ChunkActor
+from lightning_rl.extensions.datasets.record import (
+    Recorded,
+    Recorder,
+    neutral_action,
+    script_action_function,
+    single_env,
+)
+from lightning_rl.extensions.datasets.writer import EpisodeWriter
+from lightning_rl.extensions.people.intervention import Event, InterventionSource
+from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.jsonargparse_private import accept_plain_numpy_numbers
+from lightning_rl.system.output import tell, tell_from_handler
+from lightning_rl.system.saved_runs import find_checkpoint
+from lightning_rl.system.signals import handle_signals
+
+OPTIONS = {
+    "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),
+    "config": Option(str, None, "a training config, for its env"),
+    "data.env": Option(EnvFactory, None, "the env, if neither config nor checkpoint names it"),
+    "source": Option(InterventionSource, None, "who takes over: Keyboard, Gamepad, SpaceMouse"),
+    "script": Option(
+        Callable[[Any], Any],
+        None,
+        "import path of a function that acts: given the observation, it returns an action or None",
+    ),
+    "ckpt_path": Option(str, None, "a checkpoint, a run directory, or last or best: it acts"),
+    "execute": Option(
+        int,
+        None,
+        "actions of a chunk after which the next one is computed. Default: as in the config; else "
+        "all, or in real time half, while the rest executes",
+    ),
+    "deterministic": Option(bool, True, "the checkpoint acts by its mode; false draws actions"),
+    "episodes": Option(int, 20, "number of episodes; re-recorded ones do not count"),
+    "fps": Option(float, None, "steps per second. Default: the env's own rate"),
+    "real_time": Option(bool, None, "keep that pace. Default: only with a source of interventions"),
+    "max_steps": Option(int, None, "of an episode. Default: the env's own limit"),
+    "task": Option(str, "", "instruction of the task, as text"),
+    "pictures": Option(Literal["video", "png"], "video", "format of pictures; png loses nothing"),
+    "extra": Option(list[str], [], "names of numbers in info that each frame holds: penalties"),
+    "ask": Option(
+        bool,
+        None,
+        "ask for the success of an episode if the env does not report it. Default: on a terminal, "
+        "with a source of interventions or a real arm",
+    ),
+    "seed": Option(int, 1, "of the env"),
+    **FOR_CHECKPOINTS,
+}
+DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a dataset."
+
+
+def record(options: Sequence[str], command_line: CommandLine) -> None:
+    """Record episodes.
+
+    An episode is safe once its line is printed. Ctrl+C ends the recording before the next step,
+    without the current episode.
+    """
+    interrupt = _Interrupt()
+    try:
+        options = normalize_options(options)
+        config = value_of("--config", options) or value_of("-c", options)
+        rest = without("--config", without("-c", options))
+        checkpoint = value_of("--ckpt_path", options)
+        trusted = is_trusted(options)
+        env = [] if config is None else _env_option(find_config(config))
+        with nullcontext() if trusted else only_allowed_imports([*options, *env]):
+            env = env or _env_of(checkpoint, options, trusted)
+            _record_episodes(_parsed([*env, *rest]), interrupt)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        interrupt.close()
+
+
+def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
+    made = make_env(settings.data.env, 1, "data.env")
+    env = single_env(made)
+    writer: EpisodeWriter | None = None
+    kept = 0
+    try:
+        acts = settings.ckpt_path is not None or settings.script is not None
+        source = settings.source
+        is_real = bool(env.metadata.get("is_real"))
+        has_person = (source is not None or is_real) and sys.stdin.isatty()
+        asks = has_person if settings.ask is None else settings.ask
+        in_charge = source is not None and not acts
+        for line in _without_effect(settings, made, in_real_time=source is not None or is_real):
+            tell(line)
+        recorder = Recorder(
+            env, source, in_charge, settings.extra, interrupt.answer if asks else None
+        )
+        require(
+            # The neutral action of a real arm would move it to the middle of its limits.
+            acts or source is not None or (env.reports_interventions and not is_real),
+            "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script "
+            "my_module.my_function, or --ckpt_path of a policy.",
+        )
+        paced = source is not None if settings.real_time is None else settings.real_time
+        in_real_time = paced or is_real
+        choose_for = interrupt.asked_before(_action_functions(settings, recorder, in_real_time))
+        fps = settings.fps or env.render_fps
+        spaces = (env.single_observation_space, env.single_action_space)
+        writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
+        played = recorder.record_episodes(
+            writer,
+            settings.episodes,
+            choose_for,
+            seed=settings.seed,
+            fps=fps if paced else None,
+            max_steps=settings.max_steps,
+        )
+        interrupt.defer()
+        with closing(played):  # ends all writes before the dataset is finalised
+            for result in played:
+                kept += result.kept
+                tell(_line(result, kept, settings.episodes))
+    finally:
+        interrupt.hold()
+        made.close()
+        if writer is not None:
+            writer.finalise()
+        if kept:
+            tell(f"Dataset: {settings.path}")
+
+
+def _without_effect(settings: Namespace, env: VectorEnv, in_real_time: bool) -> Iterator[str]:
+    """Yield a line for each option that changes nothing here."""
+    limit, most, fps = env.max_episode_steps, settings.max_steps, settings.fps
+    if most is not None and limit is not None and most > limit:
+        yield f"--max_steps {most} has no effect: the env ends each episode after {limit} steps."
+    if fps is not None and fps != env.render_fps and not (in_real_time or settings.real_time):
+        yield (
+            f"--fps {fps:g} does not change the simulation, which takes {env.render_fps:g} steps "
+            "per second: only the dataset will say so."
+        )
+    if settings.execute is not None and settings.ckpt_path is None:
+        yield f"--execute {settings.execute} has no effect: it is for a policy (--ckpt_path)."
+
+
+class _Interrupt:
+    """Ctrl+C: an exception during the set-up, and the end before the next step afterwards.
+
+    An exception at an arbitrary line of a step may leave a lock or a file unfinished. A second
+    Ctrl+C raises it all the same, for a step that hangs.
+    """
+
+    def __init__(self) -> None:
+        # Arrow swallows the exception while it looks for pandas, so remember Ctrl+C.
+        self._came = self._deferred = self._holds = False
+        self.close = handle_signals([signal.SIGINT], self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._holds:
+            tell_from_handler("The dataset is being finished; SIGTERM ends that.")
+            return
+        again, self._came = self._came, True
+        if again or not self._deferred:
+            raise KeyboardInterrupt
+        tell_from_handler("The recording ends after this step (Ctrl+C again to end immediately).")
+
+    def defer(self) -> None:
+        """From now on, let Ctrl+C wait for the end of the step."""
+        self._deferred = True
+
+    def hold(self) -> None:
+        """Ignore Ctrl+C from now on: the dataset is being finished."""
+        self._holds = True
+
+    def asked_before(
+        self, choose_for: Callable[[int], ActionFunction]
+    ) -> Callable[[int], ActionFunction]:
+        """Wrap choosers: the first step after Ctrl+C ends the recording."""
+
+        def choose_unless(choose: ActionFunction, *step: Any) -> Any:
+            self._end_if_asked()
+            return choose(*step)
+
+        return lambda number: partial(choose_unless, choose_for(number))
+
+    def answer(self) -> Event | None:
+        """Ask how an episode ended; Ctrl+C ends the wait for the answer."""
+        self._deferred = False
+        self._end_if_asked()
+        answer = _answer()
+        self._deferred = True
+        return answer
+
+    def _end_if_asked(self) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+
+
+def _line(result: Recorded, kept: int, episodes: int) -> str:
+    words = [f"{result.steps} steps", f"return {result.total:.4g}"]
+    if result.success is not None:
+        words.append("success" if result.success else "failure")
+    if result.intervened:
+        words.append(f"{result.intervened} steps by a person or a script")
+    if result.missed:
+        words.append(f"{result.missed} ticks missed: lower fps")
+    name = f"episode {kept} of {episodes}" if result.kept else "to be recorded again"
+    return f"{name}: {', '.join(words)}"
+
+
+def _answer() -> Event | None:
+    """Ask on the terminal how an episode ended; None: unknown, also at the end of the input."""
+    answers: dict[str, Event | None] = {"y": "success", "n": "failure", "r": "rerecord", "": None}
+    while True:
+        tell("Success? y, n, r to record it again, or Enter if unknown: ", end="")
+        if (answer := sys.stdin.readline().strip().lower()) in answers:
+            return answers[answer]
+
+
+def _action_functions(
+    settings: Namespace, recorder: Recorder, in_real_time: bool
+) -> Callable[[int], ActionFunction]:
+    """Return a function that maps the number of an episode to its chooser of actions.
+
+    After an intervention the rest of a chunk is outdated, and a new chunk is computed.
+    """
+    env = recorder.env
+    space = env.single_action_space
+    require(
+        settings.ckpt_path is None or settings.script is None,
+        "--script and --ckpt_path both choose the actions: give one of them.",
+    )
+    if settings.ckpt_path is None:
+        script = settings.script or (lambda observation: neutral_action(space))
+        return lambda _: script_action_function(script, space)
+    policy = load_trained(
+        settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
+    ).policy
+    size = chunk_size_of(policy.action_space, space)
+    actions = single(policy.action_space, size)
+    spaces = {
+        "observation": (policy.observation_space, env.single_observation_space),
+        "action": (actions, space),
+    }
+    for kind, (own, theirs) in spaces.items():
+        require(
+            own == theirs,
+            f"The policy of {settings.ckpt_path} has the {kind} space {own}, and the env has "
+            f"{theirs}: record in the env that it was trained in.",
+        )
+
+    require(
+        settings.execute is None or size is not None,
+        "execute is for a policy of chunks, and this one chooses single actions.",
+    )
+    check_range("execute", settings.execute, least=1, most=size)
+    ahead = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
+
+    def is_outdated() -> bool:
+        return recorder.intervened
+
+    def choose_for(number: int) -> ActionFunction:
+        seeds = None if settings.deterministic else [settings.seed + number]
+        if ahead is not None:
+            return ahead.episode(action_function(policy, 1, seeds), is_outdated)
+        return ChunkActor(policy, 1, seeds, size, settings.execute, is_outdated)
+
+    return choose_for
+
+
+def chunk_size_of(chosen: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
+    """Return K if the policy chooses chunks of K actions; None for single actions."""
+    kinds = gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete
+    if isinstance(chosen, kinds) and chosen.shape[1:] == executed.shape:
+        return chosen.shape[0]
+    return None
+
+
+def _parsed(arguments: list[str]) -> Namespace:
+    accept_plain_numpy_numbers()
+    check_names("record", arguments, OPTIONS)
+    kinds = {name: option.kind for name, option in OPTIONS.items()}
+    parser = option_parser("record", DESCRIPTION, OPTIONS)
+    if asks_for_help(arguments):
+        parser.parse_args(arguments)
+    checked = check_options(arguments, kinds)
+    with explained_refusals():
+        settings = parser.instantiate(parser.parse_object(checked))
+    require(
+        settings.data.env is not None,
+        "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env "
+        "GymnasiumEnv --data.env.id CartPole-v1.",
+    )
+    return cast(Namespace, settings)
+
+
+def _env_option(config: Path) -> list[str]:
+    return _env_in(read_config(config), str(config))
+
+
+def _env_in(settings: Any, name: str) -> list[str]:
+    """Return the env of a training config as options, without its chunks."""
+    data = settings.get("data") if isinstance(settings, Mapping) else None
+    env = data.get("env") if isinstance(data, Mapping) else None
+    require(env is not None, f"{name} names no env under data.env: give one, --data.env.")
+    env, chunk = without_chunks(env)
+    execute = chunk.get("execute")
+    option = f"--data.env={env if isinstance(env, str) else json.dumps(env)}"
+    return [option] if execute is None else [option, f"--execute={execute}"]
+
+
+def without_chunks(env: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the env within an `ActionChunk` of a config, and the settings of the chunks."""
+    if not (isinstance(env, Mapping) and str(env.get("class_path")).endswith("ActionChunk")):
+        return env, {}
+    chunk = {"chunk_size": 4, **(env.get("init_args") or {})}
+    return chunk.pop("env"), chunk
+
+
+def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> list[str]:
+    """Return the env of the checkpoint's run as an option, unless the options name an env."""
+    given = any(option.partition("=")[0] == "--data.env" for option in options)
+    if checkpoint is None or given:
+        return []
+    path = find_checkpoint(checkpoint, value_of("--output_dir", options) or "outputs", None)
+    content = read_checkpoint(path, whole=False)
+    require(
+        CONFIG_KEY in content,
+        f"The checkpoint {path} does not say which env it was trained in: give --config or "
+        "--data.env.",
+    )
+    text = str(content[CONFIG_KEY])
+    if not trusted:
+        text = checked_config(text, path).config
+    return _env_in(settings_of(text, path), str(path))

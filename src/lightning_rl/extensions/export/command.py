@@ -1,0 +1,116 @@
+"""Run `rl-cli export`: write a checkpoint's policy for machines without this package."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
+from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl.deploy.loading import Trained, env_of, load_trained
+from lightning_rl.extensions.export.formats import (
+    SUFFIXES,
+    Exported,
+    Format,
+    export_policy,
+    lerobot_policy,
+)
+from lightning_rl.extensions.export.graph import ports_of, why_not_traced
+from lightning_rl.extensions.export.metadata import directory_of, metadata_of
+from lightning_rl.extensions.export.weights import construction_of
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import expanded, shown
+from lightning_rl.system.output import tell
+
+OPTIONS = {
+    "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
+    "format": Option(
+        Format,
+        "onnx",
+        "onnx for onnxruntime, torch for torch.export, safetensors for load_policy, or lerobot",
+    ),
+    "path": Option(str, None, "path of the file. Default: in export/ of the run's directory"),
+    **FOR_CHECKPOINTS,
+}
+DESCRIPTION = "Write the policy of a checkpoint to a file for deployment."
+
+CURE = "Add --trust_code true if you trust its source."
+"""Cure if a checkpoint names third-party code."""
+
+
+def export(options: Sequence[str], command_line: CommandLine) -> None:
+    """Export a policy, and print the paths of the files."""
+    settings = parse_options("export", DESCRIPTION, OPTIONS, options)
+    trained = load_trained(
+        settings.ckpt_path,
+        trust_code=settings.trust_code,
+        output_dir=settings.output_dir,
+        cure=CURE,
+    )
+    path = _path_of(trained, settings.format, settings.path)
+    done = _exported(trained, settings.format, path, trained.run.trusted)
+    tell("\n".join(_summary(done)))
+
+
+def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
+    run = trained.run
+    if kind == "lerobot":  # checked before an env is built
+        lerobot_policy(trained.policy)
+    elif kind != "safetensors":
+        why = why_not_traced(trained.policy)
+        require(why is None, str(why))
+    ports = ports_of(trained.policy)
+    env, why_none = None, ""
+    try:
+        env = env_of(run)
+    except ConfigurationError as error:
+        why_none = str(error)
+    try:
+        metadata = metadata_of(trained.policy, ports, run.path, run.content, run.settings, env)
+    finally:
+        if env is not None:
+            env.close()
+    if kind in ("onnx", "torch") and trained.policy.autocast_dtype is not None:
+        tell("The run acted in bfloat16, but the exported graph computes in float32.")
+    if env is None:
+        tell(
+            "The export has no env metadata (control period, joints), because the env is not "
+            f"available: {why_none}"
+        )
+    construction = construction_of(run.content, run.settings)
+    return export_policy(
+        trained.policy,
+        ports,
+        kind,
+        path,
+        metadata,
+        construction,
+        lambda file: load_trained(file, trust_code=trust_code).policy,
+    )
+
+
+def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
+    suffix = SUFFIXES[kind]
+    if given is None:
+        checkpoint = trained.run.path
+        return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
+    path = expanded(given)
+    require(
+        path.suffix == suffix or kind == "lerobot",  # a directory may have any name
+        f"--path {given} does not end with {suffix}, as a file of --format {kind} does.",
+    )
+    return path
+
+
+def _summary(done: Exported) -> list[str]:
+    report = done.report
+    assert report is not None
+    parts = [
+        f"{name}: largest difference {one['largest_difference']:.2g}"
+        if "largest_difference" in one
+        else f"{name}: {one['equal']:.1%} equal choices"
+        for name, one in report["actions"].items()
+    ]
+    return [
+        f"Policy:  {done.files[0]}",
+        *(f"Also:    {file}" for file in done.files[1:]),
+        f"Parity:  {report['observations']:,} observations, {', '.join(parts)}",
+    ]

@@ -1,0 +1,158 @@
+"""Compare an export with the policy in torch, on drawn observations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector.utils import batch_space
+
+from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.extensions.export.graph import (
+    ACTION,
+    NEXT_STATE,
+    OBSERVATION,
+    STATE,
+    Port,
+    Ports,
+    ports_of,
+    why_not_traced,
+)
+from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import leaves_of_tree
+from lightning_rl.rollout.masks import MASK
+from lightning_rl.rollout.structured_actions import choices_of
+
+Arrays = dict[str, np.ndarray]
+"""Arrays [N, ...] by the names of inputs or outputs."""
+
+Acts = Callable[[Any], Arrays]
+"""Maps an observation of N envs to the parts of the action, and keeps its own state."""
+
+STEPS = 20
+"""Number of consecutive observations, over which a memory carries its state."""
+
+ROWS = (1, 49)
+"""Batch sizes: 1,000 observations in all."""
+
+TOLERANCE = 1e-5
+"""Allowed difference of an action, in units of half the distance of its bounds, or of 1."""
+
+TOLERANCE_WITH_MEMORY = 5e-5
+"""The tolerance for a policy with a memory, which accumulates rounding errors.
+
+A correct GRU differs by 2e-6 after the first step, and by up to 1.3e-5 later (AVX-512 kernels).
+"""
+
+DIFFERING_CHOICES = 1e-3
+"""Allowed share of different choices, because two choices may have almost equal values."""
+
+
+def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
+    """Compare an exported policy with the policy of `load_policy`; both act by the mode.
+
+    Return `observations` (their number), `tolerance`, `passed`, and in `actions` for each part of
+    the action `largest_difference`, `equal` (share of bit-equal entries) and `passed`.
+
+    Args:
+        policy: the policy in torch. If it cannot be traced, it is compared on 1 observation.
+        make: returns the exported policy at the start of episodes.
+    """
+    steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
+    generator = np.random.default_rng(0)
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for rows in batches:
+        reference, exported = TrainedPolicy(policy), make()
+        for _ in range(steps):
+            observation = drawn(policy, rows, generator)
+            ours, theirs = flat(reference.act(observation)), exported(observation)
+            for name in ours:
+                parts.setdefault(name, []).append((ours[name], theirs[name]))
+    spaces = {port.name: port.space for port in ports_of(policy).outputs}
+    tolerance = TOLERANCE_WITH_MEMORY if policy.is_recurrent else TOLERANCE
+    compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
+    return {
+        "observations": steps * sum(batches),
+        "tolerance": tolerance,
+        "actions": compared,
+        "passed": all(one["passed"] for one in compared.values()),
+    }
+
+
+def flat(tree: Any, name: str = ACTION) -> dict[str, Any]:
+    """Return the arrays of a Dict or Tuple by the names of ports: `action`, `action.gripper`."""
+    return {path: np.asarray(leaf) for path, leaf in leaves_of_tree(name, tree)}
+
+
+def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
+    """Draw an observation [N, ...]: by the normaliser's moments, else by Gymnasium's sampler."""
+    space = batch_space(policy.acting_space, rows)
+    space.seed(int(generator.integers(2**31)))
+    observation = space.sample()
+    arrays = flat(observation, OBSERVATION)
+    normalizer, start = getattr(policy, "normalizer", None), 0
+    # Use the normaliser's order: by key, level by level.
+    leaves = dict(leaves_of_tree(OBSERVATION, policy.acting_space))
+    for name in sorted(leaves, key=lambda name: name.split(".")):
+        leaf = leaves[name]
+        array = arrays[name]
+        if name == f"{OBSERVATION}.{MASK}" and policy.masks_actions:
+            ends = np.cumsum(choices_of(policy.action_space))
+            for part in np.split(array, ends[:-1], -1):  # each choice needs an allowed category
+                np.maximum(part, part.max(-1, keepdims=True) == 0, out=part, casting="unsafe")
+        elif isinstance(leaf, gymnasium.spaces.Box):
+            mean, std = np.zeros(()), np.ones(())
+            if normalizer is not None:
+                place = slice(start, start := start + array[0].size)
+                moments = normalizer.mean[place], normalizer.var[place].sqrt()
+                mean, std = (one.cpu().numpy().reshape(leaf.shape) for one in moments)
+            elif array.dtype.kind != "f" or np.abs(array).max(initial=0) < 1e3:
+                continue
+            seen = mean + 2.0 * std * generator.standard_normal(array.shape)
+            array[...] = seen.clip(leaf.low, leaf.high)
+    return observation
+
+
+def _compared(
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    space: gymnasium.Space[Any] | None,
+    tolerance: float,
+) -> dict[str, Any]:
+    ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    same = float((ours == theirs).mean())
+    if not isinstance(space, gymnasium.spaces.Box):
+        return {"equal": same, "passed": 1.0 - same <= DIFFERING_CHOICES}
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
+    unit = np.where(half < 1e6, np.maximum(half, 1.0), 1.0)
+    largest = float((np.abs(ours.astype(np.float64) - theirs) / unit).max())
+    return {"largest_difference": largest, "equal": same, "passed": largest <= tolerance}
+
+
+def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Acts]:
+    """Return a function that makes an `Acts` from an exported graph, computed by `run`."""
+
+    def make() -> Acts:
+        state: Arrays = {}
+
+        def act(observation: Any) -> Arrays:
+            given = flat(observation, OBSERVATION) | state
+            rows = len(next(iter(given.values())))
+            inputs = {port.name: port_array(port, rows) for port in ports.inputs}
+            for name in given.keys() & inputs.keys():
+                inputs[name][...] = given[name]
+            outputs = run(inputs)
+            if NEXT_STATE in outputs:
+                state[STATE] = outputs.pop(NEXT_STATE)
+            return outputs
+
+        return act
+
+    return make
+
+
+def port_array(port: Port, rows: int) -> np.ndarray:
+    """Return zeros [N, ...] for an input."""
+    zeros: np.ndarray = torch.zeros((rows, *port.shape), dtype=port.dtype).numpy()
+    return zeros

@@ -1,0 +1,103 @@
+"""Change the state of envs at the start, at resets and at random times."""
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.events import Event
+from lightning_rl.extensions.managers.term import BoundTerm, check_event
+from lightning_rl.extensions.managers.view import EnvView, entries_of
+from lightning_rl.system.errors import EnvFaultError, closest
+
+
+class Events:
+    """Named events of an env; an interval event counts down in the state."""
+
+    def __init__(self, terms: Mapping[str, Event], owner: str) -> None:
+        self._at_start: list[tuple[bool, BoundTerm]] = []
+        self._interval: list[tuple[tuple[float, float], BoundTerm]] = []
+        for name, event in terms.items():
+            bound = BoundTerm(event, "events", name, owner)
+            check_event(event, bound.label)
+            if event.mode == "interval":
+                assert event.every_s is not None
+                self._interval.append((event.every_s, bound))
+            if event.mode != "interval" or event.at_reset:
+                self._at_start.append((event.mode == "startup", bound))
+        self._extra: set[str] | None = None  # parameters that only interval events replace
+        # Startup events come before reset events.
+        self._at_start.sort(key=lambda pair: not pair[0])
+
+    def __bool__(self) -> bool:
+        return bool(self._at_start or self._interval)
+
+    def start(self, env: EnvView) -> None:
+        known = entries_of(env.state)
+        allowed = [*known, *env.env.parameters()]
+        for is_startup, term in self._at_start:
+            view = env.for_startup() if is_startup else env
+            known |= _entries(term, term(view), allowed, env.num_envs)
+            env.state = TensorDict(known, [env.num_envs])
+        for name in self._parameters(env, known, allowed):
+            nominal = env.env.parameters()[name]
+            known[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
+        for every_s, term in self._interval:
+            term.start(env)
+            # One more, because `before_step` counts down before the first step, too.
+            known[f"{term.prefix}left"] = steps_until(env, every_s, term) + 1
+        env.state = TensorDict(known, [env.num_envs])
+
+    def _parameters(self, env: EnvView, known: Iterable[str], allowed: list[str]) -> set[str]:
+        if self._extra is None:  # found once, by firing them in the first start
+            found: set[str] = set()
+            for _, term in self._interval:
+                found |= _entries(term, term(env), allowed, env.num_envs).keys()
+            self._extra = found - set(known)
+        return self._extra
+
+    def before_step(self, env: EnvView) -> None:
+        """Change, in the view, the states of rows with due interval events."""
+        if not self._interval:
+            return
+        known = entries_of(env.state)
+        for every_s, term in self._interval:
+            left = known[f"{term.prefix}left"] - 1
+            due = left <= 0
+            changed = _entries(term, term(env), known, env.num_envs)
+            for name, value in changed.items():
+                mask = due.view(-1, *[1] * (value.dim() - 1))
+                known[name] = torch.where(mask, value, known[name])
+            known[f"{term.prefix}left"] = torch.where(due, steps_until(env, every_s, term), left)
+            env.state = TensorDict(known, [env.num_envs])
+
+
+def steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> Tensor:
+    """Draw the number of steps until an interval event fires, [M] int64, at least 1."""
+    least, most = (seconds / env.step_dt for seconds in every_s)
+    env.stream = zlib.crc32(f"{term.prefix}left".encode())
+    steps = least + env.uniform(1)[:, 0] * (most - least)
+    return steps.round().long().clamp_min(1)
+
+
+def _entries(term: BoundTerm, value: Any, allowed: Iterable[str], rows: int) -> dict[str, Tensor]:
+    if not isinstance(value, Mapping):
+        raise EnvFaultError(
+            f"{term.label} returned {type(value).__name__}: return the replaced entries of the "
+            "state, {name: [M, ...]}."
+        )
+    names = [name for name in allowed if "/" not in name]
+    for name, one in value.items():
+        if name not in names:
+            raise EnvFaultError(
+                f"{term.label} returned '{name}', but the entries of the state and the parameters "
+                f"of the physics are {', '.join(names)}{closest(str(name), names)}."
+            )
+        if not isinstance(one, Tensor) or one.shape[:1] != (rows,):
+            raise EnvFaultError(
+                f"{term.label} returned '{name}' as {one!r:.60}: return a tensor [{rows}, ...]."
+            )
+    return dict(value)

@@ -1,0 +1,142 @@
+"""Terms with short names in configs."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_rl.extensions.managers.view import EnvView, names_of
+from lightning_rl.system.errors import ConfigurationError, closest
+
+
+def is_success(env: EnvView) -> Tensor:
+    """Return 1 at a success, [M]."""
+    return env.success.float()
+
+
+def is_failure(env: EnvView) -> Tensor:
+    """Return 1 at a failure, [M]."""
+    return env.fail.float()
+
+
+def is_terminated(env: EnvView) -> Tensor:
+    """Return 1 if the episode is terminated, [M]."""
+    return env.terminated.float()
+
+
+def constant(env: EnvView) -> Tensor:
+    """Return 1 for every step, [M]."""
+    return torch.ones_like(env.episode, dtype=torch.float32)
+
+
+def action_size(env: EnvView) -> Tensor:
+    """Return the sum of the squared numbers of the action, [M]."""
+    return env.action.square().sum(1)
+
+
+def entry(env: EnvView, name: str) -> Tensor:
+    """Return an entry of the state, [M, ...].
+
+    Raises:
+        ConfigurationError: the state has no such entry.
+    """
+    try:
+        value: Tensor = env.state[name]
+    except KeyError:
+        names = [key for key in names_of(env.state) if "/" not in key]
+        names += list(env.env.parameters())
+        raise ConfigurationError(
+            f"{type(env.env).__name__} has no state entry '{name}'; it has {', '.join(names)}"
+            f"{closest(name, names)}."
+        ) from None
+    return value
+
+
+def measurement(env: EnvView, name: str) -> Tensor:
+    """Return a quantity of the task, [M, ...]; see `ManagedEnv.measure`.
+
+    Raises:
+        ConfigurationError: the task has no such quantity.
+    """
+    try:
+        return env.measured[name]
+    except KeyError:
+        raise ConfigurationError(
+            f"{type(env.env).__name__} measures no '{name}'; it measures "
+            f"{', '.join(env.measured) or 'nothing'}{closest(name, env.measured)}."
+        ) from None
+
+
+def task_observation(env: EnvView) -> Tensor:
+    """Return the task's own observation, [M, ...]."""
+    observation: Tensor = env.env.observe(env.state)
+    return observation
+
+
+def out_of_range(
+    env: EnvView, name: str, low: float = -torch.inf, high: float = torch.inf
+) -> Tensor:
+    """Return whether a number of an entry of the state lies outside [low, high], [M] bool."""
+    value = entry(env, name).reshape(env.num_envs, -1)
+    return ((value < low) | (value > high)).any(1)
+
+
+def randomize(
+    env: EnvView,
+    name: str,
+    low: float | list[float],
+    high: float | list[float],
+    operation: Literal["set", "add", "scale"] = "set",
+    shared: bool = False,
+) -> dict[str, Tensor]:
+    """Set, shift or scale an entry of the state or a physical parameter by uniform numbers.
+
+    What depends on a parameter changes with it, such as a body's inertia with its mass.
+
+    Args:
+        env: the view.
+        name: name of the entry or of the parameter; of a MuJoCo model also `mass` [bodies],
+            `stiffness` and `damping` [actuators] of servos.
+        low: least number, one for the whole entry or one for each of its numbers.
+        high: greatest number.
+        operation: `set`, `add` or `scale`.
+        shared: use one random number for all numbers of an entry.
+    """
+    nominal = env.nominal(name)
+    # Start from the nominal value of a parameter, so that repeated events do not add up.
+    value = entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
+    flat = value.reshape(env.num_envs, -1)
+    least, most = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
+    drawn = least + env.uniform(1 if shared else flat.shape[1]) * (most - least)
+    if operation == "add":
+        drawn = flat + drawn
+    elif operation == "scale":
+        drawn = flat * drawn
+    return env.replaced(name, drawn.expand_as(flat).reshape(value.shape).to(value.dtype))
+
+
+def by_success(
+    env: EnvView,
+    level: Tensor,
+    up: float = 0.1,
+    down: float = 0.1,
+    least: float = 0.0,
+    most: float = 1.0,
+) -> Tensor:
+    """Return the level [M], higher after a success, otherwise lower."""
+    return torch.where(env.success, level + up, level - down).clamp(least, most)
+
+
+def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
+    """Return the level [M], which rises from 0 to `most` within a number of steps."""
+    return (level + env.elapsed * (most / steps)).clamp(max=most)
+
+
+SHIPPED = tuple(
+    function.__name__
+    for function in (
+        *(action_size, by_success, constant, entry, is_failure, is_success, is_terminated),
+        *(measurement, out_of_range, over_steps, randomize, task_observation),
+    )
+)
+"""Names of the terms."""

@@ -1,0 +1,122 @@
+"""Make observations from terms: groups, noise, delay and history."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.extensions.managers.term import BoundTerm, Observation
+from lightning_rl.extensions.managers.view import EnvView
+from lightning_rl.system.errors import EnvFaultError, check_range, require
+
+PREFIX = "observation/"
+"""State entries of the observations, `observation/<group>`."""
+
+
+class Observations:
+    """Groups of observation terms, which are computed in the step and stored in the state.
+
+    A group is the concatenation of its terms [M, D]; a group of one term without history keeps the
+    term's shape, for pictures. One group is the observation; several are a Dict.
+    """
+
+    def __init__(self, groups: Mapping[str, Mapping[str, Observation]], owner: str) -> None:
+        self.groups: dict[str, list[_Channel]] = {}
+        for group, terms in groups.items():
+            require(bool(terms), f"{owner}: the observation group '{group}' has no terms.")
+            self.groups[group] = [
+                _Channel(term, f"observations/{group}", name, owner) for name, term in terms.items()
+            ]
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+    def compute(self, env: EnvView) -> None:
+        for group, channels in self.groups.items():
+            parts = [channel.value(env) for channel in channels]
+            if len(parts) > 1 or parts[0].dim() == 1:
+                parts = [torch.cat([part.flatten(1).float() for part in parts], 1)]
+            env.remembered[PREFIX + group] = parts[0]
+
+    def of(self, state: TensorDict) -> Any:
+        groups = {group: state[PREFIX + group] for group in self.groups}
+        if len(groups) == 1:
+            return next(iter(groups.values()))
+        return TensorDict(groups, state.batch_size)
+
+    def space(self, state: TensorDict) -> gymnasium.Space[Any]:
+        spaces: dict[str, gymnasium.Space[Any]] = {
+            group: _space_of(state[PREFIX + group]) for group in self.groups
+        }
+        return next(iter(spaces.values())) if len(spaces) == 1 else gymnasium.spaces.Dict(spaces)
+
+
+def _space_of(value: Tensor) -> gymnasium.spaces.Box:
+    shape = tuple(value.shape[1:])
+    if value.dtype == torch.uint8:
+        return gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+class _Channel:
+    def __init__(self, term: Observation, kind: str, name: str, owner: str) -> None:
+        self.term = BoundTerm(term, kind, name, owner)
+        label = self.term.label
+        self.settings, self.history = term, term.history or 1
+        check_range(f"{label}: history", self.history, least=1)
+        self.least, self.most = term.delay or (0, 0)
+        check_range(f"{label}: delay[0]", self.least, least=0)
+        check_range(f"{label}: delay[1]", self.most, least=self.least)
+        self._queue, self._lag = f"{self.term.prefix}queue", f"{self.term.prefix}lag"
+        self._noise_stream = zlib.crc32(f"{self.term.prefix}noise".encode())
+
+    def value(self, env: EnvView) -> Tensor:
+        value = self.term(env)
+        if not isinstance(value, Tensor) or value.shape[:1] != (env.num_envs,):
+            raise EnvFaultError(
+                f"{self.term.label} returned {value!r:.60}: return a tensor [{env.num_envs}, ...]."
+            )
+        value = value[:, None] if value.dim() == 1 else value
+        if self.most == 0 and self.history == 1:
+            return self._finished(env, value)
+        return self._queued(env, value)
+
+    def _queued(self, env: EnvView, value: Tensor) -> Tensor:
+        # Noise and scale come before the queue.
+        value = self._finished(env, value).flatten(1)[:, None]
+        length = self.most + self.history
+        if env.at_reset:
+            queue = value.repeat(1, length, 1)
+            env.stream = zlib.crc32(self._lag.encode())
+            drawn = env.uniform(1)[:, 0] * (self.most - self.least + 1)
+            lag = self.least + drawn.long().clamp_max(self.most - self.least)
+        else:
+            memory = env.remembers(self.term.prefix)
+            queue = torch.cat((memory["queue"][:, 1:], value), 1)
+            lag = memory["lag"]
+        env.remembered[self._queue], env.remembered[self._lag] = queue, lag
+        if self.most == 0:
+            return queue.flatten(1)
+        index = torch.arange(self.most, length, device=env.device) - lag[:, None]
+        chosen = queue.gather(1, index[:, :, None].expand(-1, -1, queue.shape[2]))
+        return chosen.flatten(1)
+
+    def _finished(self, env: EnvView, value: Tensor) -> Tensor:
+        settings = self.settings
+        if (noise := settings.noise) is not None and (noise.std or noise.uniform):
+            view = env.for_episode() if noise.per_episode else env
+            view.stream = self._noise_stream
+            flat = value.flatten(1)
+            if noise.std:
+                drawn = view.normal(flat.shape[1]) * noise.std
+            else:
+                drawn = (view.uniform(flat.shape[1]) * 2.0 - 1.0) * noise.uniform
+            value = (flat + drawn).reshape(value.shape)
+        if settings.clip is not None:
+            value = value.clamp(*settings.clip)
+        return value if settings.scale is None else value * settings.scale

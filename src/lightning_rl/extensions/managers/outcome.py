@@ -1,0 +1,126 @@
+"""Compute rewards, terminations and metrics of a step by terms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.extensions.managers.term import BoundTerm, Ends, Metric, Reward, Termination
+from lightning_rl.extensions.managers.view import EnvView
+from lightning_rl.system.errors import EnvFaultError, require
+
+OUTCOMES: dict[Ends, tuple[str, ...]] = {
+    "terminated": ("terminated",),
+    "success": ("success", "terminated"),
+    "fail": ("fail", "terminated"),
+    "truncated": ("truncated",),
+    "nothing": ("success",),
+}
+"""The flags of a step that a termination term sets."""
+
+
+class Rewards:
+    """Weighted sum of named reward terms; a term with weight 0 is neither computed nor reported."""
+
+    def __init__(self, terms: Mapping[str, Reward], owner: str) -> None:
+        self.terms: list[tuple[str, float, str | None, BoundTerm]] = []
+        self.weights: dict[str, float] = {}
+        for name, term in terms.items():
+            weight = 1.0 if term.weight is None else float(term.weight)
+            require(
+                bool(np.isfinite(weight)),
+                f"{owner}: the weight of '{name}' must be finite, got {weight}.",
+            )
+            self.weights[name] = weight
+            if weight != 0.0:
+                bound = BoundTerm(term, "rewards", name, owner)
+                self.terms.append((name, weight, term.level, bound))
+
+    def total(self, env: EnvView) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the reward [N], and the weighted value of each term, {name: [N]}."""
+        values: dict[str, Tensor] = {}
+        total, shape = None, env.rows_shape
+        for name, weight, level, term in self.terms:
+            env.stream = term.stream
+            value = term.call(env)
+            if value.__class__ is not Tensor or value.shape != shape:
+                checked(term, value, env)
+            value = value * weight
+            if level is not None:
+                value = value * env.level(level)
+            values[name] = value
+            total = value if total is None else total + value
+        if total is None:
+            total = torch.zeros(env.num_envs, device=env.device)
+        return total, values
+
+
+class Terminations:
+    """Ends of episodes by named terms."""
+
+    def __init__(self, terms: Mapping[str, Termination], owner: str) -> None:
+        self.terms = {
+            name: (
+                OUTCOMES[term.ends or "terminated"],
+                BoundTerm(term, "terminations", name, owner),
+            )
+            for name, term in terms.items()
+        }
+
+    def parameter(self, name: str, parameter: str, otherwise: float) -> float:
+        if name not in self.terms:
+            return otherwise
+        return float(self.terms[name][1].settings.params.get(parameter, otherwise))
+
+    def judge(self, env: EnvView) -> dict[str, Any]:
+        """Set the outcome of a step in the view, and return the entries that `TorchEnv` reads."""
+        found: dict[str, Tensor] = {}
+        shape = env.rows_shape
+        for outcomes, term in self.terms.values():
+            env.stream = term.stream
+            flags = term.call(env)
+            if flags.__class__ is not Tensor or flags.shape != shape or flags.dtype != torch.bool:
+                checked(term, flags, env, torch.bool)
+            for key in outcomes:
+                found[key] = found[key] | flags if key in found else flags
+        if "success" in found and "fail" in found:
+            found["success"] = found["success"] & ~found["fail"]
+        env.outcome = found
+        info: dict[str, Any] = found.copy()
+        info.pop("terminated", None)
+        return info
+
+
+class Metrics:
+    """Numbers that are reported at every step."""
+
+    def __init__(self, terms: Mapping[str, Metric], owner: str) -> None:
+        self.terms = {name: BoundTerm(term, "metrics", name, owner) for name, term in terms.items()}
+
+    def values(self, env: EnvView) -> dict[str, Tensor]:
+        """Return the metrics of a step, {name: [N]}."""
+        values: dict[str, Tensor] = {}
+        for name, term in self.terms.items():
+            env.stream = term.stream
+            values[name] = value = term.call(env)
+            if value.__class__ is not Tensor or value.shape != env.rows_shape:
+                checked(term, value, env)
+        return values
+
+
+def checked(term: BoundTerm, value: Any, env: EnvView, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the value of a term, if it is a tensor [N] of numbers or of `dtype`."""
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != (env.num_envs,)
+        or (value.dtype != dtype if dtype is not None else value.is_complex())
+    ):
+        given = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        wanted = "numbers" if dtype is None else str(dtype)
+        raise EnvFaultError(
+            f"{term.label} returned {given}: return a tensor [{env.num_envs}] of {wanted}, one per "
+            "env."
+        )
+    return value

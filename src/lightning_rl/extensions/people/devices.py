@@ -1,0 +1,473 @@
+"""Take over by keyboard, gamepad or space-mouse, without root rights (extra `hil-devices`)."""
+
+import os
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.envs.step_results import name_of
+from lightning_rl.envs.vector_env import one_picture
+from lightning_rl.extensions.people.intervention import (
+    Event,
+    InterventionDecision,
+    InterventionSource,
+)
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+INSTALL = "pip install -e '.[hil-devices]'"
+"""How to install the packages."""
+
+Steering = Mapping[str, str]
+"""Maps a key or an axis to a signed action component, such as `+0`, or to a discrete action."""
+
+_BOX_KEYS: Steering = {
+    "up": "+0",
+    "down": "-0",
+    "left": "+1",
+    "right": "-1",
+    "r": "+2",
+    "f": "-2",
+    "c": "-3",  # a gripper's command: 0 close, 1 stay, 2 open
+    "o": "+3",
+}
+_DISCRETE_KEYS: Steering = {str(digit): str(digit) for digit in range(10)}
+_GAMEPAD_AXES: Steering = {"1": "-0", "0": "-1", "4": "-2"}
+_GAMEPAD_BUTTONS: Steering = {"7": "+3", "6": "-3"}
+_MOUSE_AXES: Steering = {"1": "-0", "0": "-1", "2": "-2"}
+_MOUSE_BUTTONS: Steering = {"0": "+3", "1": "-3"}
+
+
+class Device(InterventionSource):
+    """A device of one person, for one env per process.
+
+    Idle components stay at their neutral value: the middle of the bounds, or 0 without bounds.
+
+    Args:
+        speed: deflection by a key or a full stick, as a fraction of the way from the neutral value
+            to the bound; without bounds in units of the action.
+        neutral: [A], the action of an idle person; for a Box.
+    """
+
+    _in_use: ClassVar[dict[type, "Device"]] = {}
+
+    def __init__(self, speed: float = 1.0, neutral: list[float] | None = None) -> None:
+        check_range("speed", speed, above=0)
+        self.speed, self.given_neutral = speed, neutral
+        self._space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(1)
+        self._in_charge = False
+
+    def take_charge(self) -> None:
+        self._in_charge = True
+
+    def open(self, env: gymnasium.Env) -> None:
+        name, kind = type(self).__name__, type(self)
+        require(
+            self._in_use.get(kind, self) is self,
+            f"A {name} already controls another env of this process: a device controls one env. "
+            "Set data.num_envs: 1.",
+        )
+        self._space = env.action_space
+        self._check_space()
+        self.connect(env)
+        self._in_use[kind] = self
+
+    def close(self) -> None:
+        if self._in_use.get(type(self)) is self:
+            del self._in_use[type(self)]
+            self.disconnect()
+
+    @abstractmethod
+    def connect(self, env: gymnasium.Env) -> None:
+        """Open the device for `env`.
+
+        Raises:
+            ConfigurationError: the device is missing or not readable; the message names the cure.
+        """
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Free the device."""
+
+    def _check_space(self) -> None:
+        space = self._space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise ConfigurationError(
+                f"A {type(self).__name__} returns actions [A] of a Box, but the action space is "
+                f"{space}: use a function of the observation, or a queue.Queue."
+            )
+        size = space.shape[0]
+        low, high = space.low.astype(float), space.high.astype(float)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
+        neutral = middle if self.given_neutral is None else np.asarray(self.given_neutral, float)
+        require(
+            neutral.shape == space.shape and bool(((neutral >= low) & (neutral <= high)).all()),
+            f"neutral={self.given_neutral} is not an action of {space}: give {size} numbers "
+            "within its bounds.",
+        )
+        self._neutral, self._low, self._high = neutral, low, high
+
+    def _steer(self, moved: Mapping[int, float]) -> np.ndarray:
+        action = self._neutral.copy()
+        for i, share in moved.items():
+            bound = self._high[i] if share > 0 else self._low[i]
+            way = abs(bound - action[i]) if np.isfinite(bound) else 1.0
+            action[i] += np.clip(share, -1, 1) * self.speed * way
+        return action.clip(self._low, self._high)
+
+    def _moved(self, shares: Mapping[str, float], steering: Steering) -> dict[int, float]:
+        moved: dict[int, float] = {}
+        for name, share in shares.items():
+            target = steering.get(name)
+            if share and target is not None:
+                sign, i = (-1 if target.startswith("-") else 1), int(target.lstrip("+-"))
+                if i < len(self._neutral):
+                    moved[i] = moved.get(i, 0.0) + sign * share
+        return moved
+
+
+class Keyboard(Device):
+    """One key takes over and hands back; other keys steer or end the episode.
+
+    Keys are read from the env's own pygame window, or from a new window, which shows the env if its
+    `render_mode` is `rgb_array`.
+
+    Args:
+        keys: maps `take_over`, `success`, `failure` and `rerecord` to pygame key names.
+        steering: maps key names to signed action components, such as `+0`, or to discrete actions.
+            Default: arrows move the first two components, `r` and `f` the third; `c` and `o` lower
+            and raise the fourth (close and open a gripper); digits are discrete actions.
+        kwargs: see `Device`.
+
+    Raises:
+        ConfigurationError: a key has two meanings; when opened: there is no display.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, str] | None = None,
+        steering: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        defaults = {
+            "take_over": "space",
+            "success": "return",
+            "failure": "backspace",
+            "rerecord": "x",
+        }
+        unknown = set(keys or {}) - set(defaults)
+        require(not unknown, f"keys has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
+        self.keys = {**defaults, **(keys or {})}
+        self.given_steering = steering
+        used = [*self.keys.values(), *(steering or {})]
+        double = sorted({key for key in used if used.count(key) > 1})
+        require(not double, f"The keys {double} have two meanings each: give each key one meaning.")
+        self._window: _Window | None = None
+        self._taken_over = False
+
+    def reset(self, seed: int | None) -> None:
+        self._taken_over = False
+
+    def connect(self, env: gymnasium.Env) -> None:
+        require(
+            has_display(),
+            "The Keyboard reads the keys of a window, but there is no display: set DISPLAY or "
+            "WAYLAND_DISPLAY (ssh -X, or a desktop), or use a Gamepad, a function, or a "
+            "queue.Queue.",
+        )
+        self._window = _Window(env, self.keys)
+
+    def disconnect(self) -> None:
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def poll(self, observation: Any) -> InterventionDecision:
+        assert self._window is not None
+        pressed, held = self._window.read(self._taken_over or self._in_charge)
+        event: Event | None = None
+        for key in pressed:
+            if key == self.keys["take_over"]:
+                self._taken_over = not self._taken_over
+            for name in ("success", "failure", "rerecord"):
+                if key == self.keys[name]:
+                    event = name
+        acts = self._taken_over or self._in_charge
+        return InterventionDecision(self._action({*held, *pressed}) if acts else None, event)
+
+    def _check_space(self) -> None:
+        if isinstance(self._space, gymnasium.spaces.Discrete):
+            self._steering = _DISCRETE_KEYS if self.given_steering is None else self.given_steering
+            wrong = [a for a in self._steering.values() if not a.isdecimal()]
+            require(not wrong, f"steering names {wrong}; this env's actions are {self._space}.")
+            return
+        super()._check_space()
+        self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
+
+    def _action(self, held: set[str]) -> Any:
+        if isinstance(self._space, gymnasium.spaces.Discrete):
+            chosen = [int(self._steering[key]) for key in held if key in self._steering]
+            return next((one for one in sorted(chosen) if self._space.contains(one)), None)
+        return self._steer(self._moved(dict.fromkeys(held, 1.0), self._steering))
+
+
+class Gamepad(Device):
+    """One button takes over while a person holds it; sticks steer; other buttons end the episode.
+
+    Read by pygame, without a display. Axes and buttons have pygame's numbers. Defaults, for an Xbox
+    pad on Linux: left stick; right stick up and down; RB takes over, Y success, A failure, X
+    rerecord; the left menu button closes a gripper, the right one opens it.
+
+    Args:
+        buttons: maps `take_over`, `success`, `failure` and `rerecord` to button numbers.
+        axes: maps axis numbers to signed action components, such as `-0`.
+        steering: maps button numbers to signed action components.
+        number: index of the gamepad.
+        dead_zone: smallest stick deflection that counts, from 0 to 1.
+        kwargs: see `Device`.
+
+    Raises:
+        ConfigurationError: a number is out of range; when opened: there is no gamepad.
+    """
+
+    def __init__(
+        self,
+        buttons: Mapping[str, int] | None = None,
+        axes: Mapping[str, str] | None = None,
+        steering: Mapping[str, str] | None = None,
+        number: int = 0,
+        dead_zone: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_range("number", number, least=0)
+        check_range("dead_zone", dead_zone, least=0, below=1)
+        defaults = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
+        unknown = set(buttons or {}) - set(defaults)
+        require(not unknown, f"buttons has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
+        self.buttons = {**defaults, **(buttons or {})}
+        self.axes = _GAMEPAD_AXES if axes is None else axes
+        self.steering = _GAMEPAD_BUTTONS if steering is None else steering
+        self.number, self.dead_zone = number, dead_zone
+        self._pad: Any = None
+        self._before: set[int] = set()
+
+    def connect(self, env: gymnasium.Env) -> None:
+        pygame = _package("pygame", "A Gamepad")
+        os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
+        if not has_display():
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        pygame.display.init()  # required for events of any device
+        pygame.joystick.init()
+        found = pygame.joystick.get_count()
+        require(
+            found > self.number,
+            f"There is no gamepad {self.number}: {found} found. Plug it in, and check that your "
+            "user may read /dev/input/js* (group input on most systems: usermod -aG input $USER, "
+            "and log in again).",
+        )
+        self._pygame, self._pad = pygame, pygame.joystick.Joystick(self.number)
+        self._pad.init()
+
+    def disconnect(self) -> None:
+        self._pad.quit()
+
+    def reset(self, seed: int | None) -> None:
+        self._before = set(self.buttons.values())  # ignore buttons held since the last episode
+
+    def poll(self, observation: Any) -> InterventionDecision:
+        self._pygame.event.pump()  # keep the events, because the env's window may need them
+        down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
+        event: Event | None = None
+        for name in ("success", "failure", "rerecord"):
+            if self.buttons[name] in down - self._before:
+                event = name
+        self._before = down
+        if self.buttons["take_over"] not in down and not self._in_charge:
+            return InterventionDecision(None, event)
+        axes = {str(i): self._pad.get_axis(i) for i in range(self._pad.get_numaxes())}
+        live = {name: x for name, x in axes.items() if abs(x) > self.dead_zone}
+        moved = self._moved(live, self.axes)
+        moved |= self._moved({str(i): 1.0 for i in down}, self.steering)
+        return InterventionDecision(self._steer(moved), event)
+
+
+class SpaceMouse(Device):
+    """A 3Dconnexion mouse takes over while it moves, and shortly afterwards.
+
+    Read by hidapi. Axes 0 to 2 are left/right, forth/back, up/down; axes 3 to 5 are rotations; the
+    two buttons are 0 and 1. It cannot end an episode.
+
+    Args:
+        axes: maps axis numbers to signed action components, such as `-0`.
+        steering: maps button numbers to signed action components.
+        linger_s: seconds for which it stays in control after the last movement.
+        dead_zone: smallest axis deflection that counts, from 0 to 1.
+        kwargs: see `Device`.
+
+    Raises:
+        ConfigurationError: a number is out of range; when opened: there is no space-mouse, or your
+            user may not read it.
+    """
+
+    VENDORS = (0x256F, 0x046D)
+    """USB vendor ids of 3Dconnexion and of Logitech, the earlier vendor."""
+
+    FULL_SCALE = 350.0
+    """Raw axis value at full deflection."""
+
+    def __init__(
+        self,
+        axes: Mapping[str, str] | None = None,
+        steering: Mapping[str, str] | None = None,
+        linger_s: float = 0.5,
+        dead_zone: float = 0.05,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_range("linger_s", linger_s, least=0)
+        check_range("dead_zone", dead_zone, least=0, below=1)
+        self.axes = _MOUSE_AXES if axes is None else axes
+        self.steering = _MOUSE_BUTTONS if steering is None else steering
+        self.linger_s, self.dead_zone = linger_s, dead_zone
+        self._mouse: Any = None
+        self._values, self._buttons = [0.0] * 6, 0
+        self._until = 0.0
+
+    def connect(self, env: gymnasium.Env) -> None:
+        hid = _package("hid", "A SpaceMouse")
+        found = [one for one in hid.enumerate() if _is_space_mouse(one, self.VENDORS)]
+        require(
+            bool(found),
+            "There is no space-mouse: plug it in, or give another source (Keyboard, Gamepad).",
+        )
+        self._mouse = hid.device()
+        try:
+            self._mouse.open_path(found[0]["path"])
+        except OSError as error:
+            raise ConfigurationError(
+                f"The space-mouse {found[0].get('product_string')} may not be read ({error}). Let "
+                "your user read it: put the line "
+                f'KERNEL=="hidraw*", ATTRS{{idVendor}}=="{found[0]["vendor_id"]:04x}", '
+                'TAG+="uaccess" into /etc/udev/rules.d/70-space-mouse.rules, and plug it in again.'
+            ) from error
+        self._mouse.set_nonblocking(True)
+
+    def disconnect(self) -> None:
+        self._mouse.close()
+
+    def reset(self, seed: int | None) -> None:
+        self._until = 0.0
+
+    def poll(self, observation: Any) -> InterventionDecision:
+        try:
+            while report := self._mouse.read(64):
+                self._take(bytes(report))
+        except OSError as error:
+            raise ConfigurationError(
+                f"The space-mouse has become unreadable ({error}): plug it in again, and resume "
+                "the run: rl-cli fit --ckpt_path last."
+            ) from error
+        live = {str(i): x for i, x in enumerate(self._values) if abs(x) > self.dead_zone}
+        down = {str(i): 1.0 for i in range(16) if self._buttons >> i & 1}
+        now = time.monotonic()
+        if live or down:
+            self._until = now + self.linger_s
+        if (now > self._until or not self._until) and not self._in_charge:
+            return InterventionDecision()
+        return InterventionDecision(
+            self._steer(self._moved(live, self.axes) | self._moved(down, self.steering))
+        )
+
+    def _take(self, report: bytes) -> None:
+        """Parse a report: number 1 has three axes, or all six; 2 the other three; 3 the buttons."""
+        kind, data = report[0], report[1:]
+        if kind == 3:
+            self._buttons = int.from_bytes(data[:2], "little")
+        elif kind in (1, 2):
+            first = 3 * (kind - 1)
+            numbers = np.frombuffer(data[: len(data) // 2 * 2], "<i2")[: 6 - first]
+            for i, number in enumerate(numbers, first):
+                self._values[i] = float(np.clip(number / self.FULL_SCALE, -1, 1))
+
+
+def has_display() -> bool:
+    """Return whether this process can open a window."""
+    return sys.platform in ("darwin", "win32") or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
+
+
+def _is_space_mouse(device: Mapping[str, Any], vendors: tuple[int, ...]) -> bool:
+    name = str(device.get("product_string") or "").lower()
+    return device["vendor_id"] == vendors[0] or (device["vendor_id"] in vendors and "space" in name)
+
+
+def _package(name: str, what: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{what} needs the package {name}, which cannot be imported ({error}): {INSTALL}"
+        ) from error
+
+
+class _Window:
+    """The pygame window that receives keys: the env's own window, or a new one."""
+
+    SIZE = (480, 360)
+
+    def __init__(self, env: gymnasium.Env, keys: Mapping[str, str]) -> None:
+        self._pygame = pygame = _package("pygame", "A window for the Keyboard")
+        self._env, self._keys = env, keys
+        self._held: set[str] = set()
+        try:
+            pygame.display.init()
+            self._own = pygame.display.get_surface() is None
+            if self._own:
+                pygame.display.set_mode(self.SIZE)
+                pygame.display.set_caption("lightning_rl")
+        except pygame.error as error:
+            raise ConfigurationError(
+                f"Keyboard: no window can be opened ({error}). Set DISPLAY to a running display."
+            ) from error
+
+    def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
+        pygame = self._pygame
+        if self._own:
+            self._draw(taken_over)
+        pressed = []
+        # Take only key events: the env handles others, such as closing the window.
+        for event in pygame.event.get((pygame.KEYDOWN, pygame.KEYUP)):
+            name = pygame.key.name(event.key)
+            if event.type == pygame.KEYDOWN:
+                pressed.append(name)
+                self._held.add(name)
+            else:
+                self._held.discard(name)
+        return pressed, set(self._held)
+
+    def close(self) -> None:
+        if self._own:
+            self._pygame.display.quit()
+
+    def _draw(self, taken_over: bool) -> None:
+        pygame = self._pygame
+        surface = pygame.display.get_surface()
+        if surface is None:
+            return
+        if self._env.render_mode == "rgb_array":
+            picture = one_picture(name_of(self._env), self._env.render())
+            drawn = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+            pygame.transform.scale(drawn, surface.get_size(), surface)
+        who = "you act" if taken_over else "the policy acts"
+        keys = ", ".join(f"{key}: {what}" for what, key in self._keys.items())
+        pygame.display.set_caption(f"{who} ({keys})")
+        pygame.display.flip()

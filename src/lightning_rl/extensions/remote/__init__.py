@@ -1,0 +1,1 @@
+"""Collectors on other machines, by Ray."""

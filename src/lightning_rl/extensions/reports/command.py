@@ -1,0 +1,82 @@
+"""Run `rl-cli report`: compare runs on one page with curves, scores, settings, costs and films."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from lightning_rl.cli.options import NEEDED, Option, parse_options
+from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl.extensions.reports.comparison import METRIC, Comparison, compare
+from lightning_rl.extensions.reports.rendering import as_data, as_markdown, as_page
+from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.files import expanded, write_atomically
+from lightning_rl.system.output import tell
+
+Format = Literal["html", "md", "json"]
+
+OPTIONS = {
+    "<runs>": Option(
+        str, NEEDED, "run directories, directories with runs, or .json files of curves", True
+    ),
+    "output": Option(str, None, "file to write. Default: print md and json"),
+    "format": Option(Format, None, "html, md or json. Default: by the file's name"),
+    "metric": Option(str, METRIC, "evaluation metric to compare runs"),
+    "group_by": Option(
+        str,
+        [],
+        "settings that are equal in the runs of a group. Default: all but the seed",
+        True,
+    ),
+    "films_mib": Option(float, 10.0, "MiB of films in the page; further films are linked"),
+}
+DESCRIPTION = "Compare runs: learning curves with intervals, scores, settings, costs, films."
+
+DEFAULT = "report.html"
+
+
+def report(options: Sequence[str], command_line: CommandLine) -> None:
+    """Write or print a report on runs."""
+    settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
+    check_range("films_mib", settings["films_mib"], least=0)
+    wanted, output = _where(settings["format"], settings["output"])
+    if wanted != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
+        tell(f"--films_mib has no effect: it is for --format html, not {wanted}.", sys.stderr)
+    comparison = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
+    for _, reason in comparison.left_out:
+        tell(f"Left out: {reason}", sys.stderr)
+    for note in comparison.notes:
+        tell(f"Note: {note}", sys.stderr)
+    text = _rendered(comparison, wanted, output, settings["films_mib"])
+    # File names and texts from YAML or JSON may hold characters that UTF-8 cannot encode.
+    content = text.encode(errors="backslashreplace")
+    if output is None:
+        tell(content.decode())
+        return
+    write_atomically(output, lambda file: file.write(content))
+    tell(f"Report: {output} ({len(content) / 2**20:.2f} MiB)")
+
+
+def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:
+    known: dict[str, Format] = {f".{name}": name for name in get_args(Format)}
+    if wanted is None:
+        suffix = Path(output or DEFAULT).suffix
+        require(
+            suffix in known,
+            f"--output {output} must end in one of {', '.join(known)}: set --format html, md "
+            "or json.",
+        )
+        wanted = known[suffix]
+    if output is None:
+        return wanted, Path(DEFAULT) if wanted == "html" else None
+    return wanted, expanded(output)
+
+
+def _rendered(compared: Comparison, wanted: Format, output: Path | None, films_mib: float) -> str:
+    if wanted == "html":
+        assert output is not None
+        return as_page(compared, output, films_mib)
+    if wanted == "md":
+        return as_markdown(compared)
+    return json.dumps(as_data(compared), indent=1, allow_nan=False)

@@ -1,0 +1,429 @@
+"""Compare runs: aggregate over the seeds of runs with the same settings."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rl.collectors.evaluation import logged_values
+from lightning_rl.extensions.reports.runs import CURVES, RunRecord, find_runs, read_curves, read_run
+from lightning_rl.extensions.reports.statistics import (
+    interval_of_improvement,
+    interval_of_iqm,
+    iqm,
+    iqm_curve,
+    probability_of_improvement,
+)
+from lightning_rl.system.errors import ConfigurationError, closest, require
+
+METRIC = "eval/avg_reward"
+"""Default metric of a comparison."""
+
+SHOWN_TOO = (METRIC, "eval/success_rate", "eval/avg_length")
+"""Metrics with curves besides the compared metric, if the runs have them."""
+
+OF_A_RUN = ("exp_name", "output_dir", "seed_everything", "data.seed", "trainer.run_dir")
+"""Settings that may differ within a group."""
+
+MOST_POINTS = 40_000
+"""Maximum points of all curves of a metric together, to keep the page of a hundred runs small."""
+
+FEWEST_POINTS, ENOUGH_POINTS = 50, 300
+"""Minimum and maximum points of one curve."""
+
+LONGEST_NAME = 60
+"""Maximum characters of a group name made of settings."""
+
+COMPARED = 8
+"""Maximum groups for pairwise comparison; with more, only the best is compared with others."""
+
+ENOUGH_STEPS = 0.99
+"""Share of the longest run's env steps from which a run counts as equally long."""
+
+ABSENT = "–"
+"""Text of a missing value."""
+
+
+@dataclass
+class Curve:
+    """A metric of a group over env steps [T]; NaN if unknown.
+
+    Attributes:
+        env_steps: [T].
+        seconds: mean training time of the runs [T].
+        centre: interquartile mean of the runs [T].
+        low, high: ends of its 95 % interval [T].
+        runs: number of runs that reached the env steps [T].
+    """
+
+    env_steps: np.ndarray
+    seconds: np.ndarray
+    centre: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: np.ndarray
+
+
+@dataclass
+class Group:
+    """Runs with the same settings and different seeds.
+
+    Attributes:
+        name: made of the settings that differ from other groups.
+        settings: settings that differ between groups.
+        scores: scores of each run, in the compared metric.
+        score: interquartile mean of the scores.
+        interval: its 95 % interval; None for one run.
+        curves: by metric.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    runs: list[RunRecord]
+    scores: list[float] = field(default_factory=list)
+    score: float = float("nan")
+    interval: tuple[float, float] | None = None
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+
+@dataclass
+class Comparison:
+    """Groups of runs in one env.
+
+    Attributes:
+        metric: compared metric.
+        scored_by: source of the scores, in words.
+        groups: best first.
+        improvements: (group, other, P(a run of group is better than a run of other), its interval).
+        left_out: runs that could not be read or scored, with the reason.
+        notes: warnings about the scores.
+        metrics: with curves.
+    """
+
+    env: str
+    metric: str
+    higher_is_better: bool
+    scored_by: str
+    groups: list[Group]
+    improvements: list[tuple[str, str, float, tuple[float, float]]]
+    left_out: list[tuple[Path, str]]
+    metrics: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def compare(
+    given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
+) -> Comparison:
+    """Read runs and compare them.
+
+    Args:
+        given: run directories, directories that contain runs, or files of curves (see
+            `lightning_rl.extensions.reports.runs.read_curves`).
+        metric: metric of the evaluation: `eval/...`.
+        group_by: settings, by their paths or the ends of their paths; runs that agree in them form
+            a group. Default: all settings except those that name a run and its seed.
+
+    Raises:
+        ConfigurationError: for no runs, runs without the metric, several envs, or an unknown
+            setting.
+    """
+    envs, left_out = _by_env(given, metric)
+    each = "; ".join(f"{env}: {runs[0].path} ({len(runs)} runs)" for env, runs in envs.items())
+    require(
+        len(envs) == 1,
+        f"These runs have {len(envs)} envs with different returns: {each}. Compare runs of one "
+        "env.",
+    )
+    ((env, runs),) = envs.items()
+    return _compared(env, runs, left_out, metric, group_by)
+
+
+def compare_each(
+    given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
+) -> list[Comparison]:
+    """Compare the runs of each env by themselves, as `compare` does."""
+    envs, left_out = _by_env(given, metric)
+    compared = [_compared(env, runs, [], metric, group_by) for env, runs in envs.items()]
+    compared[0].left_out = left_out
+    return compared
+
+
+def _compared(
+    env: str,
+    runs: list[RunRecord],
+    left_out: list[tuple[Path, str]],
+    metric: str,
+    group_by: Sequence[str] | None,
+) -> Comparison:
+    higher = not any(
+        run.settings.get("trainer.best_metric") == metric
+        and run.settings.get("trainer.best_mode") == "min"
+        for run in runs
+    )
+    groups = _grouped(runs, group_by)
+    shown = dict.fromkeys([metric, *SHOWN_TOO])
+    metrics = [name for name in shown if any(len(run.curve(name)[0]) for run in runs)]
+    evaluated = all(_evaluated(run, metric) is not None for run in runs)
+    most = max(FEWEST_POINTS, min(ENOUGH_POINTS, MOST_POINTS // len(runs)))
+    for group in groups:
+        of_each = [
+            _evaluated(run, metric) if evaluated else float(run.curve(metric)[2][-1])
+            for run in group.runs
+        ]
+        group.scores = [score for score in of_each if score is not None]
+        group.score = iqm([group.scores])
+        group.interval = interval_of_iqm([group.scores]) if len(group.scores) > 1 else None
+        group.curves = {name: aggregated(group.runs, name, most) for name in metrics}
+    groups.sort(key=lambda group: group.score, reverse=higher)
+    return Comparison(
+        env=env,
+        metric=metric,
+        higher_is_better=higher,
+        scored_by="evaluation.json of each run" if evaluated else "last evaluation of training",
+        groups=groups,
+        improvements=_improvements(groups, higher),
+        left_out=left_out,
+        metrics=metrics,
+        notes=_notes(groups, metric),
+    )
+
+
+def _notes(groups: Sequence[Group], metric: str) -> list[str]:
+    notes = []
+    ends = {run.path: run.curve(metric)[0][-1] for group in groups for run in group.runs}
+    shortest, longest = min(ends, key=lambda path: ends[path]), max(ends, key=lambda p: ends[p])
+    if ends[shortest] < ENOUGH_STEPS * ends[longest]:
+        notes.append(
+            f"Runs of unequal length are compared: {shortest} has {ends[shortest]:,.0f} env steps, "
+            f"{longest} has {ends[longest]:,.0f}."
+        )
+    for group in groups:
+        by_seed: dict[int | None, list[str]] = {}
+        for run in group.runs:
+            by_seed.setdefault(run.seed, []).append(str(run.path))
+        for seed, paths in by_seed.items():
+            if seed is not None and len(paths) > 1:
+                notes.append(
+                    f"Group {group.name} has seed {seed} {len(paths)} times ({', '.join(paths)}): "
+                    "these runs are not independent, and intervals are too narrow."
+                )
+        for run in group.runs:
+            steps = run.env_steps[np.isinf(run.metrics[metric])]
+            if len(steps):
+                notes.append(
+                    f"{run.path} has {metric} that is not finite at {steps[0]:,.0f} env steps: "
+                    "curves skip such evaluations."
+                )
+    return notes
+
+
+def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
+    runs: list[RunRecord] = []
+    left_out: list[tuple[Path, str]] = []
+    for path in paths:
+        if path.suffix == CURVES:
+            runs += read_curves(path, metric)
+            continue
+        try:
+            run = read_run(path, list(dict.fromkeys([metric, *SHOWN_TOO])))
+        except ConfigurationError as error:
+            left_out.append((path, str(error)))
+            continue
+        values = run.metrics.get(metric, np.empty(0))
+        values = values[~np.isnan(values)]
+        if len(values) and np.isfinite(values[-1]):
+            runs.append(run)
+        elif len(values):
+            left_out.append(
+                (path, f"{path}: {metric} of its last evaluation is not finite. The run diverged.")
+            )
+        else:
+            has = ", ".join(run.metrics) or "no evaluation"
+            ended = run.manifest.get("outcome", "without an end")
+            left_out.append(
+                (path, f"{path} has no {metric}, but {has}; it is {ended}. Set another --metric.")
+            )
+    return runs, left_out
+
+
+def _by_env(
+    given: Iterable[str | Path], metric: str
+) -> tuple[dict[str, list[RunRecord]], list[tuple[Path, str]]]:
+    runs, left_out = _read(find_runs(given), metric)
+    if not runs:
+        reasons = "\n".join(reason for _, reason in left_out[:5])
+        more = f"\nand {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        raise ConfigurationError(f"None of the {len(left_out)} runs can be shown.\n{reasons}{more}")
+    envs: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        envs.setdefault(run.env, []).append(run)
+    return envs, left_out
+
+
+def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[Group]:
+    known = sorted({name for run in runs for name in run.settings})
+    by = None if group_by is None else [_path_of(name, known) for name in group_by]
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        settings = {
+            name: run.settings.get(name)
+            for name in (known if by is None else by)
+            if by is not None or name not in OF_A_RUN
+        }
+        found.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    members = list(found.values())
+    differ = [
+        name
+        for name in known
+        if name not in OF_A_RUN
+        and len({value_text(runs[0].settings, name) for runs in members}) > 1
+    ]
+    names = _names(members, by if by is not None else differ)
+    return [
+        Group(name, {one: value_text(runs[0].settings, one) for one in differ}, runs)
+        for name, runs in zip(names, members, strict=True)
+    ]
+
+
+def _path_of(name: str, known: Sequence[str]) -> str:
+    found = [path for path in known if f".{path}".endswith(f".{name}")]
+    if len(found) != 1:
+        several = f"it may be {', '.join(found)}" if found else "no run has it"
+        ends = {path.rpartition(".")[2] for path in known} | set(known)
+        raise ConfigurationError(
+            f"--group_by {name}: {several}{'' if found else closest(name, ends)}."
+        )
+    return found[0]
+
+
+def value_text(settings: Mapping[str, Any], name: str) -> str:
+    """Return the value of a setting as a short text; a class without its module."""
+    if name not in settings:
+        return ABSENT
+    value = settings[name]
+    if name.endswith("class_path"):
+        return str(value).rpartition(".")[2]
+    if isinstance(value, float):
+        return f"{value:.6g}"  # a search draws numbers with sixteen digits
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> list[str]:
+    called = [
+        {str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members
+    ]
+    if all(len(names) == 1 for names in called):
+        own = [next(iter(names)) for names in called]
+    else:
+        own = [f"settings {i + 1}" for i in range(len(members))]
+    short = short_names(settings)
+    by_settings = [
+        ", ".join(
+            value_text(runs[0].settings, name)
+            if name == "name"  # of a file of curves
+            else f"{short[name]} {value_text(runs[0].settings, name)}"
+            for name in settings
+        )
+        for runs in members
+    ]
+    longest = max(map(len, by_settings))
+    if len(set(by_settings)) == len(members) and 0 < longest <= LONGEST_NAME:
+        return by_settings
+    if len(set(own)) < len(own):
+        own = [f"{name} ({i + 1})" for i, name in enumerate(own)]
+    return own
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Map each setting's path to its last part, or to more parts if names would be equal."""
+    plain = {path: path.removesuffix(".class_path").replace(".init_args", "") for path in paths}
+    short = {}
+    for path, words in plain.items():
+        parts = words.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        others = [other for other in plain.values() if other != words]
+        short[path] = next(
+            (end for end in ends if not any(f".{o}".endswith(f".{end}") for o in others)), words
+        )
+    return short
+
+
+def _evaluated(run: RunRecord, metric: str) -> float | None:
+    evaluation = run.evaluation
+    if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
+        return None
+    return logged_values(evaluation).get(metric)
+
+
+def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS) -> Curve:
+    """Aggregate a metric over R runs, at all env steps at which a run was evaluated.
+
+    Other runs are interpolated between their evaluations, and left out further than half of the
+    median distance between two evaluations before their first and after their last one. At most
+    `most` points are returned, including the last.
+    """
+    curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
+    steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))
+    steps = thinned(steps, most)
+    at = [_at(steps, *curve) for curve in curves]
+    values = np.array([value for _, value in at]).reshape(len(curves), len(steps))
+    seconds = np.array([second for second, _ in at]).reshape(len(curves), len(steps))
+    there = ~np.isnan(values)
+    result = np.full((3, len(steps)), np.nan)
+    for pattern in np.unique(there, axis=1).T:  # points that the same runs reached
+        columns = (there == pattern[:, None]).all(axis=0)
+        result[:, columns] = iqm_curve(values[np.ix_(pattern, columns)])
+    counts = there.sum(axis=0)
+    summed = np.where(there, seconds, 0.0).sum(axis=0)
+    return Curve(
+        env_steps=steps,
+        seconds=summed / np.maximum(counts, 1),
+        centre=result[0],
+        low=result[1],
+        high=result[2],
+        runs=counts,
+    )
+
+
+def thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """Return at most `most` evenly spaced values of [T], including the first and the last."""
+    count = min(most, len(values))
+    kept: np.ndarray = values[np.linspace(0, len(values) - 1, count).round().astype(int)]
+    return kept
+
+
+def _at(
+    steps: np.ndarray, own: np.ndarray, seconds: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    reach = np.median(np.diff(own)) / 2 if len(own) > 1 else 0
+    within = np.abs(steps - steps.clip(own[0], own[-1])) < max(reach, 1)
+    return tuple(  # type: ignore[return-value]  # of two
+        np.where(within, np.interp(steps, own, of), np.nan) for of in (seconds, values)
+    )
+
+
+def _improvements(
+    groups: Sequence[Group], higher: bool
+) -> list[tuple[str, str, float, tuple[float, float]]]:
+    pairs = list(combinations(groups, 2))
+    if len(groups) > COMPARED:
+        pairs = [(groups[0], other) for other in groups[1:]]
+    sign = 1.0 if higher else -1.0
+    found = []
+    for group, other in pairs:
+        if len(group.scores) < 2 or len(other.scores) < 2:
+            continue  # one run gives no distribution
+        x, y = ([[sign * score for score in one.scores]] for one in (group, other))
+        found.append(
+            (
+                group.name,
+                other.name,
+                probability_of_improvement(x, y),
+                interval_of_improvement(x, y),
+            )
+        )
+    return found

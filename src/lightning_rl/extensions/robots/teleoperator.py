@@ -1,0 +1,98 @@
+"""Take over with a leader arm or another device of LeRobot."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from lightning_rl.extensions.people.intervention import (
+    Event,
+    InterventionDecision,
+    InterventionSource,
+)
+from lightning_rl.extensions.robots.env import RobotEnv, check_import_path
+from lightning_rl.extensions.robots.process import RobotProcess
+from lightning_rl.system.errors import check_range, require
+
+TAKES_OVER = "is_intervention"
+"""Event of LeRobot: the person acts."""
+
+ENDS: Mapping[str, Event] = {
+    "success": "success",
+    "rerecord_episode": "rerecord",
+    "terminate_episode": "failure",
+}
+"""Events of LeRobot that end an episode, the strongest first."""
+
+
+class Teleoperator(InterventionSource):
+    """A device with the methods of LeRobot's `Teleoperator`, in a process of its own.
+
+    It takes over while its `get_teleop_events` says `is_intervention`. A device without events,
+    such as a leader arm, acts at every step, for `rl-cli record`.
+
+    Args:
+        teleoperator: import path of a function or class that makes the device.
+        kwargs: arguments of `teleoperator`.
+        timeout_s: seconds that a call of the device may take.
+        python: interpreter of its process; see `RobotEnv`.
+
+    Raises:
+        ConfigurationError: when opened, if the env is no `RobotEnv`, or the names of the actions
+            differ.
+        EnvFaultError: the device cannot be made, fails or does not answer.
+    """
+
+    def __init__(
+        self,
+        teleoperator: str,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+        python: str | None = None,
+    ) -> None:
+        check_import_path("teleoperator", teleoperator)
+        check_range("timeout_s", timeout_s, above=0)
+        self._settings = {"robot": teleoperator, "kwargs": dict(kwargs or {}), "heartbeat_s": 1.0}
+        self._timeout_s, self._python = timeout_s, python
+        self._process: RobotProcess | None = None
+        self._in_charge = False
+
+    def take_charge(self) -> None:
+        self._in_charge = True
+
+    def open(self, env: gymnasium.Env) -> None:
+        robot = env.unwrapped
+        require(
+            isinstance(robot, RobotEnv),
+            f"A Teleoperator steers a RobotEnv, but this env is {type(robot).__name__}: use a "
+            "Gamepad, a Keyboard or a function.",
+        )
+        assert isinstance(robot, RobotEnv)
+        self._robot = robot
+        self._process = RobotProcess(self._settings, self._timeout_s, self._python)
+        names = list(self._process.described)
+        require(
+            set(names) == set(robot.action_names),
+            f"The teleoperator gives {', '.join(names)}, but the robot takes "
+            f"{', '.join(robot.action_names)}.",
+        )
+        self._process.ask("connect")
+
+    def poll(self, observation: Any) -> InterventionDecision:
+        assert self._process is not None
+        action, events = self._process.ask("read")
+        require(
+            self._in_charge or events is not None,
+            "This teleoperator has no get_teleop_events, so that it cannot say when it takes over: "
+            "it can only act at every step, in rl-cli record without --script and --ckpt_path.",
+        )
+        events = events or {}
+        event = next((end for name, end in ENDS.items() if events.get(name)), None)
+        if not (self._in_charge or events.get(TAKES_OVER)):
+            return InterventionDecision(None, event)
+        return InterventionDecision(self._robot.action_of(action), event)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None

@@ -1,0 +1,1 @@
+"""Envs of GPU simulators and of EnvPool."""

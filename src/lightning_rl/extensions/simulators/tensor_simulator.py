@@ -1,0 +1,313 @@
+"""Step a simulator that holds all of its envs as tensors, on any device."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.infos import TREES
+from lightning_rl.envs.other_libraries import replacement
+from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
+from lightning_rl.envs.torch.counter_random import seeds_of
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
+from lightning_rl.extensions.simulators.simulator_events import SimulatorEvents
+from lightning_rl.rollout.contract import FieldSpec, map_tree
+from lightning_rl.rollout.spaces import space_of
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
+
+Resets = Literal["by_itself", "a_step_late", "by_index"]
+"""What resets finished envs: the simulator (in the step, or in the next step), or this class."""
+
+AUTORESET = {
+    AutoresetMode.SAME_STEP: "by_itself",
+    AutoresetMode.NEXT_STEP: "a_step_late",
+    AutoresetMode.DISABLED: "by_index",
+}
+"""Names of the modes in Gymnasium."""
+
+FINAL = ("final_obs", "final_observation")
+"""Info keys of true final observations, of Gymnasium and ManiSkill."""
+
+
+class TensorSimulator(VectorEnv):
+    """Adapter of a simulator of N envs with tensors, such as Isaac Lab or ManiSkill.
+
+    The simulator has `num_envs`, `device`, `single_action_space`, `reset(seed=..., options=...)`
+    and `step(action)`, with the results of Gymnasium's vector envs as tensors [N, ...] or dicts of
+    tensors. Observation groups, such as Isaac Lab's `policy` and `critic`, become keys of a Dict: a
+    policy with `actor_keys: [policy]` and `critic_keys: [critic]` is asymmetric. Reports are read
+    from the info, or from its `final_info` for the step before a reset: `success` and `fail` [N]
+    bool; `rewards` and `metrics`, dicts of numbers [N] (or one number for all envs) by name; `log`,
+    as in Isaac Lab and rsl_rl, a dict of numbers by chart name, whose means over the steps of a
+    rollout are charted (`Episode/<name>` for a name without "/"). A failed episode is `terminated`.
+
+    If the simulator resets finished envs one step *late* (Gymnasium's "next-step"), the action of
+    that step has no effect. The rollout marks the step as `padding`: algorithms do not train on it,
+    and no statistic counts it.
+
+    Events (`data.events`) change the simulator themselves: a function `(env, **params)` that reads
+    `env.simulator`, changes the envs in `env.rows` [N] bool, and returns nothing.
+
+    Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`): resets within the step, without
+    final observations. ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`, `ManiSkillVectorEnv`):
+    returns `final_observation` and `final_info`; with auto_reset false it takes
+    `reset(options={"env_idx": ...})`. Tested with mjlab 1.6 (`scripts/train_mjlab.py`), and with
+    stand-ins of the other simulators.
+
+    Args:
+        num_envs: N.
+        make: makes the simulator for a number of envs: a function, in YAML its import path.
+        resets: the simulator resets a finished env within the step (`by_itself`) or in the next
+            step (`a_step_late`), or this class resets it (`by_index`), with option `env_idx` [M]
+            int64, the indices of the finished envs.
+        missing_final: if the simulator gives no final observation of a truncated episode: `refuse`,
+            or use the `last_observation` before the step, as rsl_rl does. Its value is similar if
+            steps are short.
+        seeds: `one`: `reset` takes one seed for all envs, evaluation episodes do not correspond to
+            their seeds, and groups of equal starts (GRPO) are refused; `each`: a seed per env.
+        report: returns further entries of a step's info, `success`, `fail`, `rewards`, `metrics` or
+            `log`, from the simulator and its info; a function, in YAML its path.
+
+    Raises:
+        ConfigurationError: `make` returned no such simulator, or another number of envs.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        make: Callable[[int], Any],
+        resets: Resets = "by_itself",
+        missing_final: Literal["refuse", "last_observation"] = "refuse",
+        seeds: Literal["one", "each"] = "one",
+        report: Callable[[Any, dict[str, Any]], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.simulator = make(num_envs)
+        self._resets, self._missing_final, self._seeds = resets, missing_final, seeds
+        count = int(self._env_attribute("num_envs"))
+        require(
+            count == num_envs,
+            f"make returned a simulator of {count} envs, but {num_envs} were requested. It must "
+            "make as many envs as its argument.",
+        )
+        self.num_envs, self.device = num_envs, torch.device(self._env_attribute("device"))
+        space = self._env_attribute("single_action_space")
+        self._check_resets()
+        self.single_action_space = _box_of(space, self._name)
+        self._report = report
+        self._events: SimulatorEvents | None = None
+        self._last: Any = self._reset(None)
+        self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        # Read the keys of an observation: Isaac Lab's direct envs do not announce the group
+        # `critic`.
+        self.single_observation_space = space_of(self._last)
+        limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
+        limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
+        self.max_episode_steps = None if limit is None else int(limit)
+        metadata = getattr(self.simulator, "metadata", None) or {}
+        self.render_fps = float(metadata.get("render_fps") or VectorEnv.render_fps)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        late = {"padding": ((), torch.bool)} if self._resets == "a_step_late" else {}
+        return super().extra_fields | late
+
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
+        seeds: Any = seed
+        if self._seeds == "one" and isinstance(seed, Sequence):
+            seeds = int(seed[0])
+        elif self._seeds == "each" and seed is not None:
+            seeds = seeds_of(seed, self.num_envs)
+        self._last = self._reset(seeds, options)
+        if self._events is not None:
+            self._events.reset(seeds)
+        self._late = torch.zeros_like(self._late)
+        return self._last, {}
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        before = self._last
+        if self._missing_final == "last_observation":
+            before = map_tree(torch.clone, before)  # the simulator may overwrite its tensors
+        if self._events is not None:
+            self._events.before_step()
+        seen, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
+        if self._report is not None:
+            info = {**info, **self._report(self.simulator, info)}
+        observation = self._observed(seen)
+        reward = self._numbers("reward", reward)
+        terminated = self._flags("terminated", terminated)
+        truncated = self._flags("truncated", truncated)
+        results = self._reported(info, terminated | truncated)
+        if "fail" in results:
+            ends = True if self._resets == "by_index" else truncated
+            terminated = terminated | (results["fail"] & ends)
+        if self._resets == "a_step_late":
+            results |= {"final_obs": observation, "padding": self._late}
+            reward = reward.masked_fill(self._late, 0.0)
+            terminated, truncated = terminated & ~self._late, truncated & ~self._late
+            self._late = terminated | truncated
+        elif self._resets == "by_index":
+            observation = self._restart(observation, terminated | truncated, results)
+        elif (key := next((key for key in FINAL if key in info), None)) is not None:
+            results["final_obs"] = self._observed(info[key])
+        elif self._missing_final == "last_observation":
+            results["final_obs"] = before
+        else:
+            missing = (truncated & ~terminated).cpu()
+            refuse_missing_end(self._name, missing, " Or set missing_final: last_observation.")
+        if self._events is not None:
+            self._events.after_step(terminated | truncated)
+        self._last = observation
+        return observation, reward, terminated, truncated, results
+
+    def add_events(self, events: Mapping[str, Any]) -> None:
+        require(
+            self._resets != "a_step_late",
+            f"{self._name} resets one step late, so reset events cannot fire in time: remove "
+            f"{', '.join(events)}, or make the simulator reset within the step.",
+        )
+        rest = (1.0 / self.render_fps, self.max_episode_steps)
+        owner = f"TensorSimulator of {self._name}"
+        self._events = SimulatorEvents(
+            self.simulator, events, owner, self.num_envs, self.device, *rest
+        )
+
+    def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
+        final = info.get("final_info")
+        final = final if isinstance(final, Mapping | TensorDict) else None
+        report = _from_before_the_reset(info, final, done)
+        results: dict[str, Any] = {
+            key: self._flags(f"info {key}", report[key])
+            for key in ("success", "fail")
+            if key in report
+        }
+        if "success" in results and "fail" in results:
+            results["success"] = results["success"] & ~results["fail"]
+        for kind in TREES:
+            if isinstance(report.get(kind), Mapping | TensorDict):
+                numbers = {
+                    name: self._numbers(f"info {kind}.{name}", self._per_env(value))
+                    for name, value in report[kind].items()
+                }
+                results[kind] = {
+                    k: x.masked_fill(self._late, torch.nan) for k, x in numbers.items()
+                }
+        for key in results.keys() & {"success", "fail"}:
+            results[key] = results[key] & ~self._late
+        if isinstance(log := report.get("log"), Mapping):
+            results["log"] = dict(self._logged(log))
+        return results
+
+    def _logged(self, log: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the means of numbers and tensors by rsl_rl's chart names."""
+        for name, value in log.items():
+            number = self._per_env(value)
+            kind = f"{self._name} returned info['log']['{name}'] as {shortened(value)}"
+            if not isinstance(number, Tensor) or number.is_complex():
+                raise EnvFaultError(f"{kind}: return a number or a tensor of numbers.")
+            yield name if "/" in name else f"Episode/{name}", number.float().mean().to(self.device)
+
+    def _per_env(self, value: Any) -> Any:
+        """Return one number as a tensor [N], and anything else unchanged."""
+        if isinstance(value, int | float | np.number):
+            return torch.full((self.num_envs,), float(value), device=self.device)
+        single = isinstance(value, Tensor) and value.dim() == 0
+        return value.expand(self.num_envs) if single else value
+
+    def _numbers(self, field: str, value: Any) -> Tensor:
+        return check_vector(self._name, field, value, self.num_envs, KINDS).float()
+
+    def _flags(self, field: str, value: Any) -> Tensor:
+        return check_vector(self._name, field, value, self.num_envs, "bi").bool()
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        pictures = self.simulator.render()
+        if getattr(pictures, "ndim", 0) == 3:  # one view of all envs
+            return np.stack([torch.as_tensor(pictures).cpu().numpy()] * len(rows))
+        if getattr(pictures, "ndim", 0) != 4 or len(pictures) != self.num_envs:
+            raise ConfigurationError(
+                f"{self._name} cannot draw single envs: its render() does not return "
+                f"[{self.num_envs}, H, W, 3], nor one picture [H, W, 3]. Turn videos off, or make "
+                "it render rgb_array."
+            )
+        drawn: np.ndarray = torch.as_tensor(pictures)[list(rows)].cpu().numpy()
+        return drawn
+
+    def close(self) -> None:
+        self.simulator.close()
+
+    @property
+    def _name(self) -> str:
+        return type(self.simulator.unwrapped).__name__
+
+    def _env_attribute(self, name: str) -> Any:
+        for owner in (self.simulator, getattr(self.simulator, "unwrapped", None)):
+            if hasattr(owner, name):
+                return getattr(owner, name)
+        kind = type(self.simulator).__name__
+        raise ConfigurationError(
+            f"make returned a {kind}, which has no {name}{closest(name, dir(self.simulator))}. "
+            + (
+                replacement(self.simulator)
+                or "It must return a simulator of N envs, with num_envs, device, "
+                "single_action_space, reset and step."
+            )
+        )
+
+    def _check_resets(self) -> None:
+        mode = (getattr(self.simulator, "metadata", None) or {}).get("autoreset_mode")
+        report = None if mode is None else AUTORESET[AutoresetMode(mode)]
+        require(
+            report in (None, self._resets),
+            f"{self._name} has the autoreset mode {mode}, but resets is {self._resets}: set "
+            f"resets: {report}.",
+        )
+
+    def _reset(self, seed: Any, options: dict[str, Any] | None = None) -> Observation:
+        observation, _ = self.simulator.reset(seed=seed, options=options)
+        return self._observed(observation)
+
+    def _restart(
+        self, observation: Observation, done: Tensor, results: dict[str, Any]
+    ) -> Observation:
+        if not done.any():
+            return observation
+        results["final_obs"] = map_tree(torch.clone, observation)
+        return self._reset(None, {"env_idx": done.nonzero().flatten()})
+
+    def _observed(self, observation: Any) -> Observation:
+        if isinstance(observation, dict | TensorDict):
+            parts = {key: self._observed(child) for key, child in observation.items()}
+            return TensorDict(parts, [self.num_envs], device=self.device)
+        leaf: Tensor = observation
+        return leaf.float() if leaf.is_floating_point() else leaf
+
+
+def _box_of(space: Any, name: str) -> gymnasium.Space[Any]:
+    """Convert another library's space with shape, low and high to a Box of Gymnasium."""
+    if isinstance(space, gymnasium.Space):
+        return space
+    missing = [key for key in ("shape", "low", "high") if not hasattr(space, key)]
+    require(
+        not missing,
+        f"{name} has the action space {space!r:.80} without {', '.join(missing)}: it must be a "
+        "space of Gymnasium, or have shape, low and high.",
+    )
+    bounds = [torch.as_tensor(bound).cpu().numpy() for bound in (space.low, space.high)]
+    low, high = (np.broadcast_to(bound, space.shape).astype(np.float32) for bound in bounds)
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
+    """Take the rows of finished envs, `done` [N], from `final`; extra entries replace all rows."""
+    if isinstance(report, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
+        ours = {key: value for key, value in report.items() if key != "final_info"}
+        pairs = {key: (ours.get(key), value) for key, value in final.items()}
+        return ours | {key: _from_before_the_reset(*both, done) for key, both in pairs.items()}
+    if isinstance(report, Tensor) and isinstance(final, Tensor) and report.shape == done.shape:
+        return torch.where(done, final, report)
+    return report if final is None else final

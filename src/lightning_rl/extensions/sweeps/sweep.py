@@ -1,0 +1,497 @@
+"""Run `rl-cli sweep`: train with several seeds and settings, resumable, on several machines."""
+
+import gc
+import json
+import math
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+from rich.table import Table
+
+from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.cli.parsing import value_of
+from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl.extensions.reports.comparison import short_names, value_text
+from lightning_rl.extensions.reports.runs import NUMBERS, read_columns
+from lightning_rl.extensions.reports.statistics import interval_of_iqm, iqm
+from lightning_rl.extensions.sweeps.journal import JOURNAL, SweepJournal, Trial, point_count
+from lightning_rl.extensions.sweeps.search import (
+    GRID,
+    RANDOM,
+    UNPICKLING,
+    Point,
+    Space,
+    check_first,
+    ends_of,
+    pruner_of,
+    sampler_of,
+    space_of,
+)
+from lightning_rl.extensions.sweeps.sweep_settings import (
+    SweepSettings,
+    kept_settings,
+    sweep_parser,
+    sweep_settings,
+)
+from lightning_rl.extensions.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, usable_cores
+from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.system.files import expanded, read_text, write_atomically
+from lightning_rl.system.output import tell, tell_from_handler
+from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
+from lightning_rl.system.runs import new_run_dir
+from lightning_rl.system.saved_runs import CHECKPOINTS
+from lightning_rl.system.signals import handle_signals
+
+SETTINGS, BASE = "sweep.yaml", "base.yaml"
+"""Files of a sweep: its settings, and the base configuration of all trials."""
+
+SHARE_OF_READING = 0.02
+"""Maximum share of the time for reading curves for the pruner; a curve may have 100,000 rows."""
+
+SAVING_SECONDS = 60.0
+"""Seconds that trials may take to save after a signal, before they are killed."""
+
+OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
+"""Settings that the sweep sets; a space must not contain them."""
+
+MOST_TRIALS = 100_000
+"""Most seeds, trials or jobs of a sweep."""
+
+CHANGEABLE = ("jobs", "trials")
+"""Settings that a resumed sweep may change."""
+
+OUTCOMES = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+def sweep(options: Sequence[str], command_line: CommandLine) -> None:
+    """Begin or resume a sweep."""
+    own, rest = _apart(options)
+    if "-h" in options or "--help" in options:
+        sweep_parser().parse_args(["--help"])  # exits
+    settings = sweep_settings(own)
+    made = (
+        _new(settings, rest, command_line.parse)
+        if value_of("--resume", own) is None
+        else _existing(settings, own, rest)
+    )
+    made.run(command_line.run)
+
+
+def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    own: list[str] = []
+    rest: list[str] = []
+    into = rest
+    for option in options:
+        if option.startswith("-"):
+            flag = option.partition("=")[0]
+            into = own if flag.split(".")[0] in ("--sweep", "--resume") else rest
+        into.append(option)
+    return own, rest
+
+
+def _new(
+    settings: SweepSettings,
+    rest: Sequence[str],
+    parse: Callable[[Sequence[str], Sequence[Sequence[str]]], str],
+) -> "_Sweep":
+    for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
+        cure = {
+            "--ckpt_path": "to start trials from a policy, set --trainer.init_from",
+            "--seed_everything": "set --sweep.seeds",
+        }.get(name, "each trial has its own directory, in --output_dir")
+        require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
+    require(
+        value_of("--config", rest) is not None or value_of("--model", rest) is not None,
+        "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep. "
+        f"Shipped: {', '.join(shipped_configs())}.",
+    )
+    text = parse(rest, list(_probes(_space_of(settings))))
+    base = read_yaml(text, "The configuration")
+    if settings.seeds is None:
+        settings.seeds = [base["seed_everything"]]
+    made = _Sweep(Path(), settings, text)  # checks the settings before the directory exists
+    made.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
+    made.directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(made.directory / BASE, lambda file: file.write(text.encode()))
+    made.save_settings()
+    return made
+
+
+def _space_of(settings: SweepSettings) -> Space:
+    for name in settings.space:
+        path = ".".join(part for part in name.split(".") if part != "init_args")
+        require(path not in OWN, f"sweep.space: {name} is set by the sweep itself.")
+    return space_of(settings.space)
+
+
+def _probes(space: Space) -> Iterator[list[str]]:
+    """Yield options that together cover each value of each list, and both ends of each range."""
+    # A parse takes 0.2 s: parse as often as the longest list is long.
+    values = {name: ends_of(allowed) for name, allowed in space.items()}
+    for i in range(max(map(len, values.values()), default=0)):
+        yield [f"--{name}={_typed(of[i % len(of)])}" for name, of in values.items()]
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flags(options: Sequence[str]) -> set[str]:
+    return {option.partition("=")[0] for option in options if option.startswith("-")}
+
+
+def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
+    allowed = {f"--sweep.{name}" for name in CHANGEABLE}
+    wrong = (_flags(own) - allowed - {"--resume"}) | (
+        _flags(rest) - {"--output_dir", "--trust_code"}
+    )
+    require(
+        not wrong,
+        f"A resumed sweep keeps its settings: {', '.join(sorted(wrong))} cannot be changed, but "
+        f"{', '.join(sorted(allowed))} can.",
+    )
+    directory = _found(str(value_of("--resume", own)), value_of("--output_dir", rest) or "outputs")
+    kept = kept_settings(directory / SETTINGS)
+    require(
+        kept.search not in UNPICKLING or (value_of("--trust_code", rest) or "").lower() == "true",
+        f"sweep.search of {directory} is {kept.search}, which unpickles the content of {JOURNAL}: "
+        "that can run code. Add --trust_code true if only you can write there.",
+    )
+    before = kept.trials
+    for name in CHANGEABLE:
+        if f"--sweep.{name}" in _flags(own):
+            setattr(kept, name, getattr(settings, name))
+    require(
+        kept.trials is None or before is None or kept.trials >= before,
+        f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
+    )
+    return _Sweep(directory, kept, read_text(directory / BASE, directory))
+
+
+def _found(given: str, output_dir: str) -> Path:
+    if given == "last":
+        found = list(expanded(output_dir).glob(f"*/{SETTINGS}"))
+        require(len(found) > 0, f"There is no sweep in '{output_dir}': begin one, or set its path.")
+        return max(found, key=lambda path: path.stat().st_mtime).parent
+    directory = expanded(given)
+    there = sorted(path.parent.name for path in directory.parent.glob(f"*/{SETTINGS}"))
+    earlier = (directory / "sweep.json").is_file()
+    require(
+        (directory / SETTINGS).is_file(),
+        f"No sweep at {directory}: it has no {SETTINGS}{closest(directory.name, there)}. "
+        + ("It was written by an earlier version: begin a new sweep." if earlier else "")
+        + ("" if earlier else "Give the directory of a sweep, or last."),
+    )
+    return directory
+
+
+@dataclass
+class _Running:
+    """A trial that runs, and the number of its reported evaluations."""
+
+    trial: Trial
+    process: TrialProcess
+    reported: int = 0
+    pruned: bool = False
+    next_check: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+
+class _Sweep:
+    journal: SweepJournal
+
+    def __init__(self, directory: Path, settings: SweepSettings, text: str) -> None:
+        self.directory, self.settings = directory, settings
+        base = read_yaml(text, f"{directory / BASE}")
+        try:
+            trainer = base["trainer"]
+            self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
+            threads = int(trainer["num_threads"]) * _count(trainer["devices"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"{directory / BASE} is no configuration: {error}.") from error
+        self.space = _space_of(settings)
+        self._check_seeds()
+        self._check_search()
+        check_range("sweep.jobs", settings.jobs, least=1, most=MOST_TRIALS)
+        self.jobs = settings.jobs or max(1, usable_cores() // threads)
+        self._threads = threads
+        self._running: dict[int, _Running] = {}  # by the number of its trial
+        self._signal: int | None = None
+        self._hurried = False  # by a second signal
+
+    def _check_seeds(self) -> None:
+        seeds = self.settings.seeds
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            check_range("sweep.seeds", seeds, least=1, most=MOST_TRIALS)
+            seeds = list(range(1, seeds + 1))
+        require(
+            isinstance(seeds, list) and not any(isinstance(seed, bool) for seed in seeds),
+            "seed_everything is true or false in the configuration: set --sweep.seeds.",
+        )
+        assert isinstance(seeds, list)
+        require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
+        for seed in seeds:
+            check_range("sweep.seeds", seed, least=0, most=2**32 - 1)
+        require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
+        self.settings.seeds = seeds
+
+    def _check_search(self) -> None:
+        given = self.settings
+        ranged = any(isinstance(values, dict) for values in given.space.values())
+        given.search = given.search or (RANDOM if ranged else GRID)
+        check_first(self.space, given.first)
+        check_range("sweep.seed", given.seed, least=0)
+        check_range("sweep.trials", given.trials, least=1, most=MOST_TRIALS)
+        point_count(given, self.space)
+        sampler_of(given, 0), pruner_of(given)  # raise if Optuna lacks them
+        require(
+            given.search != GRID or given.trials is None,
+            f"sweep.trials is {given.trials}, but a grid tries every point: remove it, or choose "
+            "sweep.search: random.",
+        )
+        require(
+            given.search != GRID or not given.first,
+            "sweep.first is tried before the points of a search, but a grid tries every point: "
+            "remove it, or choose sweep.search: random.",
+        )
+
+    def save_settings(self) -> None:
+        content = dump_yaml(asdict(self.settings)).encode()
+        write_atomically(self.directory / SETTINGS, lambda file: file.write(content))
+
+    def open(self) -> None:
+        self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
+
+    def run(self, begin: Begin) -> None:
+        self.open()
+        self.journal.enter()
+        # Freeze objects: the garbage collector of each fork would otherwise copy all pages.
+        gc.freeze()
+        try:
+            self._run(begin)
+        except ConfigurationError:
+            tell(f"Resume: rl-cli sweep --resume {self.directory}")
+            raise
+        finally:
+            gc.unfreeze()
+            self.journal.leave()
+        if self._signal is not None:
+            tell(f"Resume: rl-cli sweep --resume {self.directory}")
+            sys.exit(128 + self._signal)
+        self._print_table()
+        failed = self.journal.count(TrialState.FAIL)
+        if failed:
+            tell(
+                f"{failed} of {self.journal.total} trials failed; to try them again: rl-cli "
+                f"sweep --resume {self.directory}",
+            )
+            sys.exit(1)
+
+    def _run(self, begin: Begin) -> None:
+        self.save_settings()
+        journal = self.journal
+        done = journal.count(TrialState.COMPLETE, TrialState.PRUNED)
+        tell(f"Sweep directory: {self.directory}")
+        left = f", {done} of them done" if done else ""
+        tell(f"{journal.total} trials{left}, {self.jobs} at a time")
+        all_begun = False
+        with self._signals():
+            try:
+                while self._signal is None and not (all_begun and not self._running):
+                    if len(self._running) < self.jobs and not all_begun:
+                        trial = journal.claim()
+                        if trial is not None:
+                            self._begin(trial, begin)
+                            continue
+                        all_begun = True
+                    time.sleep(POLL_SECONDS)
+                    for running in list(self._running.values()):
+                        ended_now = running.process.ended()
+                        self._prune_if_due(running)
+                        if ended_now:
+                            del self._running[running.trial.number]
+                            self._finish(running)
+            finally:
+                self._end_all()
+
+    def _run_of(self, trial: Trial) -> str | None:
+        """Return the run directory of a trial to resume; remove one without a checkpoint."""
+        kept = None
+        runs = sorted(self.directory.glob(f"{trial.name}_2*"))
+        for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
+            is_log = path.suffix == ".log"
+            require(
+                not path.is_symlink() and (path.is_file() if is_log else path.is_dir()),
+                f"{path} is no {'log' if is_log else 'directory'} of a run, but a link or another "
+                "kind of file: remove it.",
+            )
+            if (path / CHECKPOINTS / "last.ckpt").is_file():
+                kept = path.name
+            elif not is_log:
+                shutil.rmtree(path)
+        return kept
+
+    def _begin(self, trial: Trial, begin: Begin) -> None:
+        run = self._run_of(trial)
+        if run is None:
+            arguments = ["fit", "--config", str(self.directory / BASE)]
+            arguments += ["--exp_name", trial.name, "--output_dir", str(self.directory)]
+            arguments += ["--seed_everything", str(trial.seed)]
+            arguments += [f"--{name}={_typed(value)}" for name, value in trial.point.items()]
+        else:
+            last = self.directory / run / CHECKPOINTS / "last.ckpt"
+            # Trust the configuration, which the sweep wrote, and which may name the user's code.
+            arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
+            arguments += ["--output_dir", str(self.directory)]
+        again = "continues" if run else "begins"
+        short = short_names(list(trial.point))
+        point_text = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
+        tell(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}")
+        log = self.directory / f"{trial.name}.log"
+        process = TrialProcess(begin, arguments, self._threads, log)
+        self._running[trial.number] = _Running(trial, process)
+
+    def _title(self, trial: Trial) -> str:
+        return f"trial {trial.number + 1}/{self.journal.total}"
+
+    def _prune_if_due(self, running: _Running) -> None:
+        began = time.monotonic()
+        if self.settings.pruner is None or running.pruned or began < running.next_check:
+            return
+        curve = self._curve(running.trial)
+        if len(curve) > running.reported:
+            running.reported = len(curve)
+            if self.journal.report(running.trial, curve):
+                running.pruned = True
+                running.process.terminate()
+        now = time.monotonic()
+        running.next_check = now + max(0.1, (now - began) / SHARE_OF_READING)
+
+    def _finish(self, running: _Running) -> None:
+        trial, code = running.trial, running.process.exit_code or 0
+        curve, run = self._curve(trial), self._run_of(trial)
+        pruned = running.pruned and code != 0
+        ended_by = max(-code, code - 128)
+        score, why = None, ""
+        if (code == 0 or pruned) and run is not None:
+            if curve:
+                scores = [one for _, one in curve]
+                best = max(scores) if self.mode == "max" else min(scores)
+                score = scores[-1] if self.settings.score == "last" else best
+            else:
+                why = f"it was not evaluated by {self.metric}"
+        elif ended_by in list(signal.Signals):
+            why = f"ended by {signal.Signals(ended_by).name}"
+        else:
+            why = running.process.last_line()
+        self.journal.report(trial, curve)  # the pruner compares other trials with it
+        self.journal.finish(trial, score, pruned=pruned)
+        outcome = f"failed: {why} (full output: {self.directory / f'{trial.name}.log'})"
+        if score is not None:
+            outcome = (
+                f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "
+                f"{curve[-1][0]:,} env steps, {time.monotonic() - running.began:.0f} s"
+            )
+        tell(f"{self._title(trial)} {outcome}")
+
+    def _curve(self, trial: Trial) -> list[tuple[int, float]]:
+        found = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
+        if not found:
+            return []
+        steps, columns = read_columns(found[-1].parents[1], [self.metric])
+        scores = columns[self.metric]
+        pairs = zip(steps, scores, strict=True)
+        return [(int(at), float(one)) for at, one in pairs if math.isfinite(one)]
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._signal is not None:
+                self._hurried |= number != signal.SIGHUP  # a shell repeats it
+                return
+            self._signal = number
+            again = " (again to stop them immediately)"
+            name = signal.Signals(number).name
+            tell_from_handler(f"{name}: the running trials save and stop{again}")
+
+        restore = handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handle)
+        try:
+            yield
+        finally:
+            restore()
+
+    def _end_all(self) -> None:
+        for running in self._running.values():
+            running.process.terminate()
+        deadline = time.monotonic() + SAVING_SECONDS
+        for running in self._running.values():
+            while not (running.process.wait(0.1) or self._hurried):
+                if time.monotonic() > deadline:
+                    break
+            running.process.kill()
+            running.process.wait(SAVING_SECONDS)  # wait until the system has killed it
+        for running in self._running.values():
+            # The disk may be full: `claim` later finds trials without an owner.
+            with suppress(ConfigurationError):
+                if running.process.exit_code == 0:
+                    self._finish(running)
+                else:
+                    self.journal.give_back(running.trial)
+        self._running.clear()
+
+    def _print_table(self) -> None:
+        console = Console(highlight=False, soft_wrap=True)
+        table = Table(title=f"{self.metric}, by the {self.settings.score} evaluation of each trial")
+        for name in (
+            *short_names(list(self.space)).values(),
+            "seeds",
+            "score",
+            "95 % interval",
+            "outcome",
+        ):
+            table.add_column(name, overflow="fold")  # no name may be cut
+        rows = [self._row(point, trials) for point, trials in self.journal.points()]
+        best_first = self.mode == "max"
+        rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
+        for _, cells in rows:
+            table.add_row(*cells)
+        if not console.is_terminal:  # a file has no width: write one line per row
+            whole = console.measure(table, options=console.options.update(max_width=10_000))
+            console.width = max(console.width, whole.maximum)
+        console.print(table)
+        console.print(f"Written to {self.journal.path}")
+        console.print(f"Report:    rl-cli report {self.directory} --output report.html")
+
+    def _row(self, point: Point, trials: list[FrozenTrial]) -> tuple[float | None, list[str]]:
+        scores = [trial.value for trial in trials if trial.value is not None]
+        centre = iqm([scores]) if scores else None
+        low, high = interval_of_iqm([scores]) if len(scores) > 1 else (None, None)
+        outcomes = [OUTCOMES[trial.state] for trial in trials]
+        counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
+        interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
+        values = [value_text(point, name) for name in point]
+        shown = "" if centre is None else f"{centre:.6g}"
+        return centre, [*values, str(len(scores)), shown, interval, counts]
+
+
+def _count(devices: int | str | list[int]) -> int:
+    listed = devices.split(",") if isinstance(devices, str) else devices
+    if isinstance(listed, list) and len(listed) > 1:
+        return len(listed)
+    return int(str(devices)) if str(devices).isdigit() else 1

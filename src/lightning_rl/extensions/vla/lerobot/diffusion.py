@@ -1,0 +1,464 @@
+"""The diffusion policy of LeRobot's directories: a U-Net over the actions, and its chain."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_rl.extensions.vla.backbone import Features
+from lightning_rl.extensions.vla.heads import ActionHead, Level, Statistics
+from lightning_rl.extensions.vla.lerobot.act import blocks_of
+from lightning_rl.extensions.vla.lerobot.directory import (
+    ENVIRONMENT,
+    STATE,
+    PolicyDirectory,
+    Settings,
+    refuse_unsupported,
+)
+from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
+from lightning_rl.extensions.vla.resnet import ResNet
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+
+@dataclass(frozen=True)
+class DiffusionSettings(Settings):
+    """Fields of config.json of a diffusion policy."""
+
+    of_training: ClassVar[tuple[str, ...]] = (
+        *("drop_n_last_frames", "crop_is_random", "pretrained_backbone_weights"),
+        *("gradient_checkpointing", "compile_mode", "do_mask_loss_for_padding"),
+    )
+
+    n_obs_steps: int = 2
+    horizon: int = 64
+    n_action_steps: int = 32
+    vision_backbone: str = "resnet18"
+    resize_shape: tuple[int, int] | None = None
+    crop_ratio: float = 1.0
+    crop_shape: tuple[int, int] | None = None
+    use_group_norm: bool = False
+    spatial_softmax_num_keypoints: int = 32
+    use_separate_rgb_encoder_per_camera: bool = True
+    down_dims: tuple[int, ...] = (512, 1024, 2048)
+    kernel_size: int = 5
+    n_groups: int = 8
+    diffusion_step_embed_dim: int = 128
+    use_film_scale_modulation: bool = True
+    noise_scheduler_type: Literal["DDPM", "DDIM"] = "DDPM"
+    num_train_timesteps: int = 100
+    beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid"] = (
+        "squaredcos_cap_v2"
+    )
+    beta_start: float = 0.0001
+    beta_end: float = 0.02
+    prediction_type: Literal["epsilon", "sample"] = "epsilon"
+    clip_sample: bool = True
+    clip_sample_range: float = 1.0
+    num_inference_steps: int | None = None
+    compile_model: bool = False
+
+    @property
+    def crop(self) -> tuple[int, int] | None:
+        """Height and width of the crop at the centre; None for whole pictures."""
+        if self.resize_shape is None:
+            return self.crop_shape
+        height, width = self.resize_shape
+        ratio = self.crop_ratio
+        return (int(height * ratio), int(width * ratio)) if ratio < 1.0 else None
+
+    @property
+    def steps(self) -> int:
+        """Number of denoising steps."""
+        return self.num_inference_steps or self.num_train_timesteps
+
+
+class DiffusionNetwork(Network):
+    """Predict noise or actions [B, H, A] from noisy actions, a time and observations.
+
+    Names of layers are LeRobot's. Source: Chi et al. 2023, "Diffusion Policy".
+
+    Args:
+        settings: settings in config.json.
+        directory: gives the features.
+
+    Raises:
+        ConfigurationError: for unsupported settings or features.
+    """
+
+    def __init__(self, settings: DiffusionSettings, directory: PolicyDirectory) -> None:
+        super().__init__()
+        refuse_unsupported(directory, {"compile_model": (settings.compile_model, False)})
+        _check(settings, directory)
+        self.settings, self.cameras = settings, list(directory.cameras)
+        self._steps = _denoising_steps(settings)  # not part of a description
+        self.obs_steps, self.action_steps = settings.n_obs_steps, settings.n_action_steps
+        self.max_actions = settings.horizon - settings.n_obs_steps + 1
+        self.numbers = [name for name in (STATE, ENVIRONMENT) if directory.size_of(name)]
+        size = sum(directory.size_of(name) or 0 for name in self.numbers)
+        if self.cameras:
+            shape = directory.cameras[self.cameras[0]].shape
+            count = len(self.cameras) if settings.use_separate_rgb_encoder_per_camera else 1
+            encoders = [_PointEncoder(settings, directory, shape) for _ in range(count)]
+            separate = settings.use_separate_rgb_encoder_per_camera
+            self.rgb_encoder = nn.ModuleList(encoders) if separate else encoders[0]
+            size += 2 * settings.spatial_softmax_num_keypoints * len(self.cameras)
+        self.summary_size = size * settings.n_obs_steps
+        self.unet = _UNet(settings, directory.action_size, self.summary_size)
+
+    def parts(self) -> dict[str, nn.Module]:
+        return {"diffusion.": self}
+
+    def head(
+        self, space: gymnasium.spaces.Box, exploration: Exploration, statistics: Statistics
+    ) -> ActionHead:
+        return DiffusionHead(space, exploration.log_prob_level, self, statistics)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Features:
+        """Return the condition of the denoiser [B, G] as summary, without slots."""
+        steps = self.settings.n_obs_steps
+        inputs = inputs if steps > 1 else {name: one[:, None] for name, one in inputs.items()}
+        parts = [inputs[STATE]]
+        for number, camera in enumerate(self.cameras):
+            pictures = inputs[camera]
+            shared = self.rgb_encoder
+            encoder = shared[number] if isinstance(shared, nn.ModuleList) else shared
+            parts.append(encoder(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2]))
+        if ENVIRONMENT in self.numbers:
+            parts.append(inputs[ENVIRONMENT])
+        condition = torch.cat(parts, -1).flatten(1)
+        return Features(condition.new_zeros(condition.shape[0], 0, 1), condition)
+
+    def chain(self, condition: Tensor, noise: Tensor, more: Sequence[Tensor] | None) -> Tensor:
+        """Return actions [B, H, A], normalised, from noise by all denoising steps.
+
+        Args:
+            condition: [B, G].
+            noise: [B, H, A], standard normal.
+            more: for DDPM, noise [B, H, A] of each of the `noisy_steps`; None for steps to the
+                mean.
+        """
+        actions = noise
+        for number, step in enumerate(self._steps):
+            time = torch.full((noise.shape[0],), step.time, device=noise.device)
+            mean = step.mean(self.unet(actions, time, condition), actions)
+            more_noise = () if more is None else more[number : number + 1]
+            actions = mean + step.std * more_noise[0] if more_noise else mean
+        return actions
+
+    @property
+    def noisy_steps(self) -> int:
+        """Number of steps that add noise."""
+        return self.settings.steps - 1 if self.settings.noise_scheduler_type == "DDPM" else 0
+
+
+class DiffusionHead(ActionHead):
+    """The actions of a diffusion policy, which have no log-prob; `NoisePolicy` steers its noise.
+
+    Deterministic acting begins from `fixed_noise`, one draw of seed 0.
+
+    Args:
+        space, level, statistics: see `ActionHead`.
+        network: predicts noise or clean actions.
+    """
+
+    has_entropy = False
+    fixed_noise: Tensor
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        level: Level,
+        network: DiffusionNetwork,
+        statistics: Statistics,
+    ) -> None:
+        super().__init__(space, level, statistics)
+        self._network = (network,)  # a tuple, so that the network is not a child of this module
+        settings = network.settings
+        self.first, self.horizon = settings.n_obs_steps - 1, settings.horizon
+        self.noise_size = self.horizon * self.action_size
+        self.all_noise = self.noise_size * (1 + network.noisy_steps)
+        fixed = torch.randn(self.all_noise, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("fixed_noise", fixed, persistent=False)
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        return {}
+
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        noise = torch.empty(*batch, self.all_noise, device=self.center.device)
+        return noise.normal_(generator=generator)
+
+    def sample(self, features: Features, noise: Tensor | None) -> dict[str, Tensor]:
+        rows = features.summary.shape[0]
+        drawn = self.fixed_noise.expand(rows, -1) if noise is None else noise
+        unused = drawn.new_zeros(rows, self.num_parts)
+        return {"action": self.act(features, drawn), "sample_log_prob": unused}
+
+    def act(self, features: Features, noise: Tensor) -> Tensor:
+        """Return actions [B, K, A] from the initial noise [B, S], or from all noise [B, Z]."""
+        rest = self.fixed_noise[noise.shape[1] :].expand(noise.shape[0], -1)
+        whole = torch.cat((noise, rest), 1).unflatten(1, (-1, self.horizon, self.action_size))
+        start, *more = whole.unbind(1)
+        actions = self._network[0].chain(features.summary, start, more)
+        return self.to_action(actions[:, self.first :][:, : self.chunk_size].flatten(1))
+
+    def log_prob_and_entropy(
+        self, features: Features, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        raise ConfigurationError(
+            "A diffusion policy has no log-prob of its actions, and cannot be cloned. Instead, "
+            "train its noise: policy: "
+            "{class_path: NoisePolicy, init_args: {base: {class_path: LeRobotPolicy, init_args: "
+            "{path: DIR}}}}."
+        )
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+class _DenoisingStep(NamedTuple):
+    """A step of a chain: mean = clean_factor * clean + other_factor * other.
+
+    Attributes:
+        time: time of the noisy actions.
+        signal, spread: factors of clean actions and of noise in the noisy actions.
+        std: standard deviation of the noise that is added to the mean.
+        limit: clean actions are clipped to ±limit; infinite for no clipping.
+        predicts_noise: whether the network predicts noise instead of clean actions.
+        implicit: whether `other` is the noise (DDIM) instead of the noisy actions (DDPM).
+    """
+
+    time: int
+    signal: float
+    spread: float
+    clean_factor: float
+    other_factor: float
+    std: float
+    limit: float
+    predicts_noise: bool
+    implicit: bool
+
+    def mean(self, prediction: Tensor, noisy: Tensor) -> Tensor:
+        clean, noise = prediction, prediction
+        if self.predicts_noise:
+            clean = (noisy - self.spread * noise) / self.signal
+        else:
+            noise = (noisy - self.signal * clean) / self.spread
+        other = noise if self.implicit else noisy
+        return self.clean_factor * clean.clamp(-self.limit, self.limit) + self.other_factor * other
+
+
+def _denoising_steps(settings: DiffusionSettings) -> list[_DenoisingStep]:
+    """Return the steps from noise to actions (Ho et al. 2020; DDIM: Song et al. 2021)."""
+    signals, one = _signal_shares(settings), torch.ones(())
+    every = settings.num_train_timesteps // settings.steps
+    limit = float(settings.clip_sample_range) if settings.clip_sample else math.inf
+    implicit = settings.noise_scheduler_type == "DDIM"
+    predicts_noise = settings.prediction_type == "epsilon"
+    steps = []
+    for time in range((settings.steps - 1) * every, -1, -every):
+        now, before = signals[time], signals[time - every] if time >= every else one
+        beta = 1.0 - now / before
+        if implicit:
+            clean, other, variance = before.sqrt(), (1.0 - before).sqrt(), 0.0 * one
+        else:
+            clean = before.sqrt() * beta / (1.0 - now)
+            other = (now / before).sqrt() * (1.0 - before) / (1.0 - now)
+            variance = ((1.0 - before) / (1.0 - now) * beta).clamp(min=1e-20)
+        signal, spread = float(now.sqrt()), float((1.0 - now).sqrt())
+        factors = (signal, spread, float(clean), float(other), float(variance.sqrt()))
+        steps.append(_DenoisingStep(time, *factors, limit, predicts_noise, implicit))
+    return steps
+
+
+def _signal_shares(settings: DiffusionSettings) -> Tensor:
+    """Return alpha bar of each time, [T] float32: the product of 1 - beta up to that time."""
+    count, low, high = settings.num_train_timesteps, settings.beta_start, settings.beta_end
+    if settings.beta_schedule == "squaredcos_cap_v2":
+        edges = torch.arange(count + 1, dtype=torch.float64) / count
+        bars = ((edges + 0.008) / 1.008 * math.pi / 2).cos().square()
+        betas = (1.0 - bars[1:] / bars[:-1]).clamp(max=0.999).float()
+    elif settings.beta_schedule == "linear":
+        betas = torch.linspace(low, high, count)
+    elif settings.beta_schedule == "scaled_linear":
+        betas = torch.linspace(low**0.5, high**0.5, count).square()
+    else:
+        betas = torch.linspace(-6.0, 6.0, count).sigmoid() * (high - low) + low
+    # In float32 like the training, where 1 - .999 has four digits.
+    return (1.0 - betas).cumprod(0)
+
+
+class _PointEncoder(nn.Module):
+    """Points of a picture [M, C, H, W] by a residual network and a spatial softmax: [M, 2K]."""
+
+    def __init__(
+        self, settings: DiffusionSettings, directory: PolicyDirectory, shape: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.resize, self.crop = settings.resize_shape, settings.crop
+        norm = _group_norm if settings.use_group_norm else nn.BatchNorm2d
+        layers = ResNet(blocks_of(settings.vision_backbone, directory), norm).children()
+        self.backbone = nn.Sequential(*layers)
+        height, width = self.crop or self.resize or shape[1:]
+        self.pool = _Points(-(-height // 32), -(-width // 32), settings)
+        size = 2 * settings.spatial_softmax_num_keypoints
+        self.out = nn.Linear(size, size)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        if self.resize is not None:
+            pictures = F.interpolate(pictures, self.resize, mode="bilinear", antialias=True)
+        if self.crop is not None:
+            height, width = self.crop
+            top = round((pictures.shape[-2] - height) / 2.0)
+            left = round((pictures.shape[-1] - width) / 2.0)
+            pictures = pictures[..., top : top + height, left : left + width]
+        points: Tensor = self.pool(self.backbone(pictures))
+        return self.out(points).relu()  # type: ignore[no-any-return]  # nn.Module
+
+
+class _Points(nn.Module):
+    """Map planes [M, 512, H, W] to the mean places of their channels, [M, 2K]."""
+
+    pos_grid: Tensor
+
+    def __init__(self, height: int, width: int, settings: DiffusionSettings) -> None:
+        super().__init__()
+        self.nets = nn.Conv2d(512, settings.spatial_softmax_num_keypoints, 1)
+        self.register_buffer("pos_grid", torch.zeros(height * width, 2))
+
+    def forward(self, planes: Tensor) -> Tensor:
+        logits: Tensor = self.nets(planes)
+        return (logits.flatten(2).softmax(-1) @ self.pos_grid).flatten(1)
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(channels // 16, channels)
+
+
+class _UNet(nn.Module):
+    """A convolutional U-Net over time with FiLM: features scale and shift its channels."""
+
+    def __init__(self, settings: DiffusionSettings, action_size: int, condition_size: int) -> None:
+        super().__init__()
+        step_size, dims = settings.diffusion_step_embed_dim, settings.down_dims
+        self.diffusion_step_encoder = nn.Sequential(
+            _TimeEncoding(step_size),
+            nn.Linear(step_size, 4 * step_size),
+            nn.Mish(),
+            nn.Linear(4 * step_size, step_size),
+        )
+
+        def block(before: int, after: int) -> nn.Module:
+            return _Residual(before, after, step_size + condition_size, settings)
+
+        self.down_modules = nn.ModuleList()
+        for before, after in zip((action_size, *dims[:-1]), dims, strict=True):
+            last = len(self.down_modules) == len(dims) - 1
+            halve = nn.Identity() if last else nn.Conv1d(after, after, 3, 2, 1)
+            self.down_modules.append(
+                nn.ModuleList([block(before, after), block(after, after), halve])
+            )
+        self.mid_modules = nn.ModuleList([block(dims[-1], dims[-1]) for _ in range(2)])
+        self.up_modules = nn.ModuleList()
+        for before, after in zip(dims[:0:-1], dims[-2::-1], strict=True):
+            double = nn.ConvTranspose1d(after, after, 4, 2, 1)
+            self.up_modules.append(
+                nn.ModuleList([block(2 * before, after), block(after, after), double])
+            )
+        self.final_conv = nn.Sequential(
+            _Convolution(dims[0], dims[0], settings.kernel_size, 8),
+            nn.Conv1d(dims[0], action_size, 1),
+        )
+
+    def forward(self, noisy: Tensor, time: Tensor, condition: Tensor) -> Tensor:
+        features = torch.cat((self.diffusion_step_encoder(time), condition), -1)
+        planes, skipped = noisy.transpose(1, 2), []
+        for module in self.down_modules:
+            first, second, halve = cast(nn.ModuleList, module)
+            planes = second(first(planes, features), features)
+            skipped.append(planes)
+            planes = halve(planes)
+        for block in self.mid_modules:
+            planes = block(planes, features)
+        for module in self.up_modules:
+            first, second, double = cast(nn.ModuleList, module)
+            planes = torch.cat((planes, skipped.pop()), 1)
+            planes = double(second(first(planes, features), features))
+        return self.final_conv(planes).transpose(1, 2)  # type: ignore[no-any-return]  # nn.Module
+
+
+class _TimeEncoding(nn.Module):
+    """Sine and cosine encodings [B, D] of times [B]."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, time: Tensor) -> Tensor:
+        half = self.size // 2
+        rate = torch.arange(half, device=time.device) * (-math.log(10_000) / (half - 1))
+        angle = time[:, None] * rate.exp()
+        return torch.cat((angle.sin(), angle.cos()), -1)
+
+
+class _Convolution(nn.Module):
+    def __init__(self, before: int, after: int, kernel: int, groups: int) -> None:
+        super().__init__()
+        convolution = nn.Conv1d(before, after, kernel, padding=kernel // 2)
+        self.block = nn.Sequential(convolution, nn.GroupNorm(groups, after), nn.Mish())
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return self.block(planes)  # type: ignore[no-any-return]  # nn.Module
+
+
+class _Residual(nn.Module):
+    """Two convolutions with a shortcut; features scale and shift the channels between them."""
+
+    def __init__(self, before: int, after: int, features: int, settings: DiffusionSettings) -> None:
+        super().__init__()
+        kernel, groups = settings.kernel_size, settings.n_groups
+        self.scales = settings.use_film_scale_modulation
+        self.conv1 = _Convolution(before, after, kernel, groups)
+        self.conv2 = _Convolution(after, after, kernel, groups)
+        outputs = 2 * after if self.scales else after
+        self.cond_encoder = nn.Sequential(nn.Mish(), nn.Linear(features, outputs))
+        same = before == after
+        self.residual_conv = nn.Identity() if same else nn.Conv1d(before, after, 1)
+
+    def forward(self, planes: Tensor, features: Tensor) -> Tensor:
+        hidden, film = self.conv1(planes), self.cond_encoder(features)[..., None]
+        if self.scales:
+            scale, shift = film.chunk(2, 1)
+            hidden = scale * hidden + shift
+        else:
+            hidden = hidden + film
+        return self.conv2(hidden) + self.residual_conv(planes)  # type: ignore[no-any-return]  # nn.Module
+
+
+def _check(settings: DiffusionSettings, directory: PolicyDirectory) -> None:
+    file = directory.path / "config.json"
+    require(
+        STATE in directory.inputs and len(directory.inputs) > 1,
+        f"{file}: a diffusion policy reads {STATE}, and a picture or {ENVIRONMENT}.",
+    )
+    shapes = {one.shape for one in directory.cameras.values()}
+    require(len(shapes) <= 1, f"{file}: pictures have the shapes {sorted(shapes)}, not one.")
+    check_range(
+        f"{file}: num_inference_steps", settings.steps, least=1, most=settings.num_train_timesteps
+    )
+    factor = 2 ** len(settings.down_dims)
+    require(
+        settings.horizon % factor == 0,
+        f"{file}: horizon={settings.horizon} is no multiple of {factor}, which "
+        f"down_dims={list(settings.down_dims)} requires.",
+    )
+    first = settings.n_obs_steps - 1
+    check_range(
+        f"{file}: n_action_steps", settings.n_action_steps, least=1, most=settings.horizon - first
+    )

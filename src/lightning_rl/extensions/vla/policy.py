@@ -1,0 +1,350 @@
+"""Act on pictures and an instruction, one chunk of actions at a time."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.extensions.vla.adapters import with_fresh_adapter
+from lightning_rl.extensions.vla.backbone import Backbone, Features
+from lightning_rl.extensions.vla.flow import FlowHead, FlowSettings, SlotExpert
+from lightning_rl.extensions.vla.heads import (
+    ActionHead,
+    GaussianHead,
+    Level,
+    Statistics,
+    TokenHead,
+    action_bounds,
+)
+from lightning_rl.extensions.vla.tiny import TinyVLA
+from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, noise_for
+from lightning_rl.policies.precision import in_float32
+from lightning_rl.policies.statistics import action_bounds_of, read_action_bounds
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.rollout.names import names_of
+from lightning_rl.system.errors import check_range, require
+
+
+class ChunkPolicy(Policy):
+    """A backbone with an action head and a value head; base class of `VLAPolicy`.
+
+    Args:
+        observation_space, action_space: spaces of one env.
+        backbone: turns observations into features.
+        make_head: makes the head for the space of a chunk [K, *A], after `backbone.build`.
+        value_hidden_size: units of the value head.
+        value_lr_scale: learning rate of the value head, relative to the others.
+        detach_value: block the value's gradient to the backbone.
+        micro_batch_size: see `Policy`.
+        ignore_keys: keys of the observation that the policy does not read.
+
+    Raises:
+        ConfigurationError: for unsupported spaces or keys.
+    """
+
+    training_settings = ("value_lr_scale", "detach_value")
+
+    @abstractmethod  # configs name subclasses
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        backbone: Backbone,
+        make_head: Callable[[gymnasium.spaces.Box], ActionHead],
+        *,
+        value_hidden_size: int = 64,
+        value_lr_scale: float = 1.0,
+        detach_value: bool = True,
+        micro_batch_size: int | None = None,
+        ignore_keys: Sequence[str] = (),
+    ) -> None:
+        observation = example(observation_space, backbone.needs_pictures)
+        super().__init__(observation_space, action_space, backbone.reads, ignore_keys)
+        check_range("value_hidden_size", value_hidden_size, least=1)
+        check_range("value_lr_scale", value_lr_scale, above=0)
+        check_range("micro_batch_size", micro_batch_size, least=1)
+        space = chunk_space(action_space)
+        _check_tokens(self.acting_space, backbone)
+        self.backbone = backbone
+        self.backbone.build(observation.exclude(*ignore_keys), int(np.prod(space.shape)))
+        self.head = make_head(space)
+        self.value_head = nn.Sequential(
+            nn.Linear(self.backbone.summary_size, value_hidden_size),
+            nn.ReLU(),
+            nn.Linear(value_hidden_size, 1),
+        )
+        self.joint_ratio = self.head.joint_ratio
+        self.has_entropy = self.head.has_entropy
+        self.value_lr_scale, self.detach_value = value_lr_scale, detach_value
+        self.micro_batch_size = micro_batch_size
+
+    @property
+    def blocks(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, so read-only
+        return tuple(f"backbone.{pattern}" for pattern in self.backbone.blocks)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        parts = ((self.head.num_parts,), torch.float32)
+        return {"sample_log_prob": parts, **self.head.fields}
+
+    def adapt_state_dict(
+        self, state: dict[str, Tensor], saved: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], str | None]:
+        return with_fresh_adapter(state, saved)
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: RNG = None
+    ) -> TensorDict:
+        features = self.features(td)
+        with in_float32(features.slots):
+            noise = noise_for(self, td, deterministic, generator)
+            sample = self.head.sample(features, noise)
+        for key, value in sample.items():
+            td.set(key, value, inplace=True)
+        return td
+
+    def draw_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
+        return self.head.draw_noise(batch, generator)
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        return td.set("value", self._value(self.features(td)))
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        features = self.features(td)
+        fields = {key: td.get(key) for key in self.head.fields}
+        with in_float32(features.slots):
+            log_prob, entropy = self.head.log_prob_and_entropy(features, fields)
+        result = {"sample_log_prob": log_prob, "entropy": entropy, "value": self._value(features)}
+        return TensorDict(result, td.batch_size)
+
+    def draw_clone_noise(self, batch: Sequence[int], generator: RNG = None) -> Tensor:
+        return self.head.draw_clone_noise(batch, generator)
+
+    def clone_loss(self, td: TensorDict) -> TensorDict:
+        features = self.features(td)
+        with in_float32(features.slots):
+            noise = td.get("clone_noise", None)
+            loss, entropy = self.head.clone_loss(features, td["action"], noise)
+        return TensorDict({"clone_loss": loss, "entropy": entropy}, td.batch_size)
+
+    def features(self, td: TensorDict) -> Features:
+        """Return the backbone's features of the observations [B] in `td`, slots in float32."""
+        features = self._features_of(td.get("observation"))
+        if ABSENT not in td.keys():
+            return features
+        return features._replace(absent=self._features_of(td.get(ABSENT)), guidance=td[GUIDANCE])
+
+    def _features_of(self, observation: TensorDict) -> Features:
+        if self.ignore_keys:
+            observation = observation.exclude(*self.ignore_keys)
+        features: Features = self.backbone(observation)
+        return features._replace(slots=features.slots.float())
+
+    @property
+    def noise_size(self) -> int:
+        """S, numbers of the initial noise of a flow; 0 for other heads."""
+        return self.head.noise_size
+
+    @property
+    def summary_size(self) -> int:
+        """E, numbers of the features' summary."""
+        return self.backbone.summary_size
+
+    def decode(self, features: Features, noise: Tensor) -> Tensor:
+        """Return the actions [B, K, *A] of a flow for initial noise [B, S]."""
+        with in_float32(noise):
+            return cast(FlowHead, self.head).act(features, noise)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        value = list(self.value_head.parameters())
+        others = {id(p) for p in value}
+        policy = [p for p in self.parameters() if p.requires_grad and id(p) not in others]
+        if self.value_lr_scale == 1.0:
+            return [{"params": [*policy, *value]}]
+        return [{"params": policy}, {"params": value, "lr_scale": self.value_lr_scale}]
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        return self.head.fields_of(action)
+
+    def add_statistics(self, state: dict[str, Any], prefix: str) -> str | None:
+        """Add the scale of the actions to a state dict of a version that did not save it.
+
+        Return their origin; None for the constructor's.
+        """
+        if f"{prefix}head.center" in state:
+            return None
+        statistics, origin = self.missing_statistics(state, prefix)
+        center, scale = self.head.center, self.head.scale
+        if statistics is not None:
+            low, high = action_bounds(chunk_space(self.action_space), statistics)
+            center, scale = (high + low) / 2, (high - low) / 2
+        state |= {f"{prefix}head.center": center, f"{prefix}head.scale": scale}
+        return origin
+
+    def missing_statistics(
+        self, state: Mapping[str, Any], prefix: str
+    ) -> tuple[Statistics, str | None]:
+        """Return the actions for -1 and 1, [A] each, and their origin; None if unchanged."""
+        return None, None
+
+    def _value(self, features: Features) -> Tensor:
+        summary = features.summary.float()
+        with in_float32(summary):
+            value = self.value_head(summary.detach() if self.detach_value else summary)
+        return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
+
+
+class VLAPolicy(ChunkPolicy):
+    """A backbone with an action head and a value head.
+
+    Observations are a Dict with `rgb` and optional `depth`, `language` (tokens), `proprio` and
+    `condition` (see `Backbone.forward`). Actions are chunks [K, *A] with finite bounds (see
+    `ActionChunk`). For models with their own way of acting use `CustomVLA` or a `Policy`.
+
+    Args:
+        observation_space, action_space: spaces of one env.
+        backbone: default: `TinyVLA`.
+        head: `token`, n bins per number of the chunk; `gaussian`; or `flow`, see `FlowHead`.
+        log_prob_level: granularity of the ratio: `token` (number), `action`, or `chunk`, whose
+            ratio leaves the clip range soonest.
+        num_bins: n of the token head.
+        temperature: of tokens, or factor of the Gaussian deviation, in acting and training.
+        log_std_init: initial log standard deviation of the Gaussian head, in units of the action
+            bounds.
+        flow: settings of the flow head. Default: `FlowSettings()`.
+        action_statistics: JSON file or directory with the actions for -1 and 1, see
+            `action_bounds_of`; read when a policy is new, then part of its weights. Default:
+            bounds of the action space.
+        statistics_key: dataset in a file with several, such as `bridge_orig`.
+        kwargs: see `ChunkPolicy`.
+
+    Raises:
+        ConfigurationError: for unsupported spaces or keys.
+    """
+
+    takes_guidance = True
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        backbone: Backbone | None = None,
+        *,
+        head: Literal["token", "gaussian", "flow"] = "token",
+        log_prob_level: Level = "token",
+        num_bins: int = 21,
+        temperature: float = 1.0,
+        log_std_init: float = -1.0,
+        flow: FlowSettings | None = None,
+        action_statistics: str | None = None,
+        statistics_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_range("num_bins", num_bins, least=2)
+        check_range("temperature", temperature, above=0)
+        require(
+            head == "flow" or flow is None,
+            f"flow is for head: flow, but head is {head}: set head: flow, or remove flow.",
+        )
+        require(
+            head != "flow" or temperature == 1,
+            f"temperature={temperature:g} is for tokens and Gaussians, but head is flow: set "
+            "flow.noise_level, or remove temperature.",
+        )
+        body = TinyVLA() if backbone is None else backbone
+        require(
+            action_statistics is not None or statistics_key is None,
+            f"statistics_key={statistics_key} needs action_statistics, or remove it.",
+        )
+
+        def make_head(space: gymnasium.spaces.Box) -> ActionHead:
+            statistics = None
+            if action_statistics is not None:
+                size = math.prod(space.shape[1:])
+                order = names_of(space)
+                statistics = action_bounds_of(action_statistics, statistics_key, size, order)
+            if head == "token":
+                own = body.token_head(num_bins)
+                to_logits = nn.Linear(body.slot_size, num_bins) if own is None else own
+                bins = to_logits, num_bins, temperature
+                return TokenHead(space, log_prob_level, *bins, statistics)
+            if head == "gaussian":
+                deviation = log_std_init, temperature
+                return GaussianHead(space, log_prob_level, body.slot_size, *deviation, statistics)
+            settings = FlowSettings() if flow is None else flow
+            expert = body.velocity_expert(space)
+            if expert is None:
+                expert = SlotExpert(space, body.slot_size, settings.hidden_sizes)
+            return FlowHead(space, log_prob_level, expert, body.summary_size, settings, statistics)
+
+        super().__init__(observation_space, action_space, body, make_head, **kwargs)
+        self.action_statistics, self.statistics_key = action_statistics, statistics_key
+
+    def missing_statistics(
+        self, state: Mapping[str, Any], prefix: str
+    ) -> tuple[Statistics, str | None]:
+        file = self.action_statistics
+        if file is None:
+            return None, None
+        size, order = self.head.action_size, names_of(self.action_space)
+        return read_action_bounds(file, self.statistics_key, size, order), file
+
+
+def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
+    language = cast(gymnasium.spaces.Dict, space).spaces.get("language")
+    if backbone.vocabulary is None or not isinstance(language, gymnasium.spaces.Box):
+        return
+    highest = int(language.high.max())
+    require(
+        highest < backbone.vocabulary or highest == np.iinfo(cast(Any, language.dtype)).max,
+        f"The instructions of the env have tokens up to {highest}, but {type(backbone).__name__} "
+        f"has only tokens below {backbone.vocabulary}: tokenise instructions by the model's own "
+        "tokenizer, or give the model a larger vocabulary (TinyVLA: vocabulary).",
+    )
+
+
+def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
+    """Return an action space if it contains chunks of numbers.
+
+    Raises:
+        ConfigurationError: otherwise.
+    """
+    fits = isinstance(space, gymnasium.spaces.Box) and len(space.shape) >= 2
+    require(
+        fits and np.issubdtype(space.dtype, np.floating),
+        f"A VLA acts by chunks of numbers; the action space is {space}. Wrap the env: "
+        "{class_path: ActionChunk, init_args: {env: ..., chunk_size: 4}}, also for chunks of 1.",
+    )
+    assert isinstance(space, gymnasium.spaces.Box)
+    return space
+
+
+def example(space: gymnasium.Space[Any], needs_pictures: bool = True) -> TensorDict:
+    """Return an observation [1] of zeros, if a VLA can read the space.
+
+    Raises:
+        ConfigurationError: otherwise.
+    """
+    required = "a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, 3]"
+    seen = space.spaces.get("rgb") if isinstance(space, gymnasium.spaces.Dict) else None
+    is_picture = seen is not None and seen.dtype == np.uint8 and len(seen.shape or ()) in (3, 4)
+    require(
+        isinstance(space, gymnasium.spaces.Dict)
+        and (is_picture or (seen is None and not needs_pictures)),
+        f"A VLA observes {required}, and optionally depth, language and proprio, but the space is "
+        f"{space}. Give the env the wrapper VLAObservation (data.env.wrappers), or another policy.",
+    )
+    assert isinstance(space, gymnasium.spaces.Dict)
+    zeros = {
+        key: torch.zeros(
+            (1, *(child.shape or ())), dtype=torch.from_numpy(np.empty(0, child.dtype)).dtype
+        )
+        for key, child in space.items()
+    }
+    return TensorDict(zeros, [1])

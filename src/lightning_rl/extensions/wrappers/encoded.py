@@ -1,0 +1,139 @@
+"""Replace pictures in observations by the features of a frozen encoder."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
+from lightning_rl.envs.wrapper import VectorEnvWrapper
+from lightning_rl.policies.networks.encoders import Encoder
+from lightning_rl.system.errors import ConfigurationError, closest, require
+
+ENCODED_TOGETHER = 256
+"""Recorded pictures per pass of an encoder."""
+
+
+class FeatureSpace(gymnasium.spaces.Box):
+    """Space of features [D] that `EncodedObservations` makes; readers of datasets encode by it.
+
+    Args:
+        encoder: makes the features.
+        source: space of the encoder's input.
+        device: device of the encoder.
+    """
+
+    def __init__(
+        self, encoder: Encoder, source: gymnasium.Space[Any], device: torch.device
+    ) -> None:
+        super().__init__(-np.inf, np.inf, (encoder.size,), np.float32)
+        self.encoder, self.source, self.device = encoder.to(device).eval(), source, device
+
+
+def recorded_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return the space of recordings, with pictures, for the space of an env with features."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return gymnasium.spaces.Dict({key: recorded_space(one) for key, one in space.items()})
+    return space.source if isinstance(space, FeatureSpace) else space
+
+
+@torch.no_grad()
+def encoded(space: gymnasium.Space[Any], observation: Any) -> Any:
+    """Return recorded observations [L, ...] with features [L, D] in place of pictures.
+
+    `space` is the observation space of the env with features. Other entries are unchanged.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: encoded(one, observation[key]) for key, one in space.items()}
+    if not isinstance(space, FeatureSpace):
+        return observation
+    batches = observation.split(ENCODED_TOGETHER)
+    return torch.cat([space.encoder(batch.to(space.device)).cpu() for batch in batches])
+
+
+class EncodedObservations(VectorEnvWrapper):
+    """An env that encodes pictures by an encoder without trainable weights.
+
+    Each picture is encoded once, and rollouts and replays store D features instead: less memory,
+    and no convolution in the update. Datasets of demonstrations hold pictures, which are encoded
+    when they are read. Videos show the env itself.
+
+    Args:
+        num_envs: N.
+        env: makes the env from `num_envs`.
+        encoder: makes the encoder for the space of its input: a `FrozenEncoder`, or a `ResNet10` or
+            `ResNet18` with `frozen: true`. Keys with equal spaces share one.
+        key: key, or list of keys, of a Dict observation to encode; default: the whole observation.
+
+    Raises:
+        ConfigurationError: a key does not exist, or the encoder is trainable.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        env: Callable[[int], VectorEnv],
+        encoder: Callable[[gymnasium.Space[Any]], Encoder],
+        key: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(env(num_envs))
+        whole = self.env.single_observation_space
+        if key is None:
+            self.single_observation_space = self._features(encoder(whole), whole)
+            return
+        known = dict(whole.spaces) if isinstance(whole, gymnasium.spaces.Dict) else {}
+        spaces, made = dict(known), list[tuple[gymnasium.Space[Any], Encoder]]()
+        for name in [key] if isinstance(key, str) else key:
+            require(
+                name in known,
+                f"EncodedObservations: key='{name}' is not in the observation, which has "
+                f"{', '.join(sorted(known)) or 'no keys'}{closest(name, known)}.",
+            )
+            shared = [one for space, one in made if space == known[name]]
+            made.append((known[name], shared[0] if shared else encoder(known[name])))
+            spaces[name] = self._features(made[-1][1], known[name])
+        self.single_observation_space = gymnasium.spaces.Dict(spaces)
+
+    def _features(self, encoder: Encoder, source: gymnasium.Space[Any]) -> FeatureSpace:
+        if any(parameter.requires_grad for parameter in encoder.parameters()):
+            self.env.close()
+            raise ConfigurationError(
+                f"EncodedObservations: {type(encoder).__name__} has trainable weights, but a "
+                "replay would hold features of older weights. Use a FrozenEncoder, a ResNet with "
+                "frozen: true, or give the encoder to the policy (policy.init_args.encoder)."
+            )
+        return FeatureSpace(encoder, source, self.env.device)
+
+    def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
+        observation, info = self.env.reset(seed, options)
+        return self._encoded(observation), info
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        encoded = self._encoded(observation)
+        if "final_obs" in info:
+            rows = (terminated.bool() | truncated.bool()).nonzero().flatten()
+            # Encode only finished rows: other rows of `final_obs` have no meaning.
+            final = encoded.clone()
+            if len(rows):
+                final[rows] = self._encoded(info["final_obs"][rows])
+            info = {**info, "final_obs": final}
+        return encoded, reward, terminated, truncated, info
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        return self._encoded(self.env.load_state_dict(state))
+
+    @torch.no_grad()
+    def _encoded(self, observation: Observation) -> Observation:
+        space = self.single_observation_space
+        if isinstance(space, FeatureSpace):
+            return space.encoder(observation)  # type: ignore[no-any-return]  # nn.Module
+        tree = cast(TensorDict, observation).copy()
+        for key, one in cast(gymnasium.spaces.Dict, space).items():
+            if isinstance(one, FeatureSpace):
+                tree.set(key, one.encoder(tree.get(key)))
+        return tree
