@@ -176,8 +176,8 @@ def clone(demonstrations: str, seed: int) -> Policy:
 
 def _wrappers_without_help() -> list[Any]:
     terms = {"terms": {"discrete_penalty": 1.0}}
-    penalty = {"class_path": "lightning_rl.envs.PenaltyTerms", "init_args": terms}
-    return [{"class_path": "lightning_rl.extensions.tasks.gym_hil.PickCube"}, penalty]
+    penalty = {"class_path": "lightning_rl.PenaltyTerms", "init_args": terms}
+    return [{"class_path": "lightning_rl.PickCube"}, penalty]
 
 
 def interventions(checkpoint: Path) -> dict[str, float]:

@@ -1830,14 +1830,14 @@ MUTATIONS = (
         "numerics/test_critics.py",
     ),
     Mutation(
-        "extensions/algorithms/apg.py",
+        "extensions/algorithms/differentiable.py",
         "APG: the discount goes on into the next episode",
         "discount = torch.where(terminated | truncated, 1.0, discount * gamma)",
         "discount = discount * gamma",
         "numerics/test_apg.py",
     ),
     Mutation(
-        "extensions/algorithms/apg.py",
+        "extensions/algorithms/differentiable.py",
         "SHAC: a truncated episode has no value",
         "cut = (truncated | (t + 1 == len(steps))) & ~terminated",
         "cut = torch.full_like(truncated, t + 1 == len(steps)) & ~terminated",

@@ -136,7 +136,28 @@ from lightning_rl.extensions.simulators.envpool_env import EnvPoolEnv as EnvPool
 from lightning_rl.extensions.simulators.rsl_rl_env import RslRlVecEnv as RslRlVecEnv
 from lightning_rl.extensions.simulators.tensor_simulator import TensorSimulator as TensorSimulator
 from lightning_rl.extensions.tasks.cart_pole import CartPole as CartPole
+from lightning_rl.extensions.tasks.gym_hil import (
+    PickCube as PickCube,
+)
+from lightning_rl.extensions.tasks.gym_hil import (
+    ScriptedHelp as ScriptedHelp,
+)
 from lightning_rl.extensions.tasks.point_mass import PointMass as PointMass
+from lightning_rl.extensions.tasks.probes import (
+    ActionProbe as ActionProbe,
+)
+from lightning_rl.extensions.tasks.probes import (
+    FiveDoors as FiveDoors,
+)
+from lightning_rl.extensions.tasks.probes import (
+    TimeLimitProbe as TimeLimitProbe,
+)
+from lightning_rl.extensions.tasks.probes import (
+    TwoDoors as TwoDoors,
+)
+from lightning_rl.extensions.tasks.probes import (
+    ValueProbe as ValueProbe,
+)
 from lightning_rl.extensions.tasks.push_blocks import PushBlocks as PushBlocks
 from lightning_rl.extensions.tasks.push_cube import PushCube as PushCube
 from lightning_rl.extensions.tasks.swing_up import CartPoleSwingUp as CartPoleSwingUp
@@ -159,6 +180,15 @@ from lightning_rl.extensions.vla.transformers_backbone import (
 from lightning_rl.extensions.vla.vla_observation import VLAObservation as VLAObservation
 from lightning_rl.extensions.wrappers.action_mask import ActionMask as ActionMask
 from lightning_rl.extensions.wrappers.encoded import EncodedObservations as EncodedObservations
+from lightning_rl.extensions.wrappers.hide import (
+    PartialObservation as PartialObservation,
+)
+from lightning_rl.extensions.wrappers.penalty import (
+    GripperPenalty as GripperPenalty,
+)
+from lightning_rl.extensions.wrappers.penalty import (
+    PenaltyTerms as PenaltyTerms,
+)
 from lightning_rl.policies import (
     GRU as GRU,
 )

@@ -568,7 +568,7 @@ BAD_OPTIONS = [
     (
         ["--gamma", "0.9"],
         2,
-        "Unknown setting 'gamma'; close matches: model.gamma of APG and others",
+        "Unknown setting 'gamma'; close matches: model.gamma of SAC and others",
     ),
     (["--replay", "x"], 2, "Unknown setting 'replay'; close matches: data.replay."),
     (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),

@@ -528,14 +528,14 @@ def always_left(observation):
 @pytest.mark.parametrize(
     "at",
     [
-        "cli.record.make_env",
-        "datasets.writer.has_no_episodes",
-        "datasets.writer.write_atomically",
-        "datasets.writer.lock_dataset",
-        "datasets.directory.lock_file",
-        "datasets.writer.complete_join",
-        "datasets.writer.EpisodeWriter._remove_first_episode",
-        "datasets.writer.EpisodeWriter._write_info",
+        "extensions.datasets.record_command.make_env",
+        "extensions.datasets.writer.has_no_episodes",
+        "extensions.datasets.writer.write_atomically",
+        "extensions.datasets.writer.lock_dataset",
+        "extensions.datasets.directory.lock_file",
+        "extensions.datasets.writer.complete_join",
+        "extensions.datasets.writer.EpisodeWriter._remove_first_episode",
+        "extensions.datasets.writer.EpisodeWriter._write_info",
     ],
 )
 def test_interrupted_before_it_has_recorded_it_leaves_what_the_next_run_takes(

@@ -436,7 +436,7 @@ model:
           init_args: {head: flow, backbone: {class_path: PerceptronBackbone}}
     n_epochs: 1
 data:
-  env: {class_path: ActionChunk, init_args: {env: {class_path: lightning_rl.envs.FiveDoors}, chunk_size: 2}}
+  env: {class_path: ActionChunk, init_args: {env: {class_path: lightning_rl.FiveDoors}, chunk_size: 2}}
   collector: {class_path: DatasetCollector, init_args: {episodes: 12}}
   num_envs: 12
   buffer_size: 10
@@ -571,9 +571,9 @@ NOT_STARTED = {
     "silent": (
         None,
         {
-            "doors.yaml": CONFIG.replace(
-                "lightning_rl.envs.FiveDoors", f"{__name__}.Silent"
-            ).replace("episodes: 12", "path: shown")
+            "doors.yaml": CONFIG.replace("lightning_rl.FiveDoors", f"{__name__}.Silent").replace(
+                "episodes: 12", "path: shown"
+            )
         },
         "Silent reported no success in 4 episodes",
     ),

@@ -9,7 +9,7 @@ from lightning_rl import RLDataModule
 from lightning_rl.cli.checking import check_run
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.training.callbacks.settings import _with_modules
+from lightning_rl.training.callbacks.settings import _add_module, _changed
 from tests.messages import assert_names, refused
 
 MODULES = {
@@ -68,7 +68,7 @@ def test_an_id_that_a_module_registers_is_stored_with_its_module(monkeypatch):
     for id, stored in (ids | {"Script-v0": "Script-v0"}).items():
         env = {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": id}}
         chunks = {"class_path": "lightning_rl.ActionChunk", "init_args": {"env": env}}
-        found = _with_modules({"env": chunks, "eval_env": env, "num_envs": 3})
+        found = _changed({"env": chunks, "eval_env": env, "num_envs": 3}, _add_module)
         assert found["eval_env"]["init_args"]["id"] == stored
         assert found["env"]["init_args"]["env"]["init_args"]["id"] == stored
 

@@ -82,7 +82,7 @@ def idle(observation):
 
 def test_options_without_effect_are_named(tmp_path, capsys):
     options = ["--max_steps", "999", "--fps", "3", "--execute", "2", "--episodes", "1"]
-    env = ["--data.env", "lightning_rl.envs.FiveDoors"]
+    env = ["--data.env", "lightning_rl.FiveDoors"]
     script = ["--script", "tests.reports.test_played_envs.idle"]
     run(["record", "--path", str(tmp_path / "data"), *env, *script, *options])
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +92,7 @@ def test_options_without_effect_are_named(tmp_path, capsys):
 
 
 def test_options_with_an_effect_are_not(tmp_path, capsys):
-    env = ["--data.env", "lightning_rl.envs.FiveDoors", "--max_steps", "4", "--episodes", "1"]
+    env = ["--data.env", "lightning_rl.FiveDoors", "--max_steps", "4", "--episodes", "1"]
     script = ["--script", "tests.reports.test_played_envs.idle"]
     run(["record", "--path", str(tmp_path / "data"), *env, *script])
     assert "no effect" not in capsys.readouterr().out

@@ -415,6 +415,10 @@ class Algorithm(LightningModule, ABC, Configurable):
             )
         )
 
+    def checks(self, data: Any) -> Sequence[tuple[str, str, str, str]]:
+        """Return findings of `rl-cli check` on this algorithm: (topic, level, text, cure) each."""
+        return ()
+
     def choose_compilation(self) -> CompileDecision:
         """Decide whether to compile the update, by the settings and the checkpoint."""
         before = self._resumed.get("computing")

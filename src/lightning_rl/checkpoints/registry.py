@@ -41,10 +41,10 @@ _ENVS = (
     "ActionChunk CartPole CartPoleSwingUp EncodedObservations EnvPoolEnv GymnasiumEnv "
     "SuccessFramesEnv MujocoEnv PointMass PushBlocks PushCube Quadruped Reach ReturnFramesEnv "
     "TensorSimulator TermWrapper "
-    f"{_in(f'{OURS}.envs', ' '.join(PROBES))}",
+    f"{' '.join(PROBES)}",
 )
 _REPLAYS = ("Replay", "HindsightReplay MixedReplay ReplayBuffer")
-_MANAGERS = f"{OURS}.envs.managers"
+_MANAGERS = f"{OURS}.extensions.managers"
 _ACTIONS = "DeltaPosition Force Position Velocity"
 _TERMS = (
     "action_size by_success constant entry is_failure is_success is_terminated measurement "
@@ -92,14 +92,13 @@ _TABLE = {
     "optimizer": ("Optimizer", _in("torch.optim", _OPTIMIZERS)),
     "wrappers": (
         "Wrapper",
-        "ActionMask Intervention RewardClassifierWrapper VLAObservation "
-        f"{_in(f'{OURS}.envs', 'GripperPenalty PartialObservation PenaltyTerms')} "
-        f"{OURS}.envs.people.gym_hil.PickCube "
+        "ActionMask GripperPenalty Intervention PartialObservation PenaltyTerms PickCube "
+        "RewardClassifierWrapper VLAObservation "
         f"{_in('gymnasium.wrappers', _WRAPPERS)}",
     ),
     "source": (
         "InterventionSource",
-        f"Gamepad Keyboard ScriptedIntervention SpaceMouse {OURS}.envs.people.gym_hil.ScriptedHelp",
+        "Gamepad Keyboard ScriptedHelp ScriptedIntervention SpaceMouse",
     ),
 }
 
@@ -117,6 +116,13 @@ No class here writes files to a path from its arguments: a test forges each argu
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
 
 
+_LAY_IN_ENVS = (
+    "ActionProbe FiveDoors GripperPenalty Intervention PenaltyTerms TimeLimitProbe TwoDoors "
+    "ValueProbe"
+)
+_FUNCTIONS = f"{_MANAGERS}.functions"
+_TERMS_RENAMED = {"measured": "measurement", "one": "constant", "own": "task_observation"}
+
 RENAMED = {
     "lightning_rl.ClassifiedReward": "lightning_rl.RewardClassifierWrapper",
     "lightning_rl.Demonstrations": "lightning_rl.DatasetCollector",
@@ -124,21 +130,16 @@ RENAMED = {
     "lightning_rl.ReturnFrames": "lightning_rl.ReturnFramesEnv",
     "lightning_rl.Script": "lightning_rl.ScriptedIntervention",
     "lightning_rl.WithTerms": "lightning_rl.TermWrapper",
-    "lightning_rl.envs.HideEntries": "lightning_rl.envs.PartialObservation",
-    "lightning_rl.extensions.managers.functions.measured": (
-        "lightning_rl.extensions.managers.functions.measurement"
-    ),
-    "lightning_rl.extensions.managers.functions.one": "lightning_rl.extensions.managers.functions.constant",
-    "lightning_rl.extensions.managers.functions.own": (
-        "lightning_rl.extensions.managers.functions.task_observation"
-    ),
+    "lightning_rl.envs.HideEntries": "lightning_rl.PartialObservation",
+    **{f"{OURS}.envs.{name}": f"{OURS}.{name}" for name in _LAY_IN_ENVS.split()},
+    **{f"{_FUNCTIONS}.{old}": f"{_FUNCTIONS}.{new}" for old, new in _TERMS_RENAMED.items()},
+    "lightning_rl.envs.managers": _MANAGERS,
+    "lightning_rl.envs.people.gym_hil": OURS,
 }
 """Import paths of earlier versions, of an object or of a module, and the present paths.
 
-The configuration in a checkpoint, and the `config.yaml` of a run, are translated before anything
-else reads them; an old name that a user types is refused, and the message gives the present one."""
-
-_TERMS_OF_EARLIER_VERSIONS = "lightning_rl.extensions.managers.functions"
+Files of any version are translated before anything else reads them: the configuration in a
+checkpoint, and YAML. An old name on the command line is refused, with the present one."""
 
 
 def present_path(path: str) -> str:
@@ -158,7 +159,9 @@ def present_settings(settings: Any, key: str = "") -> Any:
     if not isinstance(settings, str):
         return settings
     if key == "term" and "." not in settings:
-        return present_path(f"{_TERMS_OF_EARLIER_VERSIONS}.{settings}").rpartition(".")[2]
+        return _TERMS_RENAMED.get(settings, settings)
+    if "." not in settings and (key == "class_path" or key in CLASSES):  # a class, in short
+        return present_path(f"{OURS}.{settings}").removeprefix(f"{OURS}.")
     return present_path(settings) if settings.startswith(f"{OURS}.") else settings
 
 

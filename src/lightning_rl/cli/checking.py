@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from textwrap import shorten
 from types import FunctionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -16,6 +15,7 @@ import yaml
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.optim import Optimizer
 
+import lightning_rl
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
@@ -46,7 +46,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
 from lightning_rl.system.declared import Parts, describe_type, parts_of
 from lightning_rl.system.errors import ConfigurationError, closest
-from lightning_rl.system.extensions import NAMED_IN_SHORT
+from lightning_rl.system.extensions import import_present
 from lightning_rl.system.jsonargparse_private import (
     ImportDenied,
     ParamData,
@@ -54,14 +54,14 @@ from lightning_rl.system.jsonargparse_private import (
     import_object,
     parameters_of,
 )
+from lightning_rl.system.lazy import modules_of_names
 from lightning_rl.system.plain_yaml import QuotedText, load_yaml
 from lightning_rl.system.texts import is_settings_file
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
 
-for _module in NAMED_IN_SHORT:
-    with suppress(ModuleNotFoundError):  # an extension that was left out
-        import_module(_module)
+for _module in sorted({*modules_of_names(lightning_rl.__file__).values()}):
+    import_present(_module)  # for its short names
 
 FAMILIES = {
     Algorithm: "model",

@@ -1,6 +1,5 @@
 """List the shipped classes and their settings, for the table of names; imports everything."""
 
-from importlib import import_module
 from typing import Any, Literal, get_origin
 
 import gymnasium
@@ -10,7 +9,7 @@ from lightning_rl.cli import checking
 from lightning_rl.cli.first_check import CORE
 from lightning_rl.cli.imports import FOR_THE_TYPIST
 from lightning_rl.system.declared import parts_of
-from lightning_rl.system.extensions import SUBCOMMANDS
+from lightning_rl.system.extensions import SUBCOMMANDS, import_present
 from lightning_rl.system.jsonargparse_private import parameters_of
 
 SHIPPED = (*PACKAGES, *FOR_THE_TYPIST, gymnasium.Env.__module__)
@@ -28,8 +27,7 @@ def list_names() -> dict[str, Any]:
         kinds = checking.kinds_of(subcommand).items()
         options[subcommand] = {name: listing.slot(kind) for name, kind in kinds}
     for subcommand, (path, _, extra) in SUBCOMMANDS.items():
-        if not extra:
-            module = import_module(path.rpartition(".")[0])
+        if not extra and (module := import_present(path.rpartition(".")[0])):
             options[subcommand] = dict.fromkeys(module.OPTIONS)
     named = [(path, _key(cls)) for path, cls in checking.configurable()]
     return {

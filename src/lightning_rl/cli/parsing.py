@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_rl.checkpoints.registry import SECTIONS, present_settings
+from lightning_rl.checkpoints.registry import present_settings
 from lightning_rl.cli.names import counterpart, foreign_config
 from lightning_rl.system.errors import ConfigurationError, closest
 from lightning_rl.system.files import read_text
@@ -128,10 +128,8 @@ def read_settings(file: str, path: str = "") -> Any:
 
 
 def read_config(file: str | Path) -> Any:
-    """Read a YAML file; the whole configuration of a run of any version gets present names."""
-    content = read_yaml(read_text(file), str(file))
-    is_of_a_run = isinstance(content, dict) and content.keys() >= {*SECTIONS}
-    return present_settings(content) if is_of_a_run else content
+    """Read a YAML file of any version; its classes get their present names."""
+    return present_settings(read_yaml(read_text(file), str(file)))
 
 
 def _of_config(value: str) -> dict[str, Any]:

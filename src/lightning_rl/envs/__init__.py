@@ -8,3 +8,6 @@ from lightning_rl.envs.vector_env import RestoreError as RestoreError
 from lightning_rl.envs.vector_env import VectorEnv as VectorEnv
 from lightning_rl.envs.wrapper import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.rollout.structured_actions import FlatAction as FlatAction
+from lightning_rl.system.lazy import names_of
+
+__getattr__ = names_of("lightning_rl")  # tasks and wrappers lay here in earlier versions

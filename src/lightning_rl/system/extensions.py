@@ -5,9 +5,13 @@ The core names extensions here only, by import path. So a reader of the core nee
 
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.errors import require
+
+EXTENSIONS = "lightning_rl.extensions"
+"""The package of extensions."""
 
 
 class Subcommand(NamedTuple):
@@ -63,9 +67,6 @@ TASKS = {
 }
 """Tasks that `data.env` may name in short."""
 
-NAMED_IN_SHORT = ("lightning_rl.extensions.algorithms.residual",)
-"""Modules with classes that a config names in short, which nothing else imports."""
-
 HOOKS = {
     "check": "lightning_rl.extensions.audit.checking.check",  # RLTrainer.check
     "fsdp": "lightning_rl.extensions.fsdp.strategy.FSDP2Strategy",  # trainer.strategy
@@ -76,18 +77,23 @@ HOOKS = {
 """Functions of extensions that the core calls, by name."""
 
 
+def import_present(module: str) -> ModuleType | None:
+    """Import a module; return None if it, or an extension that it needs, was left out."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{error.name}".startswith(EXTENSIONS):
+            raise  # a package that the module needs
+        return None
+
+
 def function_at(path: str) -> Callable[..., Any]:
     """Import the function of an extension.
 
     Raises:
         ConfigurationError: if the extension is not part of this installation.
     """
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(import_module(module), name)  # type: ignore[no-any-return]  # any function
-    except ModuleNotFoundError as error:
-        if not module.startswith(f"{error.name}"):
-            raise  # a package that the extension needs
-        raise ConfigurationError(
-            f"{module} is not installed: it is an extension of lightning_rl that was left out."
-        ) from error
+    name, _, function = path.rpartition(".")
+    module = import_present(name)
+    require(module is not None, f"{name} is an extension of lightning_rl that was left out.")
+    return getattr(module, function)  # type: ignore[no-any-return]  # any function

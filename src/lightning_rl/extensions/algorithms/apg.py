@@ -1,16 +1,15 @@
 """Analytic policy gradients: maximize returns by gradients through the env's steps."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.collectors import EpisodeSettings, SyncCollector
-from lightning_rl.envs import TorchEnv, VectorEnv
+from lightning_rl.envs import TorchEnv
+from lightning_rl.extensions.algorithms.differentiable import check_differentiable, gain_of
 from lightning_rl.optim.update import Objective, OptimizerFactory
 from lightning_rl.policies.actor_critic import ActorOnly
 from lightning_rl.policies.distributions.gaussians import TanhGaussian
@@ -88,6 +87,11 @@ class APG(Algorithm):
     def configure_objectives(self) -> list[Objective]:
         return [self.objective(self.actor_loss, name="actor")]
 
+    def checks(self, data: Any) -> list[Any]:
+        from lightning_rl.extensions.algorithms.gradients import check_gradients
+
+        return [*check_gradients(self, data)]
+
     def on_train_start(self) -> None:
         super().on_train_start()
         name, collector = type(self).__name__, self.data.collector
@@ -152,67 +156,3 @@ class APG(Algorithm):
         distribution = self.policy.distribution
         assert isinstance(distribution, TanhGaussian)
         return distribution.clamped_log_std().exp()
-
-
-def gain_of(
-    env: Any,
-    start: dict[str, Any],
-    act: Callable[[Any, Tensor], Tensor],
-    noise: Tensor,
-    gamma: float,
-    end_value: Callable[[Any], Tensor | None],
-) -> Tensor:
-    """Return the discounted rewards [N] of T steps from a state of the env, with gradients.
-
-    The discount starts again with each episode. The last step and each truncation add `end_value`
-    of the true final observation; a termination adds nothing.
-
-    Source: Xu et al. 2022, "Accelerated Policy Learning with Parallel Differentiable Simulation",
-    equation 5 (with values). Differs from it: a truncated episode has a value too, and the discount
-    starts again with each episode.
-
-    Args:
-        env: env with N rows.
-        start: state of the env, of `state_dict`.
-        act: returns actions [N, *A] for an observation [N, ...] and noise [N, A].
-        noise: [N, T, A].
-        gamma: discount per step.
-        end_value: returns values [N] of observations [N, ...]; or None for no values.
-    """
-    observation = env.load_state_dict(start)
-    steps = noise.unbind(1)
-    gain = torch.zeros(len(noise), device=noise.device, dtype=noise.dtype)
-    discount = torch.ones_like(gain)
-    for t, drawn in enumerate(steps):
-        observation, reward, terminated, truncated, info = env.step(act(observation, drawn))
-        gain = gain + discount * reward
-        cut = (truncated | (t + 1 == len(steps))) & ~terminated
-        # Without the look at the flags each step would take a value; an accelerator is not asked.
-        if cut.device.type != "cpu" or cut.any():
-            value = end_value(info["final_obs"])
-            if value is not None:
-                gain = gain + torch.where(cut, discount * gamma * value, 0.0)
-        discount = torch.where(terminated | truncated, 1.0, discount * gamma)
-    return gain
-
-
-def check_differentiable(algorithm: str, env: VectorEnv) -> None:
-    """Refuse an env without gradients.
-
-    Raises:
-        ConfigurationError: with the name of the env.
-    """
-    require(
-        isinstance(env, TorchEnv) and env.differentiable,
-        f"{algorithm} needs gradients through the steps of the env, but {type(env).__name__} has "
-        "none: use PointMass, CartPole or CartPoleSwingUp, or a TorchEnv of your own that sets "
-        "differentiable = True (no ActionChunk or other wrapper around it), or PPO.",
-    )
-    space = env.single_observation_space
-    parts = space.spaces if isinstance(space, Dict) else {"observation": space}
-    others = [k for k, one in parts.items() if not isinstance(one, Box) or one.dtype.kind != "f"]
-    require(
-        not others,
-        f"{algorithm} needs gradients through observations, but {', '.join(others)} of "
-        f"{type(env).__name__} has none (pictures): observe the state, or use PPO or SAC.",
-    )

@@ -21,7 +21,7 @@ from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches, steps_of
 from lightning_rl.extensions.algorithms.teacher import Teacher
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
-from lightning_rl.extensions.recap.conditioned import CODES, CONDITION
+from lightning_rl.extensions.datasets.episode import CODES, CONDITION
 from lightning_rl.functional import advantage_weight
 from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.policies import Policy

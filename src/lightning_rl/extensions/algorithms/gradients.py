@@ -1,13 +1,12 @@
 """Check the gradients through an env's steps, for `APG` and `SHAC`."""
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lightning_rl.envs import TorchEnv
-from lightning_rl.extensions.algorithms.apg import APG, check_differentiable, gain_of
-from lightning_rl.extensions.audit.check_env import Finding
+from lightning_rl.extensions.algorithms.differentiable import check_differentiable, gain_of
 from lightning_rl.rollout.contract import leaves_of_tree
 from lightning_rl.training.data import RLDataModule
 
@@ -21,11 +20,20 @@ GROWS, MOSTLY = 1e4, 0.5
 """Growth of the gradient over a rollout, and share of zeros in it, at which to warn."""
 
 
+class Finding(NamedTuple):
+    """A finding of `rl-cli check`; see `Algorithm.checks`."""
+
+    topic: str
+    level: str
+    text: str
+    cure: str = ""
+
+
 CURE = "Compute rewards and observations by torch operations, without detach or item."
 """Cure for a missing gradient."""
 
 
-def check_gradients(algorithm: APG, data: RLDataModule) -> list[Finding]:
+def check_gradients(algorithm: Any, data: RLDataModule) -> list[Finding]:
     """Compare the gradient of a step with finite differences; measure the gradient of a rollout.
 
     Raises:
@@ -51,7 +59,7 @@ def check_gradients(algorithm: APG, data: RLDataModule) -> list[Finding]:
             env.close()
 
 
-def _of_a_step(algorithm: APG, env: TorchEnv, noise: Tensor) -> Finding | None:
+def _of_a_step(algorithm: Any, env: TorchEnv, noise: Tensor) -> Finding | None:
     start = env.state_dict()
     action = algorithm.act(env.observed(env.state), noise).detach()
 
@@ -84,7 +92,7 @@ def _of_a_step(algorithm: APG, env: TorchEnv, noise: Tensor) -> Finding | None:
     return Finding("gradient", "error", text, CURE)
 
 
-def _of_a_rollout(algorithm: APG, env: TorchEnv, noise: Tensor) -> list[Finding]:
+def _of_a_rollout(algorithm: Any, env: TorchEnv, noise: Tensor) -> list[Finding]:
     actions: list[Tensor] = []
 
     def act(observation: Any, noise: Tensor) -> Tensor:

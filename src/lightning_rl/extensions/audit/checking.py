@@ -13,8 +13,6 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
 from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.envs.step_results import bounds_of
-from lightning_rl.extensions.algorithms.apg import APG
-from lightning_rl.extensions.algorithms.gradients import check_gradients
 from lightning_rl.extensions.audit.check_env import EnvCheck, Finding, Level, Scaling
 from lightning_rl.extensions.audit.play import Play
 from lightning_rl.system.errors import ConfigurationError, check_range
@@ -111,9 +109,8 @@ class RunCheck(Callback):
             self._check_groups(algorithm, env_check)
             self._check_lengths(data, algorithm, play)
         self._check_update(data, algorithm)
-        if isinstance(algorithm, APG):
-            with self._finding("gradient"):
-                self.findings += check_gradients(algorithm, data)
+        with self._finding("gradient"):
+            self.findings += [Finding(*cast(Any, finding)) for finding in algorithm.checks(data)]
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
                 self._check_evaluation(trainer, data, env_check)

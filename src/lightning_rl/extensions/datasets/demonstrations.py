@@ -13,10 +13,9 @@ from lightning_rl.collectors import Collector, CollectorContext
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
 from lightning_rl.envs.chunk_wrapper import single
 from lightning_rl.extensions.datasets.ends import Ends
-from lightning_rl.extensions.datasets.episode import Episode, Episodes, Outside
+from lightning_rl.extensions.datasets.episode import CODES, CONDITION, Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.playing import play_side_by_side
 from lightning_rl.extensions.datasets.reader import read_episodes
-from lightning_rl.extensions.recap.conditioned import CODES, CONDITION
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.rollout.contract import (

@@ -38,6 +38,13 @@ STEPS = ("action", "reward", "terminated", "truncated", "intervened")
 """Attributes of an episode with one entry per step."""
 
 
+CONDITION = "condition"
+"""Field of a rollout, and key in the Dict observations of a `ConditionedPolicy`."""
+
+CODES = {"absent": 0, "good": 1, "bad": 2}
+"""Value of each condition in a rollout."""
+
+
 @dataclass
 class Episode:
     """One episode of L steps.

@@ -9,20 +9,15 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.extensions.datasets.episode import CODES, CONDITION
 from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, RolloutActor, StepwiseActor
 from lightning_rl.policies.slow import PolicyFactory
 from lightning_rl.policies.wrapper import PolicyWrapper
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
-CONDITION = "condition"
-"""Field of a rollout, and key of the condition in the Dict observations of the inner policy."""
-
 Quality = Literal["absent", "good", "bad"]
 """Condition of a step."""
-
-CODES = {"absent": 0, "good": 1, "bad": 2}
-"""Value of each condition in a rollout."""
 
 
 class ConditionedPolicy(PolicyWrapper):

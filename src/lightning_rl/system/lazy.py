@@ -1,0 +1,35 @@
+"""Import public names on first use, from the modules that a stub (.pyi) next to a file names."""
+
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def modules_of_names(file: str) -> dict[str, str]:
+    """Return the module of each name that the stub next to a Python file re-exports."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    return {
+        alias.name: str(statement.module)
+        for statement in stub.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+
+def lazy_names(module: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
+    """Return `__all__` and `__getattr__` of a module with a stub."""
+    modules = modules_of_names(file)
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        return getattr(import_module(modules[name]), name)
+
+    return sorted(modules), get
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` that gets the names of another module."""
+    return lambda name: getattr(import_module(module), name)
