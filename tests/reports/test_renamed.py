@@ -1,18 +1,20 @@
-"""Names of earlier versions: typed, they are refused with the present name; in files they are translated."""
+"""Names of earlier versions mean the present ones: in checkpoints, in files, typed, and in scripts."""
+
+from importlib import import_module
 
 import pytest
 
 import lightning_rl
-from lightning_rl import PointMass
+from lightning_rl import TermWrapper
 from lightning_rl.checkpoints.registry import OURS, RENAMED, SECTIONS, TEXTS, present_path
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import check_options, kinds_of
 from lightning_rl.cli.parsing import read_settings, settings_in
-from lightning_rl.extensions.managers.term import Reward
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.extensions.managers.functions import task_observation
+from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from lightning_rl.system.texts import imported
-from tests.messages import assert_names, refused
+from tests.messages import refused
 
 FIT = kinds_of("fit")
 OLD = {
@@ -77,21 +79,49 @@ def test_a_file_of_an_earlier_version_is_translated(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Demonstrations", "lightning_rl.Demonstrations"])
-def test_a_typed_old_class_is_refused_with_the_new_one(name):
-    with refused(ConfigurationError, names=("data.collector", name, "DatasetCollector")):
-        check_options(["--model=PPO", f"--data.collector={name}"], FIT)
+def test_a_typed_class_of_an_earlier_version_is_the_present_one(name):
+    options = [
+        "--model=PPO",
+        "--model.policy=ActorCritic",
+        f"--data.collector={name}",
+        "--data.collector.episodes=4",
+    ]
+    options += ["--data.env=GymnasiumEnv", "--data.env.id=CartPole-v1", "--exp_name=Script"]
+    options += ["--data.env.wrappers=[lightning_rl.envs.people.gym_hil.PickCube]"]
+    tree = check_options(options, FIT)
+    assert tree["data"]["collector"]["class_path"].endswith("DatasetCollector")
+    assert tree["exp_name"] == "Script"
 
 
-@pytest.mark.parametrize("name", ["own", "lightning_rl.extensions.managers.functions.own"])
-def test_a_typed_old_term_is_refused_with_the_new_one(name):
-    with refused(names=("rewards", name, "task_observation")):
-        PointMass(2, rewards={"mine": Reward(name)})
+@pytest.mark.parametrize("name", ["own", "lightning_rl.envs.managers.functions.own"])
+def test_a_term_of_an_earlier_version_is_the_present_one(name):
+    assert function_of(name, "a reward") is task_observation
 
 
-def test_an_old_name_in_a_script_names_the_new_one():
-    with pytest.raises(AttributeError) as error:
-        _ = lightning_rl.WithTerms
-    assert_names(str(error.value), "WithTerms", "TermWrapper")
+def test_a_script_gets_the_present_class_with_a_warning():
+    with refused(FutureWarning, names=("WithTerms", "lightning_rl.TermWrapper")):
+        assert lightning_rl.WithTerms is TermWrapper
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = lightning_rl.Nothing
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    {
+        "lightning_rl.envs": "MujocoEnv TwoDoors",
+        "lightning_rl.envs.managers": "Observation Position",
+        "lightning_rl.envs.mujoco.env": "MujocoEnv",
+        "lightning_rl.envs.people.gym_hil": "ScriptedHelp",
+        "lightning_rl.envs.tasks": "PointMass CartPole",
+        "lightning_rl.policies": "VLAPolicy",
+        "lightning_rl.policies.lerobot.policy": "LeRobotPolicy",
+        "lightning_rl.reports": "iqm",
+        "lightning_rl.robots.stand_in": "StandInArm",
+    }.items(),
+)
+def test_imports_of_earlier_versions_stay(module, names):
+    for name in names.split():
+        assert getattr(import_module(module), name).__module__.startswith("lightning_rl.extensions")
 
 
 @pytest.mark.parametrize("old", RENAMED)

@@ -9,3 +9,6 @@ from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgor
 from lightning_rl.algorithms.ppo import PPO as PPO
 from lightning_rl.algorithms.sac import SAC as SAC
 from lightning_rl.algorithms.td3 import TD3 as TD3
+from lightning_rl.system.lazy import names_of
+
+__getattr__ = names_of("lightning_rl")  # classes of extensions lay here in earlier versions

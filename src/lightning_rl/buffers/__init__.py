@@ -12,3 +12,6 @@ from lightning_rl.buffers.segments import Segment as Segment
 from lightning_rl.buffers.segments import Window as Window
 from lightning_rl.buffers.segments import allocate_segments as allocate_segments
 from lightning_rl.buffers.segments import saved_rollout as saved_rollout
+from lightning_rl.system.lazy import names_of
+
+__getattr__ = names_of("lightning_rl")  # classes of extensions lay here in earlier versions

@@ -138,8 +138,8 @@ RENAMED = {
 }
 """Import paths of earlier versions, of an object or of a module, and the present paths.
 
-Files of any version are translated before anything else reads them: the configuration in a
-checkpoint, and YAML. An old name on the command line is refused, with the present one."""
+Settings of any version are translated before anything else reads them: the configuration in a
+checkpoint, YAML, and options. A script gets the present class, with a warning."""
 
 
 def present_path(path: str) -> str:
@@ -163,12 +163,6 @@ def present_settings(settings: Any, key: str = "") -> Any:
     if "." not in settings and (key == "class_path" or key in CLASSES):  # a class, in short
         return present_path(f"{OURS}.{settings}").removeprefix(f"{OURS}.")
     return present_path(settings) if settings.startswith(f"{OURS}.") else settings
-
-
-def renamed(name: str) -> str:
-    """Return `"; it is now called NEW"` for the bare name of an earlier version, or ""."""
-    presents = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
-    return f"; it is now called {presents[name]}" if name in presents else ""
 
 
 class TextForm(NamedTuple):

@@ -19,7 +19,7 @@ import lightning_rl
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
-from lightning_rl.checkpoints.registry import PROBES, present_path
+from lightning_rl.checkpoints.registry import PROBES
 from lightning_rl.checkpoints.trust import CURE
 from lightning_rl.cli.help_pages import BUILDING_BLOCKS
 from lightning_rl.cli.names import (
@@ -411,8 +411,6 @@ def _imported(name: str, family: type | None, path: str) -> Any:
     """Import a class of a family, or without one a function."""
     module, _, wanted = name.rpartition(".")
     what, allowed = f"'{name}' for {path}", _known(family) if family else ""
-    if (present := present_path(name)) != name:
-        raise UsageError(f"{what} is now called {present}.")
     try:
         return import_object(name)
     except ImportDenied:

@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium
 
-from lightning_rl.checkpoints.registry import renamed
 from lightning_rl.system.errors import closest
 from lightning_rl.system.plain_yaml import load_yaml
 
@@ -115,8 +114,6 @@ def unknown_setting(
 def unknown_class(name: str, path: str, names: list[str]) -> str:
     """Return the message on a class that does not exist; `names` are the classes of its kind."""
     what = f"'{name}' for {path}"
-    if present := renamed(name):
-        return f"{what} is unknown{present}."
     if here := counterpart(name, "classes"):
         homes = [
             other for other, content in foreign_libraries().items() if name in content["classes"]

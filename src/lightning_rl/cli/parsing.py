@@ -71,10 +71,11 @@ def merge_options(options: Sequence[str]) -> dict[str, Any]:
         else:
             path = path.removesuffix(".class_path")
             if value.startswith(("{", "[")):
-                content = read_yaml(value, f"The value of {flag}")
+                content = present_settings(read_yaml(value, f"The value of {flag}"))
                 _put(tree, path.split("."), settings_in(content, path))
             else:
-                _put(tree, path.split("."), Typed(value))
+                name = present_settings(value, path.rpartition(".")[2])  # of a class
+                _put(tree, path.split("."), Typed(name))
     if message := foreign_config(tree):
         raise UsageError(message)
     return tree

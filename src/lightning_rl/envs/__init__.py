@@ -10,4 +10,4 @@ from lightning_rl.envs.wrapper import VectorEnvWrapper as VectorEnvWrapper
 from lightning_rl.rollout.structured_actions import FlatAction as FlatAction
 from lightning_rl.system.lazy import names_of
 
-__getattr__ = names_of("lightning_rl")  # tasks and wrappers lay here in earlier versions
+__getattr__ = names_of("lightning_rl")  # classes of extensions lay here in earlier versions

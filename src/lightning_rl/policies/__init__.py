@@ -27,3 +27,6 @@ from lightning_rl.policies.q_actor_critic import SquashedActorCritic as Squashed
 from lightning_rl.policies.q_policy import QPolicy as QPolicy
 from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
 from lightning_rl.policies.wrapper import PolicyWrapper as PolicyWrapper
+from lightning_rl.system.lazy import names_of
+
+__getattr__ = names_of("lightning_rl")  # classes of extensions lay here in earlier versions

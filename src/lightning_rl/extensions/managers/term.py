@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from lightning_rl.checkpoints.registry import renamed
+from lightning_rl.checkpoints.registry import present_settings
 from lightning_rl.envs.events import Event, Function, Term
 from lightning_rl.extensions.managers import functions
 from lightning_rl.extensions.managers.view import EnvView
@@ -257,13 +257,14 @@ def function_of(term: Function | None, label: str) -> Any:
     if not isinstance(term, str):
         require(callable(term), f"{label} is {term!r}, which cannot be called.")
         return term
+    term = str(present_settings(term, "term"))  # a name of an earlier version
     if not is_import_path(term):
         names = functions.SHIPPED
         found = vars(functions).get(term) if term in names else None
         require(
             found is not None,
             f"{label} is '{term}', which is neither an import path (my_terms.{term}) nor a term of "
-            f"this package: {', '.join(names)}{renamed(term) or closest(term, names)}.",
+            f"this package: {', '.join(names)}{closest(term, names)}.",
         )
         return found
     module, _, name = term.rpartition(".")
@@ -278,7 +279,7 @@ def function_of(term: Function | None, label: str) -> Any:
     require(
         callable(found),
         f"{label} is '{term}', but {module} has no function or class "
-        f"'{name}'{renamed(name) or closest(name, vars(sys.modules[module]))}.",
+        f"'{name}'{closest(name, vars(sys.modules[module]))}.",
     )
     return found
 

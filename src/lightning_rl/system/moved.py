@@ -1,0 +1,75 @@
+"""Modules at their places of earlier versions: imports of extensions from there keep working."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+OURS = "lightning_rl"
+
+PACKAGES = {
+    "audit": "audit",
+    "datasets": "datasets",
+    "deploy.export": "export",
+    "envs.managers": "managers",
+    "envs.mujoco": "mujoco",
+    "envs.people": "people",
+    "envs.tasks": "tasks",
+    "envs.wrappers": "wrappers",
+    "policies.lerobot": "vla.lerobot",
+    "policies.vla": "vla",
+    "reports": "reports",
+    "robots": "robots",
+    "sweeps": "sweeps",
+}
+"""Extensions that were packages of their own, by their earlier places."""
+
+MODULES = {
+    "algorithms": {
+        "algorithms": "apg behavior_cloning gripper_sac iql noise_sac reward_classifier shac",
+        "recap": "value_fit",
+    },
+    "buffers": {"algorithms": "hindsight"},
+    "collectors": {"remote": "ray"},
+    "envs": {"tasks": "probes"},
+    "envs.gymnasium": {"simulators": "envpool_env"},
+    "envs.people": {"tasks": "gym_hil"},
+    "envs.torch": {"simulators": "rsl_rl_env tensor_simulator"},
+    "envs.wrappers": {"vla": "vla_observation"},
+    "policies": {"algorithms": "gripper residual steering teacher", "recap": "conditioned"},
+    "policies.networks": {"vla": "resnet"},
+    "system": {"fsdp": "strategy"},
+}
+"""Modules of extensions, by their earlier packages and by extension."""
+
+
+class MovedModule(ModuleType):
+    """A module of an earlier version, whose names are those of the present module."""
+
+    def __init__(self, name: str, present: str) -> None:
+        super().__init__(name)
+        self._present = present
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` asks all modules for their files
+            raise AttributeError(name)
+        return getattr(import_module(self._present), name)
+
+
+def add_moved_modules() -> None:
+    """Add the modules of earlier versions to `sys.modules`; nothing is imported."""
+    extensions = Path(__file__).parents[1] / "extensions"
+    for earlier, extension in PACKAGES.items():
+        _add(earlier, extension)
+        for file in (extensions / extension.replace(".", "/")).glob("[!_]*.py"):
+            _add(f"{earlier}.{file.stem}", f"{extension}.{file.stem}")
+    for package, names in MODULES.items():
+        for extension, modules in names.items():
+            for module in modules.split():
+                _add(f"{package}.{module}", f"{extension}.{module}")
+
+
+def _add(earlier: str, extension: str) -> None:
+    name, present = f"{OURS}.{earlier}", f"{OURS}.extensions.{extension}"
+    sys.modules.setdefault(name, MovedModule(name, present))
