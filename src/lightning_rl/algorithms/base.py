@@ -173,9 +173,9 @@ class Algorithm(LightningModule, ABC, Configurable):
         super().__init__()
         self.automatic_optimization = False
         check_range("learning_rate", learning_rate, above=0)
-        check_range("batch_size", batch_size, least=1)
+        check_range("batch_size", batch_size, minimum=1)
         check_range("max_grad_norm", max_grad_norm, above=0)
-        check_range("max_nonfinite_steps", max_nonfinite_steps, least=1)
+        check_range("max_nonfinite_steps", max_nonfinite_steps, minimum=1)
         self.policy = policy
         self.learning_rate = learning_rate
         self.lr_schedule: ScheduleKind = lr_schedule

@@ -133,7 +133,7 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
 
 def check_entropy(policy: Policy, ent_coef: float) -> None:
     """Refuse an `ent_coef` that is out of range, or not 0 for a policy without a known entropy."""
-    check_range("ent_coef", ent_coef, least=0)
+    check_range("ent_coef", ent_coef, minimum=0)
     require(
         policy.has_entropy or ent_coef == 0,
         f"ent_coef={ent_coef:g} needs an entropy, but the entropy of {type(policy).__name__} is "
@@ -143,7 +143,7 @@ def check_entropy(policy: Policy, ent_coef: float) -> None:
 
 def check_random_actions(policy: Policy, random_env_steps: int) -> None:
     """Refuse a negative number, and random actions for critics whose input is not an action."""
-    check_range("random_env_steps", random_env_steps, least=0)
+    check_range("random_env_steps", random_env_steps, minimum=0)
     require(
         random_env_steps == 0 or policy.replayed_space == policy.action_space,
         f"random_env_steps={random_env_steps} draws random actions, but the critics of "
@@ -158,9 +158,9 @@ def check_random_actions(policy: Policy, random_env_steps: int) -> None:
 
 def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
     """Refuse sequence settings (in steps) that are out of range, or a policy without a memory."""
-    check_range("burn_in", burn_in, least=0)
+    check_range("burn_in", burn_in, minimum=0)
     if isinstance(sequence_length, int):
-        check_range("sequence_length", sequence_length, least=1)
+        check_range("sequence_length", sequence_length, minimum=1)
     given = {"sequence_length": sequence_length is not None, "burn_in": burn_in > 0}
     names = " and ".join(name for name, is_given in given.items() if is_given)
     why = (

@@ -44,7 +44,7 @@ class DiscreteSAC(SoftActorCritic):
         self, policy: DiscreteActorCritic, *, target_entropy_share: float = 0.5, **kwargs: Any
     ) -> None:
         super().__init__(policy, **kwargs)
-        check_range("target_entropy_share", target_entropy_share, least=0, below=1)
+        check_range("target_entropy_share", target_entropy_share, minimum=0, below=1)
         self.target_entropy_share = target_entropy_share
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

@@ -69,8 +69,8 @@ class DQN(OffPolicyAlgorithm):
             self.tau is not None,
             f"{name} needs a target network: set model.tau to a number such as 0.005, not null.",
         )
-        check_range("target_update_interval", target_update_interval, least=1)
-        check_range("exploration_fraction", exploration_fraction, least=0, most=1)
+        check_range("target_update_interval", target_update_interval, minimum=1)
+        check_range("exploration_fraction", exploration_fraction, minimum=0, maximum=1)
         self.double_q = double_q
         self.target_update_interval = target_update_interval
         self.exploration_initial = exploration_initial

@@ -85,11 +85,11 @@ class GRPO(OnPolicyAlgorithm):
             f"GRPO does not train a critic: the critic of {type(policy).__name__} would stay "
             "untrained. Use ActorOnly, without the critic's settings, or PPO.",
         )
-        check_range("group_size", group_size, least=2)
+        check_range("group_size", group_size, minimum=2)
         check_range("eps", eps, above=0)
         check_range("clip_coef", clip_coef, above=0, below=1)
         check_range("clip_high", clip_high, above=0)
-        check_range("kl_coef", kl_coef, least=0)
+        check_range("kl_coef", kl_coef, minimum=0)
         check_entropy(policy, ent_coef)
         require(
             self.correction.method != "vtrace",

@@ -98,13 +98,13 @@ class OffPolicyAlgorithm(Algorithm):
             "sequences (see Policy.evaluates_sequences). Use policy.init_args.memory: "
             f"{{class_path: LSTM}}, or train it with PPO or GRPO.",
         )
-        check_range("gamma", gamma, least=0, most=1)
-        check_range("n_steps", n_steps, least=1)
-        check_range("tau", tau, above=0, most=1)
-        check_range("updates_per_env_step", updates_per_env_step, above=0, most=10_000)
-        check_range("publish_every_updates", publish_every_updates, least=1)
+        check_range("gamma", gamma, minimum=0, maximum=1)
+        check_range("n_steps", n_steps, minimum=1)
+        check_range("tau", tau, above=0, maximum=1)
+        check_range("updates_per_env_step", updates_per_env_step, above=0, maximum=10_000)
+        check_range("publish_every_updates", publish_every_updates, minimum=1)
         check_random_actions(policy, random_env_steps)
-        check_range("learning_starts", learning_starts, least=0)
+        check_range("learning_starts", learning_starts, minimum=0)
         self.gamma, self.n_steps, self.tau = gamma, n_steps, tau
         self.updates_per_env_step = updates_per_env_step
         self.publish_every_updates = publish_every_updates
@@ -115,7 +115,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.learning_starts = max(wanted, batch_size)
         self.sequence_length = SEQUENCE_LENGTH if sequence_length is None else sequence_length
         self.burn_in = burn_in
-        check_range("random_shift", random_shift, least=0)
+        check_range("random_shift", random_shift, minimum=0)
         require(
             random_shift == 0 or not policy.is_recurrent,
             f"random_shift={random_shift} shifts each picture independently, so a memory would "
@@ -424,7 +424,7 @@ class QAlgorithm(OffPolicyAlgorithm):
         check_q_policy(type(self).__name__, policy, self.policy_kind)
         super().__init__(policy, **kwargs)
         check_range("critic_learning_rate", critic_learning_rate, above=0)
-        check_range("policy_delay", policy_delay, least=1)
+        check_range("policy_delay", policy_delay, minimum=1)
         self.critic_learning_rate = critic_learning_rate
         self.policy_delay = policy_delay
         critic = policy.critic

@@ -43,7 +43,7 @@ class OffPolicyCorrection:
     """
 
     def __init__(self, method: Correction, weight_cap: float, *, joint_ratio: bool = False) -> None:
-        check_range("behavior_weight_cap", weight_cap, least=1)
+        check_range("behavior_weight_cap", weight_cap, minimum=1)
         self.method = method
         self.weight_cap = weight_cap
         self.joint_ratio = joint_ratio

@@ -92,8 +92,8 @@ class OnPolicyAlgorithm(Algorithm):
         super().__init__(policy, batch_size=batch_size, **kwargs)
         check_sequences(policy, sequence_length, burn_in)
         check_range("desired_kl", desired_kl, above=0)
-        check_range("n_epochs", n_epochs, least=1)
-        check_range("gamma", gamma, least=0, most=1)
+        check_range("n_epochs", n_epochs, minimum=1)
+        check_range("gamma", gamma, minimum=0, maximum=1)
         check_range("target_kl", target_kl, above=0)
         self.lr_schedule = lr_schedule
         self.desired_kl = desired_kl

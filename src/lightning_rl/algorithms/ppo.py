@@ -71,11 +71,11 @@ class PPO(OnPolicyAlgorithm):
             f"PPO needs a policy with a critic, but {type(policy).__name__} has none: use "
             "ActorCritic, train with GRPO, or define get_value in a policy of your own.",
         )
-        check_range("gae_lambda", gae_lambda, least=0, most=1)
+        check_range("gae_lambda", gae_lambda, minimum=0, maximum=1)
         check_range("clip_coef", clip_coef, above=0, below=1)
         check_entropy(policy, ent_coef)
-        check_range("vf_coef", vf_coef, least=0)
-        check_range("critic_warmup_iterations", critic_warmup_iterations, least=0)
+        check_range("vf_coef", vf_coef, minimum=0)
+        check_range("critic_warmup_iterations", critic_warmup_iterations, minimum=0)
         self.gae_lambda = gae_lambda
         self.clip_coef = clip_coef
         self.clip_value_loss = clip_value_loss

@@ -57,7 +57,7 @@ class SoftActorCritic(QAlgorithm):
         check_range("alpha_learning_rate", alpha_learning_rate, above=0)
         check_range("init_alpha", init_alpha, above=0)
         critics = policy.critic.num_critics
-        check_range("num_target_critics", num_target_critics, least=1, most=critics)
+        check_range("num_target_critics", num_target_critics, minimum=1, maximum=critics)
         self.alpha_learning_rate = alpha_learning_rate
         self.learn_alpha = learn_alpha
         self.entropy_in_target = entropy_in_target

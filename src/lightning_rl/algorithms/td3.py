@@ -43,8 +43,8 @@ class TD3(QAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, policy_delay=policy_delay, **kwargs)
-        check_range("target_noise", target_noise, least=0)
-        check_range("target_noise_clip", target_noise_clip, least=0)
+        check_range("target_noise", target_noise, minimum=0)
+        check_range("target_noise_clip", target_noise_clip, minimum=0)
         self.target_noise = target_noise
         self.target_noise_clip = target_noise_clip
         self.target_actor = self.target_actor_encoder = self.target_actor_memory = None

@@ -123,7 +123,7 @@ class ReplayBuffer(Replay):
         capacity: int = 1_000_000,
         storage: Place = "cpu",
     ) -> None:
-        check_range("data.replay.capacity", capacity, least=1)
+        check_range("data.replay.capacity", capacity, minimum=1)
         require(
             capacity >= num_envs,
             f"data.replay.capacity is {capacity}, and one step of the envs is {num_envs} "
@@ -333,7 +333,7 @@ class ReplayBuffer(Replay):
     def _check_drawing(self, n_steps: int) -> None:
         if len(self) == 0:
             raise RuntimeError("The replay is empty: nothing can be drawn. Call extend() first.")
-        check_range("n_steps", n_steps, least=1)
+        check_range("n_steps", n_steps, minimum=1)
 
     def _check_undisturbed(self, end: int) -> None:
         if self._end != end:

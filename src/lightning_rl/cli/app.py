@@ -182,7 +182,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             tell(dump_yaml(self.settings()), end="")
             sys.exit(0)
         seed = self.config[self.config.subcommand].seed_everything
-        check_range("seed_everything", seed, least=0, most=MOST_SEED)
+        check_range("seed_everything", seed, minimum=0, maximum=MOST_SEED)
         self._find_checkpoint(args)
 
     def settings(self) -> dict[str, Any]:

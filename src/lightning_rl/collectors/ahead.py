@@ -34,7 +34,7 @@ class ChunksAhead:
     """
 
     def __init__(self, chunk_size: int, execute: int | None = None) -> None:
-        check_range("execute", execute, least=1, most=chunk_size)
+        check_range("execute", execute, minimum=1, maximum=chunk_size)
         self._size = chunk_size
         self._execute = max(1, chunk_size // 2) if execute is None else execute
         # One thread for all episodes: two inferences must not overlap.

@@ -68,7 +68,7 @@ class AsyncCollector(Collector):
     ) -> None:
         super().__init__(context)
         policy = context.policy
-        check_range("max_staleness", max_staleness, least=0)
+        check_range("max_staleness", max_staleness, minimum=0)
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
         self.may_drop_rollouts = overflow == "overwrite"

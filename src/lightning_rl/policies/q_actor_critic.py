@@ -93,7 +93,7 @@ class QActorCritic(PerceptronPolicy):
             all(size >= 1 for size in sizes),
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
-        check_range("num_critics", num_critics, least=1)
+        check_range("num_critics", num_critics, minimum=1)
         self._critic_hidden_sizes, self._critic_activation = tuple(sizes), chosen
         inputs, outputs = self.critic_sizes(features)
         self.critic = QEnsemble(

@@ -107,9 +107,9 @@ class QPolicy(PerceptronPolicy):
     def set_exploration(self, amount: float) -> None:
         """Set epsilon in [0, 1], or the temperature, above 0."""
         if self.distribution.rule == "epsilon":
-            check_range("epsilon", amount, least=0, most=1)
+            check_range("epsilon", amount, minimum=0, maximum=1)
         else:
-            check_range("temperature", amount, least=1e-6, most=math.inf)
+            check_range("temperature", amount, minimum=1e-6, maximum=math.inf)
         self.distribution.amount.fill_(amount)
 
     def modules_to_train(self) -> list[nn.Module]:

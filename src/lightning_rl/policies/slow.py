@@ -37,7 +37,7 @@ class SlowPolicy(PolicyWrapper):
         *,
         delay_ms: float,
     ) -> None:
-        check_range("delay_ms", delay_ms, least=0)
+        check_range("delay_ms", delay_ms, minimum=0)
         super().__init__(policy(observation_space, action_space))
         self.delay_ms = delay_ms
 

@@ -47,19 +47,19 @@ def check_range(
     value: float | None,
     *,
     above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Refuse a number outside an interval with closed (`least`, `most`) or open ends.
+    """Refuse a number outside an interval with closed (`minimum`, `maximum`) or open ends.
 
     None, a setting that is switched off, always passes.
 
     Raises:
         ConfigurationError: naming the setting, the value and the allowed interval.
     """
-    low = least if above is None else above
-    high = most if below is None else below
+    low = minimum if above is None else above
+    high = maximum if below is None else below
     if value is None or (
         (low is None or (value >= low if above is None else value > low))
         and (high is None or (value <= high if below is None else value < high))
@@ -72,7 +72,7 @@ def check_range(
     elif above == 0:
         allowed = "be positive"
     else:
-        allowed = f"be at least {least}" if above is None else f"be greater than {above}"
+        allowed = f"be at least {minimum}" if above is None else f"be greater than {above}"
     raise ConfigurationError(f"{name} must {allowed}, got {value}.")
 
 

@@ -113,10 +113,10 @@ def _most_actions(env: VectorEnv) -> int | None:
 def _check_ranges(
     num_envs: int, env_timeout_s: float | None, seed: int | None, eval_seed: int | None
 ) -> None:
-    check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
+    check_range("data.num_envs", num_envs, minimum=1, maximum=MOST_ENVS)
     check_range("data.env_timeout_s", env_timeout_s, above=0)
-    check_range("data.seed", seed, least=0)
-    check_range("data.eval_seed", eval_seed, least=0)
+    check_range("data.seed", seed, minimum=0)
+    check_range("data.eval_seed", eval_seed, minimum=0)
 
 
 class RLDataModule(LightningDataModule):

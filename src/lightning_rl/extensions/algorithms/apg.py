@@ -67,7 +67,7 @@ class APG(Algorithm):
             max_nonfinite_steps=max_nonfinite_steps,
             compile=False,
         )
-        check_range("gamma", gamma, least=0, most=1)
+        check_range("gamma", gamma, minimum=0, maximum=1)
         name, own = type(self).__name__, type(policy).__name__
         require(
             isinstance(policy, ActorOnly)

@@ -104,11 +104,11 @@ class BehaviorCloning(Algorithm):
     ) -> None:
         super().__init__(policy, **kwargs)
         check_sequences(policy, sequence_length, burn_in)
-        check_range("n_epochs", n_epochs, least=1)
+        check_range("n_epochs", n_epochs, minimum=1)
         check_entropy(policy, ent_coef)
         check_range("advantage_temperature", advantage_temperature, above=0)
-        check_range("condition_dropout", condition_dropout, least=0, most=1)
-        check_range("teacher_env_steps", teacher_env_steps, least=0)
+        check_range("condition_dropout", condition_dropout, minimum=0, maximum=1)
+        check_range("teacher_env_steps", teacher_env_steps, minimum=0)
         conditioned = CONDITION in policy.extra_fields
         require(
             conditioned or condition_dropout is None,

@@ -74,7 +74,7 @@ class HindsightReplay(ReplayBuffer):
     ) -> None:
         spaces = observation_space, action_space
         super().__init__(*spaces, num_envs, device, seed, goals=goals, **kwargs)
-        check_range("data.replay.share", share, least=0, most=1)
+        check_range("data.replay.share", share, minimum=0, maximum=1)
         self._achieved: Column = ("observation", ACHIEVED)
         self._desired: Column = ("observation", DESIRED)
         specs = [self._observation.get(name) for name in (self._achieved, self._desired)]

@@ -82,13 +82,13 @@ class DatasetActorCritic(Algorithm):
         name = type(self).__name__
         check_q_policy(name, policy, SquashedActorCritic)
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
-        check_range("gamma", gamma, least=0, most=1)
-        check_range("n_epochs", n_epochs, least=1)
-        check_range("advantage_scale", advantage_scale, least=0)
+        check_range("gamma", gamma, minimum=0, maximum=1)
+        check_range("n_epochs", n_epochs, minimum=1)
+        check_range("advantage_scale", advantage_scale, minimum=0)
         check_range("max_weight", max_weight, above=0)
         if gae_lambda is not None:
-            check_range("gae_lambda", gae_lambda, least=0, most=1)
-        check_range("tau", tau, above=0, most=1)
+            check_range("gae_lambda", gae_lambda, minimum=0, maximum=1)
+        check_range("tau", tau, above=0, maximum=1)
         check_range("actions_within", actions_within, above=0, below=1)
         critic = policy.critic
         require(
@@ -262,7 +262,7 @@ class IQL(DatasetActorCritic):
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, **kwargs)
-        check_range("expectile", expectile, least=0.5, below=1)
+        check_range("expectile", expectile, minimum=0.5, below=1)
         self.expectile = expectile
         features = policy.critic.weights[0].shape[-2] - policy.distribution.size
         self.value = mlp(

@@ -35,7 +35,7 @@ class FrameAlgorithm(Algorithm):
 
     def __init__(self, policy: Policy, *, n_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(policy, **kwargs)
-        check_range("n_epochs", n_epochs, least=1)
+        check_range("n_epochs", n_epochs, minimum=1)
         self.n_epochs = n_epochs
 
     def configure_objectives(self) -> list[Objective]:

@@ -75,7 +75,7 @@ class ResidualActorCritic(SquashedActorCritic):
         trust_code: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_range("scale", scale, above=0, most=2)
+        check_range("scale", scale, above=0, maximum=2)
         frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
         self.keys_of_others = tuple(getattr(frozen.acting_space, "spaces", ()))
         make = encoder or partial(PerceptronEncoder, normalize=normalize_observation)

@@ -180,7 +180,7 @@ class RewardClassifierWrapper(gymnasium.Wrapper):
     ) -> None:
         super().__init__(env)
         check_range("threshold", threshold, above=0, below=1)
-        check_range("consecutive_frames", consecutive_frames, least=1)
+        check_range("consecutive_frames", consecutive_frames, minimum=1)
         self._classifier = RewardClassifier.load_from_checkpoint(checkpoint, trust_code=trust_code)
         self._space = self._classifier.policy.observation_space
         require(  # without bounds: a dataset does not have them

@@ -72,10 +72,10 @@ class SHAC(APG):
             "policy.init_args.encoder and critic_encoder.",
         )
         check_range("critic_learning_rate", critic_learning_rate, above=0)
-        check_range("gae_lambda", gae_lambda, least=0, most=1)
-        check_range("n_epochs", n_epochs, least=1)
-        check_range("batch_size", batch_size, least=1)
-        check_range("tau", tau, above=0, most=1)
+        check_range("gae_lambda", gae_lambda, minimum=0, maximum=1)
+        check_range("n_epochs", n_epochs, minimum=1)
+        check_range("batch_size", batch_size, minimum=1)
+        check_range("tau", tau, above=0, maximum=1)
         self.critic_learning_rate = critic_learning_rate
         self.gae_lambda = gae_lambda
         self.n_epochs = n_epochs

@@ -44,7 +44,7 @@ class Teacher:
         env_steps: int = 0,
         key: str | None = None,
     ) -> None:
-        check_range("teacher_env_steps", env_steps, least=0)
+        check_range("teacher_env_steps", env_steps, minimum=0)
         self.policies = [policy.eval().requires_grad_(False) for policy in policies]
         self.env_steps = env_steps
         self.key = key

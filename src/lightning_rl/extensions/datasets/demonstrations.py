@@ -73,8 +73,8 @@ class DatasetCollector(Collector):
     ) -> None:
         super().__init__(context)
         env = context.env
-        check_range("episodes", episodes, least=1)
-        check_range("episodes_per_rollout", episodes_per_rollout, least=1)
+        check_range("episodes", episodes, minimum=1)
+        check_range("episodes_per_rollout", episodes_per_rollout, minimum=1)
         self._rollouts = 0
         self._dataset: Episodes | None = None
         self._condition = condition

@@ -108,7 +108,7 @@ class SuccessFramesEnv(RecordedFrames):
         split_seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_range("positive_frames", positive_frames, least=1)
+        check_range("positive_frames", positive_frames, minimum=1)
         check_range("held_out", held_out, above=0, below=1)
         self._episodes = read_episodes(path, keys)
         self._positive_frames, self._negatives = positive_frames, negatives
@@ -217,8 +217,8 @@ class ReturnFramesEnv(RecordedFrames):
         split_seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_range("bins", bins, least=2)
-        check_range("folds", folds, least=2)
+        check_range("bins", bins, minimum=2)
+        check_range("folds", folds, minimum=2)
         self.settings: dict[str, Any] = {
             **{"keys": keys, "reward": reward, "failure_cost": failure_cost, "gamma": gamma},
             **{"bins": bins, "folds": folds, "split_seed": split_seed},

@@ -257,9 +257,9 @@ class LabelSettings:
     doubtful: Literal["warn", "refuse"] = "warn"
 
     def __post_init__(self) -> None:
-        check_range("failure_cost", self.failure_cost, least=0)
-        check_range("gamma", self.gamma, least=0, most=1)
-        check_range("n_steps", self.n_steps, least=1)
+        check_range("failure_cost", self.failure_cost, minimum=0)
+        check_range("gamma", self.gamma, minimum=0, maximum=1)
+        check_range("n_steps", self.n_steps, minimum=1)
         check_range("positive", self.positive, above=0, below=1)
 
     def share(self, success_rate: float | None) -> float:

@@ -81,7 +81,7 @@ class MixedReplay(Replay):
         ends: Ends | None = None,
         actions_outside: Outside = "clip",
     ) -> None:
-        check_range("data.replay.online_ratio", online_ratio, least=0, most=1)
+        check_range("data.replay.online_ratio", online_ratio, minimum=0, maximum=1)
         self._spaces = observation_space, action_space
         self.online_ratio = online_ratio
         self.keep_interventions = keep_interventions

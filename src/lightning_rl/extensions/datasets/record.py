@@ -142,8 +142,8 @@ class Recorder:
         Raises:
             ConfigurationError: for frames that the writer refuses.
         """
-        check_range("episodes", episodes, least=1)
-        check_range("max_steps", max_steps, least=1)
+        check_range("episodes", episodes, minimum=1)
+        check_range("max_steps", max_steps, minimum=1)
         pace = Pace(fps)
         most = MAX_EPISODE_STEPS if max_steps is None else max_steps
         self.observation, _ = self.env.reset(seed=seed)

@@ -294,7 +294,7 @@ def _action_functions(
         settings.execute is None or size is not None,
         "execute is for a policy of chunks, and this one chooses single actions.",
     )
-    check_range("execute", settings.execute, least=1, most=size)
+    check_range("execute", settings.execute, minimum=1, maximum=size)
     ahead = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
 
     def is_outdated() -> bool:

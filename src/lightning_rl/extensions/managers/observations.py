@@ -68,10 +68,10 @@ class _Channel:
         self.term = BoundTerm(term, kind, name, owner)
         label = self.term.label
         self.settings, self.history = term, term.history or 1
-        check_range(f"{label}: history", self.history, least=1)
+        check_range(f"{label}: history", self.history, minimum=1)
         self.least, self.most = term.delay or (0, 0)
-        check_range(f"{label}: delay[0]", self.least, least=0)
-        check_range(f"{label}: delay[1]", self.most, least=self.least)
+        check_range(f"{label}: delay[0]", self.least, minimum=0)
+        check_range(f"{label}: delay[1]", self.most, minimum=self.least)
         self._queue, self._lag = f"{self.term.prefix}queue", f"{self.term.prefix}lag"
         self._noise_stream = zlib.crc32(f"{self.term.prefix}noise".encode())
 

@@ -71,8 +71,8 @@ class Noise:
     per_episode: bool = False
 
     def __post_init__(self) -> None:
-        check_range("noise.std", self.std, least=0)
-        check_range("noise.uniform", self.uniform, least=0)
+        check_range("noise.std", self.std, minimum=0)
+        check_range("noise.uniform", self.uniform, minimum=0)
         require(not (self.std and self.uniform), "noise: set std or uniform, not both.")
 
 
@@ -305,4 +305,4 @@ def check_event(event: Event, label: str) -> None:
     assert event.every_s is not None
     least, most = event.every_s
     check_range(f"{label}: every_s[0]", least, above=0)
-    check_range(f"{label}: every_s[1]", most, least=least)
+    check_range(f"{label}: every_s[1]", most, minimum=least)

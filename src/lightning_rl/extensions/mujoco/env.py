@@ -186,8 +186,8 @@ class MujocoEnv(ManagedEnv):
         camera: str | None = None,
         device: str = "cpu",
     ) -> None:
-        check_range("substeps", substeps, least=1)
-        check_range("num_threads", num_threads, least=1)
+        check_range("substeps", substeps, minimum=1)
+        check_range("num_threads", num_threads, minimum=1)
         self.layout = Layout(read_spec(model))
         convert_mujoco_warnings()
         compiled = self.layout.model

@@ -247,8 +247,8 @@ class Gamepad(Device):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("number", number, least=0)
-        check_range("dead_zone", dead_zone, least=0, below=1)
+        check_range("number", number, minimum=0)
+        check_range("dead_zone", dead_zone, minimum=0, below=1)
         defaults = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
         unknown = set(buttons or {}) - set(defaults)
         require(not unknown, f"buttons has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
@@ -332,8 +332,8 @@ class SpaceMouse(Device):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("linger_s", linger_s, least=0)
-        check_range("dead_zone", dead_zone, least=0, below=1)
+        check_range("linger_s", linger_s, minimum=0)
+        check_range("dead_zone", dead_zone, minimum=0, below=1)
         self.axes = _MOUSE_AXES if axes is None else axes
         self.steering = _MOUSE_BUTTONS if steering is None else steering
         self.linger_s, self.dead_zone = linger_s, dead_zone

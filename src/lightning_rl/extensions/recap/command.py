@@ -90,11 +90,11 @@ def recap(options: Sequence[str], command_line: CommandLine) -> None:
     own = [option for option in typed if option not in changes]
     settings = parse_options("recap", DESCRIPTION, OPTIONS, own)
     for name in ("episodes", "eval_episodes"):
-        check_range(name, settings[name], least=1, most=SEEDS_OF_A_ROUND)
-    check_range("rounds", settings.rounds, least=1, most=MOST_ROUNDS)
-    check_range("num_envs", settings.num_envs, least=1)
-    check_range("max_steps", settings.max_steps, least=1)
-    check_range("seed", settings.seed, least=0, most=200)
+        check_range(name, settings[name], minimum=1, maximum=SEEDS_OF_A_ROUND)
+    check_range("rounds", settings.rounds, minimum=1, maximum=MOST_ROUNDS)
+    check_range("num_envs", settings.num_envs, minimum=1)
+    check_range("max_steps", settings.max_steps, minimum=1)
+    check_range("seed", settings.seed, minimum=0, maximum=200)
     Rounds(settings, command_line.run, is_trusted(typed), typed, changes).run()
 
 

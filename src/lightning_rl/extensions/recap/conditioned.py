@@ -57,7 +57,7 @@ class ConditionedPolicy(PolicyWrapper):
         condition: Quality = "good",
         guidance: float = 1.0,
     ) -> None:
-        check_range("guidance", guidance, least=0)
+        check_range("guidance", guidance, minimum=0)
         inner = policy(conditioned(observation_space), action_space)
         super().__init__(inner)
         name = type(inner).__name__

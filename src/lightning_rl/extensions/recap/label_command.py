@@ -77,7 +77,7 @@ def label(options: Sequence[str], command_line: CommandLine) -> None:
     """Label a dataset by the given options."""
     settings = parse_options("label", DESCRIPTION, OPTIONS, options)
     path = settings.path
-    check_range("value_steps", settings.value_steps, least=1)
+    check_range("value_steps", settings.value_steps, minimum=1)
     for name, (option, value) in NEEDS.items():
         is_default = settings[name] == OPTIONS[name].default
         if not is_default and settings[option] not in (value, OPTIONS[option].default):

@@ -119,11 +119,11 @@ class RayCollector(Collector):
         back_off_s: float = 1.0,
     ) -> None:
         super().__init__(context)
-        check_range("num_collectors", num_collectors, least=1)
-        check_range("max_staleness", max_staleness, least=0)
-        check_range("min_healthy", min_healthy, least=0, most=num_collectors)
+        check_range("num_collectors", num_collectors, minimum=1)
+        check_range("max_staleness", max_staleness, minimum=0)
+        check_range("min_healthy", min_healthy, minimum=0, maximum=num_collectors)
         for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus}.items():
-            check_range(name, amount, least=0)
+            check_range(name, amount, minimum=0)
         for name, seconds in {"timeout_s": timeout_s, "back_off_s": back_off_s}.items():
             check_range(name, seconds, above=0)
         _refuse_misplaced(address, run)

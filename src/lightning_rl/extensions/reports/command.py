@@ -39,7 +39,7 @@ DEFAULT = "report.html"
 def report(options: Sequence[str], command_line: CommandLine) -> None:
     """Write or print a report on runs."""
     settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
-    check_range("films_mib", settings["films_mib"], least=0)
+    check_range("films_mib", settings["films_mib"], minimum=0)
     wanted, output = _where(settings["format"], settings["output"])
     if wanted != "html" and settings["films_mib"] != OPTIONS["films_mib"].default:
         tell(f"--films_mib has no effect: it is for --format html, not {wanted}.", sys.stderr)

@@ -93,8 +93,8 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         check_range("fps", fps, above=0)
         check_range("heartbeat_s", heartbeat_s, above=0)
         check_range("timeout_s", timeout_s, above=0)
-        check_range("max_dropped", max_dropped, least=0)
-        check_range("reset_s", reset_s, least=0)
+        check_range("max_dropped", max_dropped, minimum=0)
+        check_range("reset_s", reset_s, minimum=0)
         require(on_stop in ("hold", "relax"), f"on_stop must be hold or relax, got {on_stop!r}.")
         require(
             step_size is None or kinematics is None,

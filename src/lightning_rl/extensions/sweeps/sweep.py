@@ -228,7 +228,7 @@ class _Sweep:
         self.space = _space_of(settings)
         self._check_seeds()
         self._check_search()
-        check_range("sweep.jobs", settings.jobs, least=1, most=MOST_TRIALS)
+        check_range("sweep.jobs", settings.jobs, minimum=1, maximum=MOST_TRIALS)
         self.jobs = settings.jobs or max(1, usable_cores() // threads)
         self._threads = threads
         self._running: dict[int, _Running] = {}  # by the number of its trial
@@ -238,7 +238,7 @@ class _Sweep:
     def _check_seeds(self) -> None:
         seeds = self.settings.seeds
         if isinstance(seeds, int) and not isinstance(seeds, bool):
-            check_range("sweep.seeds", seeds, least=1, most=MOST_TRIALS)
+            check_range("sweep.seeds", seeds, minimum=1, maximum=MOST_TRIALS)
             seeds = list(range(1, seeds + 1))
         require(
             isinstance(seeds, list) and not any(isinstance(seed, bool) for seed in seeds),
@@ -247,7 +247,7 @@ class _Sweep:
         assert isinstance(seeds, list)
         require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
         for seed in seeds:
-            check_range("sweep.seeds", seed, least=0, most=2**32 - 1)
+            check_range("sweep.seeds", seed, minimum=0, maximum=2**32 - 1)
         require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
         self.settings.seeds = seeds
 
@@ -256,8 +256,8 @@ class _Sweep:
         ranged = any(isinstance(values, dict) for values in given.space.values())
         given.search = given.search or (RANDOM if ranged else GRID)
         check_first(self.space, given.first)
-        check_range("sweep.seed", given.seed, least=0)
-        check_range("sweep.trials", given.trials, least=1, most=MOST_TRIALS)
+        check_range("sweep.seed", given.seed, minimum=0)
+        check_range("sweep.trials", given.trials, minimum=1, maximum=MOST_TRIALS)
         point_count(given, self.space)
         sampler_of(given, 0), pruner_of(given)  # raise if Optuna lacks them
         require(

@@ -44,8 +44,8 @@ class Pictures:
     with_state: bool = False
 
     def __post_init__(self) -> None:
-        check_range("pictures.size", self.size, least=1)
-        check_range("pictures.frames", self.frames, least=1)
+        check_range("pictures.size", self.size, minimum=1)
+        check_range("pictures.frames", self.frames, minimum=1)
 
     def space(self, state: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         """Return the observation space for the space of states."""

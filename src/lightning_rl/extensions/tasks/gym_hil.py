@@ -163,7 +163,7 @@ class PickCubeExpert:
     """
 
     def __init__(self, noise: float = 0.1, seed: int = 0) -> None:
-        check_range("noise", noise, least=0)
+        check_range("noise", noise, minimum=0)
         self.noise = noise
         self.generator = np.random.default_rng(seed)
         self.closed_for = 0
@@ -210,8 +210,8 @@ class ScriptedHelp(InterventionSource):
     """
 
     def __init__(self, last_step: int = 5_000, rate: float = 0.03, noise: float = 0.1) -> None:
-        check_range("last_step", last_step, least=1)
-        check_range("rate", rate, least=0, most=1)
+        check_range("last_step", last_step, minimum=1)
+        check_range("rate", rate, minimum=0, maximum=1)
         self.last_step, self.rate = last_step, rate
         self.expert = PickCubeExpert(noise)
         self.env: gymnasium.Env | None = None

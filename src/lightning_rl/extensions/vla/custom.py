@@ -83,7 +83,7 @@ class CustomVLA(Policy):
         log_std_init: float = -1.0,
         meta: bool = False,
     ) -> None:
-        check_range("micro_batch_size", micro_batch_size, least=1)
+        check_range("micro_batch_size", micro_batch_size, minimum=1)
         if model_class is None:
             raise ConfigurationError(
                 "CustomVLA has no model_class: give the import path of a torch.nn.Module, as in "

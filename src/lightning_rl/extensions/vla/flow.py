@@ -85,7 +85,7 @@ class FlowHead(ActionHead):
         statistics: Statistics = None,
     ) -> None:
         super().__init__(space, level, statistics)
-        check_range("flow.steps", settings.steps, least=1)
+        check_range("flow.steps", settings.steps, minimum=1)
         check_range("flow.noise_level", settings.noise_level, above=0)
         low, high = settings.noise_range
         require(

@@ -202,7 +202,7 @@ class GaussianHead(ActionHead):
         statistics: Statistics = None,
     ) -> None:
         super().__init__(space, level, statistics)
-        check_range("log_std_init", log_std_init, least=-5.0, most=2.0)
+        check_range("log_std_init", log_std_init, minimum=-5.0, maximum=2.0)
         self.temperature = temperature
         self.to_mean = nn.Linear(slot_size, 1)
         self.log_std = nn.Parameter(torch.full((self.num_slots,), float(log_std_init)))

@@ -66,9 +66,9 @@ class ChunkPolicy(Policy):
     ) -> None:
         observation = example(observation_space, backbone.needs_pictures)
         super().__init__(observation_space, action_space, backbone.reads, ignore_keys)
-        check_range("value_hidden_size", value_hidden_size, least=1)
+        check_range("value_hidden_size", value_hidden_size, minimum=1)
         check_range("value_lr_scale", value_lr_scale, above=0)
-        check_range("micro_batch_size", micro_batch_size, least=1)
+        check_range("micro_batch_size", micro_batch_size, minimum=1)
         space = chunk_space(action_space)
         _check_tokens(self.acting_space, backbone)
         self.backbone = backbone
@@ -246,7 +246,7 @@ class VLAPolicy(ChunkPolicy):
         statistics_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        check_range("num_bins", num_bins, least=2)
+        check_range("num_bins", num_bins, minimum=2)
         check_range("temperature", temperature, above=0)
         require(
             head == "flow" or flow is None,

@@ -235,8 +235,8 @@ class SpatialEmbedding(Encoder):
         self, observation_space: gymnasium.Space[Any], size: int = 256, sums: int = 8
     ) -> None:
         super().__init__(observation_space)
-        check_range("SpatialEmbedding.size", size, least=1)
-        check_range("SpatialEmbedding.sums", sums, least=1)
+        check_range("SpatialEmbedding.size", size, minimum=1)
+        check_range("SpatialEmbedding.sums", sums, minimum=1)
         shape = observation_space.shape or (0,)
         require(
             len(shape) == 1 and shape[0] > 0 and shape[0] % CHANNELS == 0,

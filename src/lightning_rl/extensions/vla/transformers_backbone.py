@@ -57,7 +57,7 @@ class TransformersBackbone(Backbone):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        check_range("token_offset", token_offset, least=0)
+        check_range("token_offset", token_offset, minimum=0)
         self._set_statistics(kind, path, image_mean, image_std)
         self.model = load_vla_model(kind, path, model_class=None, model_config=None, **kwargs)
         settings = cast(Any, self.model).config

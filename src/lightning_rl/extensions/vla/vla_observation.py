@@ -46,7 +46,7 @@ class VLAObservation(gymnasium.Wrapper):
         depth: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(env)
-        check_range("length", length, least=1)
+        check_range("length", length, minimum=1)
         self._depths = [] if depth is None else _as_list(depth)
         self._depths_stacked = not isinstance(depth, str)
         self._cameras, self._stacked = _as_list(rgb), not isinstance(rgb, str)

@@ -242,7 +242,7 @@ class PictureEncoder(Encoder):
             self.register_buffer("shift", torch.zeros_like(like))
         self.crop, self.resize = crop, resize
         if resize is not None:
-            check_range(f"{name}.resize", min(resize), least=1)
+            check_range(f"{name}.resize", min(resize), minimum=1)
             height, width = resize
         self.input_shape = (channels, height, width)
 
@@ -294,7 +294,7 @@ class PictureEncoder(Encoder):
             ("kernels", kernels),
             ("strides", strides),
         ):
-            check_range(f"{name}.{of_what}", min(numbers), least=1)
+            check_range(f"{name}.{of_what}", min(numbers), minimum=1)
         before, *sides = self.input_shape
         least = 1
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
@@ -377,7 +377,7 @@ class NatureCNN(PictureEncoder):
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, **kwargs)
-        check_range("NatureCNN.size", size, least=1)
+        check_range("NatureCNN.size", size, minimum=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         layers += _to_features(math.prod(numbers), size, activation, normalization)
         self.layers = nn.Sequential(*layers)
@@ -416,7 +416,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, **kwargs)
-        check_range("SpatialSoftmaxCNN.points", points, least=1)
+        check_range("SpatialSoftmaxCNN.points", points, minimum=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         before, *sides = numbers
         layers += [_convolution(before, points, 1, 1, gain=1.0), _SpatialSoftmax(*sides)]
@@ -467,8 +467,8 @@ class ImpalaCNN(PictureEncoder):
     ) -> None:
         super().__init__(observation_space, **kwargs)
         check_activation(activation)
-        check_range("ImpalaCNN.channels", min(channels, default=0), least=1)
-        check_range("ImpalaCNN.size", size, least=1)
+        check_range("ImpalaCNN.channels", min(channels, default=0), minimum=1)
+        check_range("ImpalaCNN.size", size, minimum=1)
         before, *sides = self.input_shape
         layers: list[nn.Module] = []
         for after in channels:

@@ -28,7 +28,7 @@ class Memory(nn.Module, ABC):
 
     def __init__(self, input_size: int, size: int, state_size: int) -> None:
         super().__init__()
-        check_range("memory: size", size, least=1)
+        check_range("memory: size", size, minimum=1)
         self.input_size = input_size
         self.size = size
         self.state_size = state_size

@@ -48,7 +48,7 @@ class ValueAtoms:
     limit: float = 10.0
 
     def __post_init__(self) -> None:
-        check_range("value_atoms.num_atoms", self.num_atoms, least=2)
+        check_range("value_atoms.num_atoms", self.num_atoms, minimum=2)
         check_range("value_atoms.limit", self.limit, above=0)
 
 

@@ -101,8 +101,8 @@ class PeriodicCheckpoint(Callback):
     def __init__(
         self, directory: Path, every_n_iterations: int, keep: int | None, weights_only: bool
     ) -> None:
-        check_range("trainer.checkpoint_every_n_iterations", every_n_iterations, least=1)
-        check_range("trainer.keep_checkpoints", keep, least=1)
+        check_range("trainer.checkpoint_every_n_iterations", every_n_iterations, minimum=1)
+        check_range("trainer.keep_checkpoints", keep, minimum=1)
         self.directory = directory / CHECKPOINTS
         self.every_n_iterations = every_n_iterations
         self.keep = keep

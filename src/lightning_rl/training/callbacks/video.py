@@ -58,11 +58,11 @@ class VideoSettings:
     max_share: float | None = 0.05
 
     def __post_init__(self) -> None:
-        check_range("trainer.video.every_n_evaluations", self.every_n_evaluations, least=1)
-        check_range("trainer.video.num_envs", self.num_envs, least=1)
+        check_range("trainer.video.every_n_evaluations", self.every_n_evaluations, minimum=1)
+        check_range("trainer.video.num_envs", self.num_envs, minimum=1)
         check_range("trainer.video.fps", self.fps, above=0)
-        check_range("trainer.video.max_frames", self.max_frames, least=FEWEST_FRAMES)
-        check_range("trainer.video.max_share", self.max_share, above=0, most=1)
+        check_range("trainer.video.max_frames", self.max_frames, minimum=FEWEST_FRAMES)
+        check_range("trainer.video.max_share", self.max_share, above=0, maximum=1)
 
 
 class VideoRecorder(Callback):

@@ -450,7 +450,10 @@ def _check(settings: DiffusionSettings, directory: PolicyDirectory) -> None:
     shapes = {one.shape for one in directory.cameras.values()}
     require(len(shapes) <= 1, f"{file}: pictures have the shapes {sorted(shapes)}, not one.")
     check_range(
-        f"{file}: num_inference_steps", settings.steps, least=1, most=settings.num_train_timesteps
+        f"{file}: num_inference_steps",
+        settings.steps,
+        minimum=1,
+        maximum=settings.num_train_timesteps,
     )
     factor = 2 ** len(settings.down_dims)
     require(
@@ -460,5 +463,8 @@ def _check(settings: DiffusionSettings, directory: PolicyDirectory) -> None:
     )
     first = settings.n_obs_steps - 1
     check_range(
-        f"{file}: n_action_steps", settings.n_action_steps, least=1, most=settings.horizon - first
+        f"{file}: n_action_steps",
+        settings.n_action_steps,
+        minimum=1,
+        maximum=settings.horizon - first,
     )
