@@ -1143,8 +1143,8 @@ MUTATIONS = (
     Mutation(
         "extensions/managers/events.py",
         "an interval event fires in every env when it is due in one",
-        "left <= 0",
-        "(left <= 0).any().expand_as(left)",
+        "countdown <= 0",
+        "(countdown <= 0).any().expand_as(countdown)",
         "numerics/test_managers.py",
     ),
     Mutation(

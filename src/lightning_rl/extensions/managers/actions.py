@@ -227,20 +227,20 @@ class Actions:
             )
             for name, term in terms.items()
         }
-        taken: dict[int, str] = {}
+        driven_by: dict[int, str] = {}
         for name, columns in self.columns.items():
             for column in columns:
                 require(
-                    column not in taken,
-                    f"{owner}: the actions '{taken.get(column)}' and '{name}' both drive "
+                    column not in driven_by,
+                    f"{owner}: the actions '{driven_by.get(column)}' and '{name}' both drive "
                     f"{drives[column]}: name the drives of each (drives: [...]).",
                 )
-                taken[column] = name
+                driven_by[column] = name
         ordered = self.terms.items()
         self._sizes = [term.size(len(self.columns[name])) for name, term in ordered]
         spaces = [term.space(size) for (_, term), size in zip(ordered, self._sizes, strict=True)]
         low, high = (
-            np.concatenate([getattr(one, side) for one in spaces]) for side in ("low", "high")
+            np.concatenate([getattr(part, side) for part in spaces]) for side in ("low", "high")
         )
         poses = [term for term in self.terms.values() if isinstance(term, EndEffectorPose)]
         columns = [column for columns in self.columns.values() for column in columns]
@@ -265,13 +265,13 @@ def _columns(term: ActionTerm, drives: Sequence[str], label: str) -> list[int]:
         return list(range(len(drives)))
     columns: list[int] = []
     for pattern in term.drives:
-        found = [i for i, name in enumerate(drives) if fnmatchcase(name, pattern)]
+        matches = [i for i, name in enumerate(drives) if fnmatchcase(name, pattern)]
         require(
-            bool(found),
+            bool(matches),
             f"{label} names the drive '{pattern}', which is none of {', '.join(drives)}"
             f"{closest(pattern, drives)}.",
         )
-        columns += [i for i in found if i not in columns]
+        columns += [i for i in matches if i not in columns]
     return columns
 
 

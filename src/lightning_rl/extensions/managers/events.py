@@ -36,50 +36,51 @@ class Events:
         return bool(self._at_start or self._interval)
 
     def start(self, env: EnvView) -> None:
-        known = entries_of(env.state)
-        allowed = [*known, *env.env.parameters()]
+        entries = entries_of(env.state)
+        allowed = [*entries, *env.env.parameters()]
         for is_startup, term in self._at_start:
             view = env.for_startup() if is_startup else env
-            known |= _entries(term, term(view), allowed, env.num_envs)
-            env.state = TensorDict(known, [env.num_envs])
-        for name in self._parameters(env, known, allowed):
+            entries |= _entries(term, term(view), allowed, env.num_envs)
+            env.state = TensorDict(entries, [env.num_envs])
+        for name in self._parameters(env, entries, allowed):
             nominal = env.env.parameters()[name]
-            known[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
+            entries[name] = nominal.expand(env.num_envs, *nominal.shape).clone()
         for every_s, term in self._interval:
             term.start(env)
             # One more, because `before_step` counts down before the first step, too.
-            known[f"{term.prefix}left"] = steps_until(env, every_s, term) + 1
-        env.state = TensorDict(known, [env.num_envs])
+            entries[f"{term.prefix}left"] = steps_until(env, every_s, term) + 1
+        env.state = TensorDict(entries, [env.num_envs])
 
-    def _parameters(self, env: EnvView, known: Iterable[str], allowed: list[str]) -> set[str]:
+    def _parameters(self, env: EnvView, entries: Iterable[str], allowed: list[str]) -> set[str]:
         if self._extra is None:  # found once, by firing them in the first start
-            found: set[str] = set()
+            names: set[str] = set()
             for _, term in self._interval:
-                found |= _entries(term, term(env), allowed, env.num_envs).keys()
-            self._extra = found - set(known)
+                names |= _entries(term, term(env), allowed, env.num_envs).keys()
+            self._extra = names - set(entries)
         return self._extra
 
     def before_step(self, env: EnvView) -> None:
         """Change, in the view, the states of rows with due interval events."""
         if not self._interval:
             return
-        known = entries_of(env.state)
+        entries = entries_of(env.state)
         for every_s, term in self._interval:
-            left = known[f"{term.prefix}left"] - 1
-            due = left <= 0
-            changed = _entries(term, term(env), known, env.num_envs)
+            countdown = entries[f"{term.prefix}left"] - 1
+            fires = countdown <= 0
+            changed = _entries(term, term(env), entries, env.num_envs)
             for name, value in changed.items():
-                mask = due.view(-1, *[1] * (value.dim() - 1))
-                known[name] = torch.where(mask, value, known[name])
-            known[f"{term.prefix}left"] = torch.where(due, steps_until(env, every_s, term), left)
-            env.state = TensorDict(known, [env.num_envs])
+                mask = fires.view(-1, *[1] * (value.dim() - 1))
+                entries[name] = torch.where(mask, value, entries[name])
+            steps = steps_until(env, every_s, term)
+            entries[f"{term.prefix}left"] = torch.where(fires, steps, countdown)
+            env.state = TensorDict(entries, [env.num_envs])
 
 
 def steps_until(env: EnvView, every_s: tuple[float, float], term: BoundTerm) -> Tensor:
     """Draw the number of steps until an interval event fires, [M] int64, at least 1."""
-    least, most = (seconds / env.step_dt for seconds in every_s)
+    shortest, longest = (seconds / env.step_dt for seconds in every_s)
     env.stream = zlib.crc32(f"{term.prefix}left".encode())
-    steps = least + env.uniform(1)[:, 0] * (most - least)
+    steps = shortest + env.uniform(1)[:, 0] * (longest - shortest)
     return steps.round().long().clamp_min(1)
 
 
@@ -90,14 +91,14 @@ def _entries(term: BoundTerm, value: Any, allowed: Iterable[str], rows: int) -> 
             "state, {name: [M, ...]}."
         )
     names = [name for name in allowed if "/" not in name]
-    for name, one in value.items():
+    for name, entry in value.items():
         if name not in names:
             raise EnvFaultError(
                 f"{term.label} returned '{name}', but the entries of the state and the parameters "
                 f"of the physics are {', '.join(names)}{closest(str(name), names)}."
             )
-        if not isinstance(one, Tensor) or one.shape[:1] != (rows,):
+        if not isinstance(entry, Tensor) or entry.shape[:1] != (rows,):
             raise EnvFaultError(
-                f"{term.label} returned '{name}' as {one!r:.60}: return a tensor [{rows}, ...]."
+                f"{term.label} returned '{name}' as {entry!r:.60}: return a tensor [{rows}, ...]."
             )
     return dict(value)

@@ -106,13 +106,13 @@ def randomize(
     # Start from the nominal value of a parameter, so that repeated events do not add up.
     value = entry(env, name) if nominal is None else nominal.expand(env.num_envs, *nominal.shape)
     flat = value.reshape(env.num_envs, -1)
-    least, most = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
-    drawn = least + env.uniform(1 if shared else flat.shape[1]) * (most - least)
+    lowest, highest = (torch.as_tensor(bound, device=env.device) for bound in (low, high))
+    numbers = lowest + env.uniform(1 if shared else flat.shape[1]) * (highest - lowest)
     if operation == "add":
-        drawn = flat + drawn
+        numbers = flat + numbers
     elif operation == "scale":
-        drawn = flat * drawn
-    return env.replaced(name, drawn.expand_as(flat).reshape(value.shape).to(value.dtype))
+        numbers = flat * numbers
+    return env.replaced(name, numbers.expand_as(flat).reshape(value.shape).to(value.dtype))
 
 
 def by_success(

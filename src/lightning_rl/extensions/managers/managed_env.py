@@ -190,9 +190,9 @@ class ManagedEnv(TorchEnv):
         env = self.view_class(self, state, self.stream_key, self.episode, action)
         if self._adds_entries:
             self.events.before_step(env)
-        before = env.state
-        after = self.simulate(env)
-        env.before, env.state = before, after
+        previous_state = env.state
+        next_state = self.simulate(env)
+        env.before, env.state = previous_state, next_state
         if self._measures:
             env.measured |= self.measure(env)
         info = self.terminations.judge(env)
@@ -200,14 +200,14 @@ class ManagedEnv(TorchEnv):
         info["metrics"] = self.metrics.values(env)
         if self._adds_entries:
             self._next_levels(env, info["metrics"])
-            self._keep_entries(env, before)
+            self._keep_entries(env, previous_state)
             self.observations.compute(env)
-            after = self._with_remembered(env)
-        return after, reward, env.terminated, info
+            next_state = self._with_remembered(env)
+        return next_state, reward, env.terminated, info
 
     def load_state_dict(self, state: dict[str, Any]) -> Observed:
-        own = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
-        changed = sorted({*own} ^ {*state["state"]})
+        names = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
+        changed = sorted({*names} ^ {*state["state"]})
         if changed:
             raise RestoreError(
                 f"the state was saved with other terms or events: {', '.join(changed)}"
@@ -227,13 +227,13 @@ class ManagedEnv(TorchEnv):
             done = env.terminated | env.truncated
             env.remembered[f"curriculum/{name}"] = torch.where(done, next_level, level)
 
-    def _keep_entries(self, env: EnvView, before: TensorDict) -> None:
+    def _keep_entries(self, env: EnvView, previous_state: TensorDict) -> None:
         """Copy the entries that events have added, because `simulate` does not return them."""
         if not self.events:
             return
-        known = set(names_of(env.state))
-        for name, value in entries_of(before).items():
-            if name not in known and name not in env.remembered:
+        names = set(names_of(env.state))
+        for name, value in entries_of(previous_state).items():
+            if name not in names and name not in env.remembered:
                 env.remembered[name] = value
 
     def _with_remembered(self, env: EnvView) -> TensorDict:

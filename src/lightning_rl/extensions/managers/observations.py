@@ -93,8 +93,8 @@ class _Channel:
         if env.at_reset:
             queue = value.repeat(1, length, 1)
             env.stream = zlib.crc32(self._lag.encode())
-            drawn = env.uniform(1)[:, 0] * (self.most - self.least + 1)
-            lag = self.least + drawn.long().clamp_max(self.most - self.least)
+            steps = env.uniform(1)[:, 0] * (self.most - self.least + 1)
+            lag = self.least + steps.long().clamp_max(self.most - self.least)
         else:
             memory = env.remembers(self.term.prefix)
             queue = torch.cat((memory["queue"][:, 1:], value), 1)
@@ -103,8 +103,8 @@ class _Channel:
         if self.most == 0:
             return queue.flatten(1)
         index = torch.arange(self.most, length, device=env.device) - lag[:, None]
-        chosen = queue.gather(1, index[:, :, None].expand(-1, -1, queue.shape[2]))
-        return chosen.flatten(1)
+        delayed = queue.gather(1, index[:, :, None].expand(-1, -1, queue.shape[2]))
+        return delayed.flatten(1)
 
     def _finished(self, env: EnvView, value: Tensor) -> Tensor:
         settings = self.settings
@@ -113,10 +113,10 @@ class _Channel:
             view.stream = self._noise_stream
             flat = value.flatten(1)
             if noise.std:
-                drawn = view.normal(flat.shape[1]) * noise.std
+                samples = view.normal(flat.shape[1]) * noise.std
             else:
-                drawn = (view.uniform(flat.shape[1]) * 2.0 - 1.0) * noise.uniform
-            value = (flat + drawn).reshape(value.shape)
+                samples = (view.uniform(flat.shape[1]) * 2.0 - 1.0) * noise.uniform
+            value = (flat + samples).reshape(value.shape)
         if settings.clip is not None:
             value = value.clamp(*settings.clip)
         return value if settings.scale is None else value * settings.scale

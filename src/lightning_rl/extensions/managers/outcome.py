@@ -76,7 +76,7 @@ class Terminations:
 
     def judge(self, env: EnvView) -> dict[str, Any]:
         """Set the outcome of a step in the view, and return the entries that `TorchEnv` reads."""
-        found: dict[str, Tensor] = {}
+        outcome: dict[str, Tensor] = {}
         shape = env.rows_shape
         for outcomes, term in self.terms.values():
             env.stream = term.stream
@@ -84,11 +84,11 @@ class Terminations:
             if flags.__class__ is not Tensor or flags.shape != shape or flags.dtype != torch.bool:
                 checked(term, flags, env, torch.bool)
             for key in outcomes:
-                found[key] = found[key] | flags if key in found else flags
-        if "success" in found and "fail" in found:
-            found["success"] = found["success"] & ~found["fail"]
-        env.outcome = found
-        info: dict[str, Any] = found.copy()
+                outcome[key] = outcome[key] | flags if key in outcome else flags
+        if "success" in outcome and "fail" in outcome:
+            outcome["success"] = outcome["success"] & ~outcome["fail"]
+        env.outcome = outcome
+        info: dict[str, Any] = outcome.copy()
         info.pop("terminated", None)
         return info
 
@@ -117,10 +117,10 @@ def checked(term: BoundTerm, value: Any, env: EnvView, dtype: torch.dtype | None
         or value.shape != (env.num_envs,)
         or (value.dtype != dtype if dtype is not None else value.is_complex())
     ):
-        given = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        wanted = "numbers" if dtype is None else str(dtype)
+        actual = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        expected = "numbers" if dtype is None else str(dtype)
         raise EnvFaultError(
-            f"{term.label} returned {given}: return a tensor [{env.num_envs}] of {wanted}, one per "
-            "env."
+            f"{term.label} returned {actual}: return a tensor [{env.num_envs}] of {expected}, one "
+            "per env."
         )
     return value

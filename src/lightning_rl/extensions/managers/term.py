@@ -118,7 +118,7 @@ _Kind = TypeVar("_Kind", bound=Term)
 def merged(
     kind: type[_Kind],
     defaults: Mapping[str, _Kind],
-    given: Mapping[str, Any] | None,
+    user_terms: Mapping[str, Any] | None,
     owner: str,
     shorthand: str | None = None,
 ) -> dict[str, _Kind]:
@@ -127,7 +127,7 @@ def merged(
     Args:
         kind: class of the terms.
         defaults: the task's own terms.
-        given: terms or null, by name; a null removes a term. Only fields that are set count.
+        user_terms: terms or null, by name; a null removes a term. Only fields that are set count.
         owner: name of the task, for messages.
         shorthand: field that a plain number sets.
 
@@ -136,27 +136,27 @@ def merged(
     """
     label = kind.__name__.lower()
     terms = dict(defaults)
-    for name, value in (given or {}).items():
+    for name, value in (user_terms or {}).items():
         if value is None and name in terms:
             del terms[name]
             continue
         if shorthand is not None and isinstance(value, int | float):
             number, value = float(value), kind()
             setattr(value, shorthand, number)
-        own = terms.get(name)
+        default = terms.get(name)
         require(
-            isinstance(value, kind) and (value.term is not None or own is not None),
+            isinstance(value, kind) and (value.term is not None or default is not None),
             f"{owner} has no {label} term '{name}'; allowed: {', '.join(defaults) or 'none'}, or a "
             f"new one with `term`, its import path{closest(name, defaults)}.",
         )
-        if own is not None and value.term is None:
-            params = {**own.params, **value.params}
-            given_fields = {
-                one.name: getattr(value, one.name)
-                for one in fields(value)
-                if one.name != "params" and getattr(value, one.name) is not None
+        if default is not None and value.term is None:
+            params = {**default.params, **value.params}
+            changes = {
+                setting.name: getattr(value, setting.name)
+                for setting in fields(value)
+                if setting.name != "params" and getattr(value, setting.name) is not None
             }
-            value = replace(own, **given_fields, params=params)
+            value = replace(default, **changes, params=params)
         terms[name] = value
     return terms
 
@@ -223,29 +223,28 @@ class BoundTerm:
             env.remembered[self.prefix + key] = value
 
     def _check_parameters(self, function: Any, params: Mapping[str, Any], inputs: int) -> None:
-        where = f"{self.label} ({_name_of(function)})"
+        label = f"{self.label} ({_name_of(function)})"
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
             return  # a builtin without a signature: its call raises the error
         skipped = 0 if isinstance(function, type) else inputs
         parameters = list(signature.parameters.values())[skipped:]
-        kinds = {one.kind for one in parameters}
-        named = [
-            one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        ]
+        kinds = {parameter.kind for parameter in parameters}
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names = [parameter.name for parameter in parameters if parameter.kind not in variadic]
         for name in params:
             require(
-                name in named or inspect.Parameter.VAR_KEYWORD in kinds,
-                f"{where} has no parameter '{name}'; it takes {', '.join(named) or 'none'}"
-                f"{closest(name, named)}.",
+                name in names or inspect.Parameter.VAR_KEYWORD in kinds,
+                f"{label} has no parameter '{name}'; it takes {', '.join(names) or 'none'}"
+                f"{closest(name, names)}.",
             )
         missing = [
-            one.name
-            for one in parameters
-            if one.name in named and one.default is one.empty and one.name not in params
+            name
+            for name in names
+            if signature.parameters[name].default is inspect.Parameter.empty and name not in params
         ]
-        require(not missing, f"{where} needs the parameters {', '.join(missing)} in `params`.")
+        require(not missing, f"{label} needs the parameters {', '.join(missing)} in `params`.")
 
 
 def function_of(term: Function | None, label: str) -> Any:
@@ -260,28 +259,28 @@ def function_of(term: Function | None, label: str) -> Any:
     term = str(present_settings(term, "term"))  # a name of an earlier version
     if not is_import_path(term):
         names = functions.SHIPPED
-        found = vars(functions).get(term) if term in names else None
+        function = vars(functions).get(term) if term in names else None
         require(
-            found is not None,
+            function is not None,
             f"{label} is '{term}', which is neither an import path (my_terms.{term}) nor a term of "
             f"this package: {', '.join(names)}{closest(term, names)}.",
         )
-        return found
+        return function
     module, _, name = term.rpartition(".")
     try:
-        found = imported(term)
+        function = imported(term)
     except ImportError as error:
         raise ConfigurationError(
             f"{label} is '{term}', but {module} cannot be imported: {error}."
         ) from error
     except AttributeError:
-        found = None
+        function = None
     require(
-        callable(found),
+        callable(function),
         f"{label} is '{term}', but {module} has no function or class "
         f"'{name}'{closest(name, vars(sys.modules[module]))}.",
     )
-    return found
+    return function
 
 
 def _name_of(function: Any) -> str:
@@ -303,6 +302,6 @@ def check_event(event: Event, label: str) -> None:
         return
     require(event.every_s is not None, f"{label} has the mode interval: set every_s.")
     assert event.every_s is not None
-    least, most = event.every_s
-    check_range(f"{label}: every_s[0]", least, above=0)
-    check_range(f"{label}: every_s[1]", most, minimum=least)
+    shortest, longest = event.every_s
+    check_range(f"{label}: every_s[0]", shortest, above=0)
+    check_range(f"{label}: every_s[1]", longest, minimum=shortest)

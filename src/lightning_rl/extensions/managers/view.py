@@ -173,8 +173,8 @@ class EnvView:
         """
         radius, angle = self.uniform(2 * count, part).split(count, 1)
         # 1 - u lies in (0, 1], so that the logarithm is finite.
-        drawn: Tensor = (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
-        return drawn
+        normals: Tensor = (-2.0 * (1.0 - radius).log()).sqrt() * (angle * (2.0 * math.pi)).cos()
+        return normals
 
     def nominal(self, name: str) -> Tensor | None:
         """Return the nominal value [...] of a parameter or quantity; None if there is none."""
@@ -188,8 +188,8 @@ class EnvView:
     def remembers(self, prefix: str) -> dict[str, Tensor]:
         """Return the memory of a term before the step, by its keys."""
         state = self.before
-        found = [key for key in names_of(state) if key.startswith(prefix)]
-        return {key.removeprefix(prefix): state[key] for key in found}
+        keys = [key for key in names_of(state) if key.startswith(prefix)]
+        return {key.removeprefix(prefix): state[key] for key in keys}
 
     def _flags(self, name: str) -> Tensor:
         if name not in self.outcome:

@@ -67,8 +67,8 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         self.step_dt = 1.0 / self.env.render_fps
         if terminations:
             self._end_each(terminations, name)
-        own = {"env": Reward("measurement", {"name": "reward"}, weight=1.0)}
-        self._rewards = Rewards(merged(Reward, own, rewards, name, "weight"), name)
+        defaults = {"env": Reward("measurement", {"name": "reward"}, weight=1.0)}
+        self._rewards = Rewards(merged(Reward, defaults, rewards, name, "weight"), name)
         self._metrics = Metrics(merged(Metric, {}, metrics, name), name)
         self._observations = Observations(observations or {}, name)
         self._with_memory = [
@@ -96,15 +96,15 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         return self._observed(self._memory, observation), info
 
     def step(self, action: Tensor) -> tuple[Observed, Tensor, Tensor, Tensor, Info]:
-        given = action
+        env_action = action
         if self._action is not None:
             bounded = self._action.bounded(action)
-            given = self._action.target(bounded, bounded)
-        observation, reward, terminated, truncated, info = self.env.step(given)
+            env_action = self._action.target(bounded, bounded)
+        observation, reward, terminated, truncated, info = self.env.step(env_action)
         done = terminated | truncated
         env = self._view(self._last_of(observation, info, done), action)
-        before = self._before | entries_of(self._memory)
-        env.before = TensorDict(before, [self.num_envs])
+        previous = self._before | entries_of(self._memory)
+        env.before = TensorDict(previous, [self.num_envs])
         env.measured["reward"] = reward
         env.outcome = {"terminated": terminated, "truncated": truncated}
         env.outcome |= {key: info[key] for key in ("success", "fail") if key in info}
@@ -126,9 +126,9 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         inner = self.env.state_dict()
         if inner is None:
             return None
-        own = {key: getattr(self, key).clone() for key in ("seed", "episode", "elapsed")}
+        counters = {key: getattr(self, key).clone() for key in ("seed", "episode", "elapsed")}
         memory = {key: value.clone() for key, value in entries_of(self._memory).items()}
-        return {"env": inner, "memory": memory, **own}
+        return {"env": inner, "memory": memory, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observed:
         if "memory" not in state:
@@ -237,14 +237,14 @@ class EndsByTerms(gymnasium.Wrapper, SeesNoState):
         env = self._view(observation, torch.as_tensor(np.asarray(action))[None])
         env.before = TensorDict(self._before, [1])
         env.measured["reward"] = torch.tensor([float(reward)])
-        found = {key: bool(flags) for key, flags in self._ends.judge(env).items()}
+        ends = {key: bool(flags) for key, flags in self._ends.judge(env).items()}
         self._before = entries_of(env.state) | env.remembered
         self.elapsed = self.elapsed + 1
         terminated = bool(terminated) or bool(env.terminated)
-        truncated = bool(truncated) or found.pop("truncated", False)
-        if found.get("fail") and "success" in info:
-            found["success"] = False
-        return observation, reward, terminated, truncated, info | found
+        truncated = bool(truncated) or ends.pop("truncated", False)
+        if ends.get("fail") and "success" in info:
+            ends["success"] = False
+        return observation, reward, terminated, truncated, info | ends
 
     def _view(self, observation: Any, action: Tensor | None) -> EnvView:
         batch = map_tree(lambda x: torch.as_tensor(np.asarray(x))[None], observation)
@@ -258,11 +258,11 @@ def _entries(observation: Any) -> dict[str, Any]:
     return {str(key): observation[key] for key in observation.keys()}
 
 
-def _where(done: Tensor, chosen: Any, otherwise: Any) -> Any:
-    def choose(other: Tensor, one: Tensor) -> Tensor:
-        return torch.where(done.view(-1, *[1] * (other.dim() - 1)), one, other)
+def _where(done: Tensor, done_tree: Any, running_tree: Any) -> Any:
+    def choose(running_leaf: Tensor, done_leaf: Tensor) -> Tensor:
+        return torch.where(done.view(-1, *[1] * (running_leaf.dim() - 1)), done_leaf, running_leaf)
 
-    return map_tree(choose, otherwise, chosen)
+    return map_tree(choose, running_tree, done_tree)
 
 
 def _zeros(space: gymnasium.Space[Any]) -> Any:

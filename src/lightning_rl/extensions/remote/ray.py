@@ -133,8 +133,8 @@ class RayCollector(Collector):
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
         (self._segment,) = segments_for(context)
         # This loop only provides the initial state and the class names.
-        here = RolloutLoop(replace(context, compilation=None), [self._segment])
-        self.code_paths = here.code_paths
+        local_loop = RolloutLoop(replace(context, compilation=None), [self._segment])
+        self.code_paths = local_loop.code_paths
         self._cluster = RayCluster(
             address, num_collectors, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {}
         )
@@ -143,9 +143,9 @@ class RayCollector(Collector):
         self._remotes = RemoteCollectors(
             self._cluster, num_collectors, self._seed_of, rules, int(self.policy.version)
         )
-        self._remotes.remotes[0].state = here.state_dict()
-        others = [EpisodeStatistics(self.env.num_envs) for _ in range(num_collectors - 1)]
-        self._statistics_of = [self.statistics, *others]
+        self._remotes.remotes[0].state = local_loop.state_dict()
+        other_statistics = [EpisodeStatistics(self.env.num_envs) for _ in range(num_collectors - 1)]
+        self._statistics_of = [self.statistics, *other_statistics]
         self._last: int | None = None  # collector of the last returned rollout
         self._dropped_steps = 0
         self._staleness = 0
@@ -155,28 +155,28 @@ class RayCollector(Collector):
     def _seed_of(self, index: int, generation: int) -> int:
         if index == generation == 0:
             return self.context.seed
-        drawn = np.random.SeedSequence([self.context.seed, index, generation]).generate_state(1)
-        return int(drawn[0] % 2**31)
+        words = np.random.SeedSequence([self.context.seed, index, generation]).generate_state(1)
+        return int(words[0] % 2**31)
 
     def collect(self) -> TensorDict:
         if not self._cluster.connected:
             self._start()
         while True:
-            taken = self._remotes.take()
-            rollout, notes = self._copy_into_storage(taken.value)
+            received = self._remotes.take()
+            rollout, notes = self._copy_into_storage(received.value)
             oldest = int(rollout["policy_version"][:, :-1].min())
             self._staleness = int(self.policy.version) - oldest
             if self._staleness <= self.max_staleness:
                 break
             self._remotes.skip()
             self._dropped_steps += rollout[:, 1:].numel()
-            self._statistics_of[taken.origin].skip_rollout()
+            self._statistics_of[received.origin].skip_rollout()
             self._last = None
         # The previous rollout in these rows may come from another collector.
-        self._skipped |= self._last != taken.origin
-        self._last = taken.origin
+        self._skipped |= self._last != received.origin
+        self._last = received.origin
         self.reports_success |= notes["reports_success"]
-        statistics = self._statistics_of[taken.origin]
+        statistics = self._statistics_of[received.origin]
         return self.count_rollout(rollout, notes["envs_were_reset"], notes["reports"], statistics)
 
     def _copy_into_storage(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
@@ -218,7 +218,7 @@ class RayCollector(Collector):
         self._remotes.interrupted = True
 
     def metrics(self) -> dict[str, float]:
-        before, now = self._measured, (time.perf_counter(), self._cluster.received_bytes)
+        previous, now = self._measured, (time.perf_counter(), self._cluster.received_bytes)
         self._measured = now
         counts = self._remotes.counts
         return super().metrics() | {
@@ -227,18 +227,18 @@ class RayCollector(Collector):
             "ray/lost_rollouts": float(counts.lost),
             "ray/dropped_steps": float(self._dropped_steps),
             "ray/staleness": float(self._staleness),
-            "ray/bytes_per_second": (now[1] - before[1]) / (now[0] - before[0]),
+            "ray/bytes_per_second": (now[1] - previous[1]) / (now[0] - previous[0]),
             "ray/publish_ms": 1000.0 * self._publish_seconds,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        first, *others = self._remotes.state_dict(self._cluster.fetch)
+        first, *other_states = self._remotes.state_dict(self._cluster.fetch)
         return (
             super().state_dict()
             | {
                 "loop": first["loop"],  # other collectors look for it here
                 "generation": first["generation"],
-                "others": others,
+                "others": other_states,
                 "statistics_of": [
                     statistics.state_dict() for statistics in self._statistics_of[1:]
                 ],
@@ -249,21 +249,21 @@ class RayCollector(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        others, known = state.get("others", []), len(self._statistics_of)
+        other_states, count = state.get("others", []), len(self._statistics_of)
         first = {"loop": state["loop"], "generation": state.get("generation", 0)}
-        self._remotes.load_state_dict([first, *others])
+        self._remotes.load_state_dict([first, *other_states])
         self._dropped_steps = state.get("dropped_steps", 0)
         self._last = state.get("last", 0)
         followed = zip(self._statistics_of[1:], state.get("statistics_of", []), strict=False)
         for statistics, saved in followed:
             if len(saved["return"]) == self.env.num_envs:
                 statistics.load_state_dict(saved)
-        if len(others) + 1 != known:
-            rest = (
-                "additional states are not used" if known <= len(others) else "others start fresh"
-            )
+        if len(other_states) + 1 != count:
+            surplus = count <= len(other_states)
+            effect = "additional states are not used" if surplus else "others start fresh"
             warnings.warn(
-                f"The checkpoint has {len(others) + 1} collectors, this run {known}: the {rest}.",
+                f"The checkpoint has {len(other_states) + 1} collectors, this run {count}: the "
+                f"{effect}.",
                 stacklevel=2,
             )
         if state.get("buffer", {}).get("windows"):
@@ -272,7 +272,7 @@ class RayCollector(Collector):
     def close(self) -> None:
         self._remotes.closed = True
         if self._cluster.connected:
-            self._cluster.stop([one.handle for one in self._remotes.remotes if one.handle])
+            self._cluster.stop([remote.handle for remote in self._remotes.remotes if remote.handle])
             self._remotes.end()
             self._cluster.disconnect()
 
@@ -330,9 +330,9 @@ class RayCluster(Cluster):
 
     def connect(self, setup: Setup) -> None:
         """Start or join the cluster, unless this process is connected; see `Connection.join`."""
-        own = {name: self._count * amount for name, amount in self._resources.items()}
+        resources = {name: self._count * amount for name, amount in self._resources.items()}
         self._connection.join(
-            {"num_cpus": math.ceil(self._count * self._num_cpus), "resources": own}
+            {"num_cpus": math.ceil(self._count * self._num_cpus), "resources": resources}
         )
         ray = self._ray = self._connection.ray
         self.connected = True
@@ -355,8 +355,8 @@ class RayCluster(Cluster):
         if self._weights is None:
             # Allocate memory for all versions that are alive together: a write into new memory
             # takes several times as long as a write into used memory.
-            made = [self._ray.put(message) for _ in range(VERSIONS_ALIVE)]
-            del made
+            blocks = [self._ray.put(message) for _ in range(VERSIONS_ALIVE)]
+            del blocks
         self._weights = self._ray.put(message)
         self._number += 1
 
@@ -383,10 +383,10 @@ class RayCluster(Cluster):
             return []
         by_first = {request[0]: request for request in requests}
         first = list(by_first)
-        ready, _ = self._ray.wait(first, num_returns=1, timeout=timeout_s)
-        if ready and len(first) > 1:
-            ready, _ = self._ray.wait(first, num_returns=len(first), timeout=0)
-        return [(by_first[one], self._answer(by_first[one])) for one in ready]
+        finished, _ = self._ray.wait(first, num_returns=1, timeout=timeout_s)
+        if finished and len(first) > 1:
+            finished, _ = self._ray.wait(first, num_returns=len(first), timeout=0)
+        return [(by_first[ref], self._answer(by_first[ref])) for ref in finished]
 
     def _answer(self, request: Any) -> Answer:
         try:
@@ -396,10 +396,10 @@ class RayCluster(Cluster):
             cause.add_note(f"In the collector's process:\n{error}")
             return Answer(None, cause)
         except self._ray.exceptions.RayError as error:
-            why, *_, last = COLOUR.sub("", str(error)).strip().splitlines() * 2
-            if "creation task" in why:  # a traceback follows; its last line is the cause
-                why = f"{why}: {last}"
-            return Answer(None, LostCollectorError(f"its process is gone. Ray says: {why}"))
+            cause, *_, last = COLOUR.sub("", str(error)).strip().splitlines() * 2
+            if "creation task" in cause:  # a traceback follows; its last line is the cause
+                cause = f"{cause}: {last}"
+            return Answer(None, LostCollectorError(f"its process is gone. Ray says: {cause}"))
         if len(request) == 1:
             return Answer(value)
         self.received_bytes += _nbytes(value["rollout"])
@@ -565,8 +565,8 @@ def resource_of(run: str) -> str:
     return f"collect:{run}"
 
 
-def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
-    check_versions(wanted)
+def _unpacked(packed: bytes, learner_versions: dict[str, str]) -> Setup:
+    check_versions(learner_versions)
     try:
         setup: Setup = cloudpickle.loads(packed)
     except (ImportError, AttributeError) as error:

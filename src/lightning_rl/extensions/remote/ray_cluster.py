@@ -99,8 +99,8 @@ class Connection:
                     **room,
                 )
             except Exception as error:
-                why = why_not_joined(self._address, error, printed())
-                raise ConfigurationError(why) from error
+                reason = why_not_joined(self._address, error, printed())
+                raise ConfigurationError(reason) from error
 
     def check_head(self) -> None:
         """Ask once a second whether the head of the cluster answers.
@@ -151,7 +151,7 @@ class KillReporter:
         self._process.communicate(b"closed")
 
 
-def refuse_without_ray(what: str) -> None:
+def refuse_without_ray(feature: str) -> None:
     """Raise if Ray is not installed.
 
     Raises:
@@ -159,7 +159,7 @@ def refuse_without_ray(what: str) -> None:
     """
     require(
         importlib.util.find_spec("ray") is not None,
-        f"{what} needs a package that is not installed: pip install -e '.[ray]'",
+        f"{feature} needs a package that is not installed: pip install -e '.[ray]'",
     )
 
 
@@ -256,17 +256,17 @@ def versions() -> dict[str, str]:
     return {"Python": python} | {name: version_of(name) for name in ALIKE}
 
 
-def check_versions(wanted: Mapping[str, str]) -> None:
+def check_versions(learner_versions: Mapping[str, str]) -> None:
     """Raise if this node's package versions differ from the learner's.
 
     Raises:
         ConfigurationError: naming this node and the differences.
     """
-    here = versions()
+    node_versions = versions()
     different = [
-        f"{name} {here[name]} instead of {version}"
-        for name, version in wanted.items()
-        if here[name] != version
+        f"{name} {node_versions[name]} instead of {version}"
+        for name, version in learner_versions.items()
+        if node_versions[name] != version
     ]
     require(
         not different,
@@ -284,11 +284,11 @@ def _signals_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handlers = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), before, strict=True):
+        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), handlers, strict=True):
             signal.signal(number, handler)
 
 
@@ -296,12 +296,12 @@ def _signals_kept() -> Iterator[None]:
 def _stderr_kept() -> Iterator[Callable[[], str]]:
     """Capture stderr, also of native code: Ray prints a line per second about a wrong token."""
     sys.stderr.flush()
-    before = os.dup(2)
+    saved_fd = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
             yield lambda: os.pread(file.fileno(), 100_000, 0).decode(errors="replace")
         finally:
             sys.stderr.flush()
-            os.dup2(before, 2)
-            os.close(before)
+            os.dup2(saved_fd, 2)
+            os.close(saved_fd)

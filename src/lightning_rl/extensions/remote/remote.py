@@ -164,7 +164,7 @@ class RemoteCollectors:
     @property
     def alive(self) -> int:
         """Number of collectors that can collect."""
-        return sum(one.status in ("idle", "collecting", "done") for one in self.remotes)
+        return sum(remote.status in ("idle", "collecting", "done") for remote in self.remotes)
 
     def take(self) -> ReceivedRollout:
         """Wait for the next rollout; its collector may then begin another.
@@ -179,8 +179,8 @@ class RemoteCollectors:
         began = self.clock()
         while True:
             self.poll(0.0)
-            found = self._choose()
-            if found is not None:
+            remote = self._choose()
+            if remote is not None:
                 break
             if self.closed:
                 raise BufferClosed("The collector is closed.")
@@ -189,19 +189,19 @@ class RemoteCollectors:
             if self._waits_too_long(began):
                 raise HungCollectorError(self._no_rollout_message()) from self._last_error()
             self.poll(LOOK_SECONDS)
-        rollout, found.state = found.value
-        taken = ReceivedRollout(found.index, found.version, rollout)
-        found.value, found.status = None, "idle"
+        rollout, remote.state = remote.value
+        received = ReceivedRollout(remote.index, remote.version, rollout)
+        remote.value, remote.status = None, "idle"
         self.counts.taken += 1
         self._training = True
         self._begin()
-        return taken
+        return received
 
     def _waits_too_long(self, began: float) -> bool:
         """Return whether no rollout came in time; the first start of a process has its own time."""
-        fresh = [one for one in self.remotes if one.failures == 0]
-        starts = any(one.status == "starting" for one in fresh)
-        since = max([began, *(one.since for one in fresh)])
+        unfailed = [remote for remote in self.remotes if remote.failures == 0]
+        starts = any(remote.status == "starting" for remote in unfailed)
+        since = max([began, *(remote.since for remote in unfailed)])
         return self.clock() - since > self.settings.timeout_s + (START_SECONDS if starts else 0.0)
 
     def skip(self) -> None:
@@ -214,10 +214,10 @@ class RemoteCollectors:
         self.version = version
         self._publications += 1
         # Send to at most MOST_SENT collectors, oldest weights first, to bound the learner's time.
-        collecting = [one for one in self.remotes if one.status == "collecting"]
-        for one in sorted(collecting, key=lambda one: one.last_sent)[:MOST_SENT]:
-            self.cluster.publish(one.handle, version)
-            one.last_sent = self._publications
+        collecting = [remote for remote in self.remotes if remote.status == "collecting"]
+        for remote in sorted(collecting, key=lambda remote: remote.last_sent)[:MOST_SENT]:
+            self.cluster.publish(remote.handle, version)
+            remote.last_sent = self._publications
         self.poll(0.0)
 
     def poll(self, timeout_s: float) -> None:
@@ -228,50 +228,57 @@ class RemoteCollectors:
             WriterError: from the last failure, if too few collectors are healthy.
         """
         now = self.clock()
-        for one in self.remotes:
-            if one.status == "failed" and now >= one.again_at:
-                self._start(one)
-        waiting = {one.request: one for one in self.remotes if one.request is not None}
+        for remote in self.remotes:
+            if remote.status == "failed" and now >= remote.again_at:
+                self._start(remote)
+        waiting = {remote.request: remote for remote in self.remotes if remote.request is not None}
         for request, answer in self.cluster.wait_for_answers(list(waiting), timeout_s):
             self._handle_answer(waiting[request], answer)
-        for one in self.remotes:
-            if one.status == "collecting" and self.clock() - one.since > self.settings.timeout_s:
-                hung = f"has not finished its rollout within {self.settings.timeout_s:g} s"
+        for remote in self.remotes:
+            waited_s = self.clock() - remote.since
+            if remote.status == "collecting" and waited_s > self.settings.timeout_s:
+                reason = f"has not finished its rollout within {self.settings.timeout_s:g} s"
                 self._fail(
-                    one, HungCollectorError(f"It {hung}: it hangs, or timeout_s is too short.")
+                    remote, HungCollectorError(f"It {reason}: it hangs, or timeout_s is too short.")
                 )
         self._begin()
 
     def end(self) -> None:
         """Kill all collectors."""
-        for one in self.remotes:
-            if one.handle is not None:
-                self.cluster.kill(one.handle)
-            one.handle = one.request = None
+        for remote in self.remotes:
+            if remote.handle is not None:
+                self.cluster.kill(remote.handle)
+            remote.handle = remote.request = None
 
     def state_dict(self, fetch: Callable[[Any], Any]) -> list[dict[str, Any]]:
         """Return the state before each collector's rollout; `fetch` makes it plain data."""
-        return [{"generation": one.generation, "loop": fetch(one.state)} for one in self.remotes]
+        return [
+            {"generation": remote.generation, "loop": fetch(remote.state)}
+            for remote in self.remotes
+        ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Restore a saved state before the start; collectors without a saved state begin fresh."""
-        for one, saved in zip(self.remotes, state, strict=False):
-            one.generation, one.state = saved["generation"], saved["loop"]
+        for remote, saved in zip(self.remotes, state, strict=False):
+            remote.generation, remote.state = saved["generation"], saved["loop"]
 
     # --- when a rollout may begin, and which one is next ---
 
     def _begin(self) -> None:
         if self.closed:
             return
-        for one in sorted(self.remotes, key=lambda one: one.begun):
-            if one.status == "idle" and self._may_start_rollout(self.version):
-                one.request = self.cluster.collect(one.handle, self.version)
-                one.status, one.version, one.since = "collecting", self.version, self.clock()
-                one.begun, one.last_sent = self.counts.begun, self._publications
+        for remote in sorted(self.remotes, key=lambda remote: remote.begun):
+            if remote.status == "idle" and self._may_start_rollout(self.version):
+                remote.request = self.cluster.collect(remote.handle, self.version)
+                remote.status, remote.since = "collecting", self.clock()
+                remote.version = self.version
+                remote.begun, remote.last_sent = self.counts.begun, self._publications
                 self.counts.begun += 1
 
     def _may_start_rollout(self, begun_with: int) -> bool:
-        under_way = [one.version for one in self.remotes if one.status in ("collecting", "done")]
+        under_way = [
+            remote.version for remote in self.remotes if remote.status in ("collecting", "done")
+        ]
         return self._all_fresh([*under_way, begun_with], self.version + self._training)
 
     def _all_fresh(self, begun_with: list[int], turn: int) -> bool:
@@ -279,51 +286,52 @@ class RemoteCollectors:
         if self.settings.overflow == "overwrite":
             return True
         oldest_first = enumerate(sorted(begun_with))
-        return all(turn + i - version <= self.settings.max_staleness for i, version in oldest_first)
+        limit = self.settings.max_staleness
+        return all(turn + place - version <= limit for place, version in oldest_first)
 
     def _choose(self) -> Remote | None:
-        under_way = [one for one in self.remotes if one.status in ("collecting", "done")]
-        for one in sorted(under_way, key=lambda one: one.begun):
-            others = [other.version for other in under_way if other is not one]
-            if one.status == "done" and self._all_fresh(others, self.version + 1):
-                return one
+        under_way = [remote for remote in self.remotes if remote.status in ("collecting", "done")]
+        for remote in sorted(under_way, key=lambda remote: remote.begun):
+            versions = [other.version for other in under_way if other is not remote]
+            if remote.status == "done" and self._all_fresh(versions, self.version + 1):
+                return remote
         return None
 
     # --- what collectors answer ---
 
-    def _start(self, one: Remote) -> None:
-        seed = self.seed_of(one.index, one.generation)
-        one.handle, one.request = self.cluster.start(one.index, seed, one.state)
-        one.status, one.since = "starting", self.clock()
+    def _start(self, remote: Remote) -> None:
+        seed = self.seed_of(remote.index, remote.generation)
+        remote.handle, remote.request = self.cluster.start(remote.index, seed, remote.state)
+        remote.status, remote.since = "starting", self.clock()
 
-    def _handle_answer(self, one: Remote, answer: Answer) -> None:
+    def _handle_answer(self, remote: Remote, answer: Answer) -> None:
         if answer.error is not None:
-            self._fail(one, answer.error)
+            self._fail(remote, answer.error)
             return
-        one.request = None
-        if one.status == "starting":
-            one.state = answer.value
-            one.status = "idle"
+        remote.request = None
+        if remote.status == "starting":
+            remote.state = answer.value
+            remote.status = "idle"
         else:
-            one.value = answer.value
-            one.status, one.failures, one.healthy, one.error = "done", 0, True, None
+            remote.value = answer.value
+            remote.status, remote.failures, remote.healthy, remote.error = "done", 0, True, None
 
-    def _fail(self, one: Remote, error: Exception) -> None:
-        self.cluster.kill(one.handle)
+    def _fail(self, remote: Remote, error: Exception) -> None:
+        self.cluster.kill(remote.handle)
         hung = isinstance(error, HungCollectorError)
         if isinstance(error, ConfigurationError) and not hung and not self.counts.taken:
             raise error
-        self.counts.lost += one.status == "collecting"
+        self.counts.lost += remote.status == "collecting"
         self.counts.restarts += 1
-        waits = min(self.settings.back_off_s * 2**one.failures, LONGEST_BACK_OFF)
-        one.failures += 1
-        one.generation += 1
-        one.status, one.healthy, one.error = "failed", False, error
-        one.handle = one.request = one.state = None
-        one.again_at = self.clock() + waits
+        wait_s = min(self.settings.back_off_s * 2**remote.failures, LONGEST_BACK_OFF)
+        remote.failures += 1
+        remote.generation += 1
+        remote.status, remote.healthy, remote.error = "failed", False, error
+        remote.handle = remote.request = remote.state = None
+        remote.again_at = self.clock() + wait_s
         reason = str(error).partition("\n")[0]
         warnings.warn(
-            f"Collector {one.index} failed, and is replaced in {waits:g} s: "
+            f"Collector {remote.index} failed, and is replaced in {wait_s:g} s: "
             f"{type(error).__name__}: {reason}",
             stacklevel=2,
         )
@@ -331,20 +339,20 @@ class RemoteCollectors:
         if healthy < self.settings.min_healthy:
             raise WriterError(
                 f"{healthy} of {self.count} collectors are healthy, but min_healthy is "
-                f"{self.settings.min_healthy}. Collector {one.index} failed: "
+                f"{self.settings.min_healthy}. Collector {remote.index} failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
     def _last_error(self) -> Exception | None:
-        return next((one.error for one in self.remotes if one.error is not None), None)
+        return next((remote.error for remote in self.remotes if remote.error is not None), None)
 
     def _no_rollout_message(self) -> str:
-        kinds = [one.status for one in self.remotes]
-        seen = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        statuses = [remote.status for remote in self.remotes]
+        counts = ", ".join(f"{statuses.count(kind)} {kind}" for kind in dict.fromkeys(statuses))
         error = self._last_error()
         cause = "" if error is None else f" The last error was {type(error).__name__}: {error}"
         return (
             f"No rollout came within {self.settings.timeout_s:g} s. States of the {self.count} "
-            f"collectors: {seen}. A starting collector waits for a free node or for its env. Raise "
-            f"timeout_s if a rollout takes longer.{cause}"
+            f"collectors: {counts}. A starting collector waits for a free node or for its env. "
+            f"Raise timeout_s if a rollout takes longer.{cause}"
         )

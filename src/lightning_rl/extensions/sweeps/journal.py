@@ -101,43 +101,48 @@ class SweepJournal:
         except ConfigurationError:
             raise
         except Exception as error:  # Optuna replays lines without checks: any error is possible
-            why = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
             raise ConfigurationError(
-                f"{self.path} cannot be read: {why}. Begin a new sweep."
+                f"{self.path} cannot be read: {cause}. Begin a new sweep."
             ) from error
         require(not changed, f"{self.path} belongs to a sweep with another trainer.best_mode.")
 
     def trials(self) -> dict[int, FrozenTrial]:
         """Return the latest attempt of each started trial, by its number."""
-        found: dict[int, FrozenTrial] = {}
-        for one in self._study.get_trials(deepcopy=False):
+        latest: dict[int, FrozenTrial] = {}
+        for attempt in self._study.get_trials(deepcopy=False):
             require(
-                self._is_ours(one, len(found)),
+                self._is_ours(attempt, len(latest)),
                 f"{self.path} was changed: it has a trial that does not belong to this sweep: "
-                f"{one.user_attrs} {one.params}. Begin a new sweep.",
+                f"{attempt.user_attrs} {attempt.params}. Begin a new sweep.",
             )
-            found[self._number(one)] = one
-        return found
+            latest[self._number(attempt)] = attempt
+        return latest
 
-    def _number(self, one: FrozenTrial) -> int:
-        attrs = one.user_attrs
+    def _number(self, attempt: FrozenTrial) -> int:
+        attrs = attempt.user_attrs
         return int(attrs["point"] * len(self._seeds) + self._seeds.index(attrs["seed"]))
 
-    def _is_ours(self, one: FrozenTrial, begun: int) -> bool:
-        attrs = one.user_attrs
-        params = [*one.system_attrs.get("fixed_params", {}).items(), *one.params.items()]
+    def _is_ours(self, attempt: FrozenTrial, started: int) -> bool:
+        attrs = attempt.user_attrs
+        params = [*attempt.system_attrs.get("fixed_params", {}).items(), *attempt.params.items()]
         return (
             type(attrs.get("point")) is int
             and attrs["point"] >= 0
             and type(attrs.get("seed")) is int
             and attrs["seed"] in self._seeds
-            and self._number(one) <= min(begun, self.total - 1)
-            and all(name in self._space and holds(self._space[name], of) for name, of in params)
-            and all(self._space[name] == of for name, of in one.distributions.items())
-            and (one.values is None or (len(one.values) == 1 and type(one.values[0]) is float))
-            and (one.values is not None or one.state != TrialState.COMPLETE)
-            and all(type(step) is int for step in one.intermediate_values)
-            and all(type(score) is float for score in one.intermediate_values.values())
+            and self._number(attempt) <= min(started, self.total - 1)
+            and all(
+                name in self._space and holds(self._space[name], value) for name, value in params
+            )
+            and all(self._space[name] == value for name, value in attempt.distributions.items())
+            and (
+                attempt.values is None
+                or (len(attempt.values) == 1 and type(attempt.values[0]) is float)
+            )
+            and (attempt.values is not None or attempt.state != TrialState.COMPLETE)
+            and all(type(step) is int for step in attempt.intermediate_values)
+            and all(type(score) is float for score in attempt.intermediate_values.values())
         )
 
     def enter(self) -> None:
@@ -172,14 +177,14 @@ class SweepJournal:
         # Each point has its own sampler: its random numbers depend only on the journal.
         self._study.sampler = sampler_of(self._settings, waiting[0].user_attrs["point"])
         try:
-            asked = self._study.ask(self._space)
+            trial = self._study.ask(self._space)
         except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ConfigurationError(
                 f"sweep.search: {self._settings.search} of Optuna fails: {error}"
             ) from error
-        seed = asked.user_attrs["seed"]
-        number = asked.user_attrs["point"] * len(self._seeds) + self._seeds.index(seed)
-        return Trial(number, seed, decoded(self._space, asked.params), asked)
+        seed = trial.user_attrs["seed"]
+        number = trial.user_attrs["point"] * len(self._seeds) + self._seeds.index(seed)
+        return Trial(number, seed, decoded(self._space, trial.params), trial)
 
     def _queue_next(self, trials: dict[int, FrozenTrial]) -> None:
         point, seed = divmod(len(trials), len(self._seeds))
@@ -193,11 +198,11 @@ class SweepJournal:
             params = encoded(self._space, settings.first[point])
         self._study.enqueue_trial(params, {"point": point, "seed": self._seeds[seed]})
 
-    def _queue_again(self, one: FrozenTrial) -> None:
-        if one.state == TrialState.RUNNING:
-            self._study.tell(one.number, state=TrialState.FAIL)
-        params = {**one.system_attrs.get("fixed_params", {}), **one.params}
-        attrs = {name: one.user_attrs[name] for name in ("point", "seed")}
+    def _queue_again(self, attempt: FrozenTrial) -> None:
+        if attempt.state == TrialState.RUNNING:
+            self._study.tell(attempt.number, state=TrialState.FAIL)
+        params = {**attempt.system_attrs.get("fixed_params", {}), **attempt.params}
+        attrs = {name: attempt.user_attrs[name] for name in ("point", "seed")}
         self._study.enqueue_trial(params, attrs)
 
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:

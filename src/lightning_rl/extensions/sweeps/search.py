@@ -36,51 +36,55 @@ Point = dict[str, Any]
 """One value for each setting of a space."""
 
 
-def space_of(given: Mapping[str, Any]) -> Space:
+def space_of(user_space: Mapping[str, Any]) -> Space:
     """Read a search space: `{setting: [value, ...]}`, `{setting: {low: a, high: b, ...}}`."""
-    return {name: _distribution(f"sweep.space: {name}", value) for name, value in given.items()}
+    return {name: _distribution(f"sweep.space: {name}", of) for name, of in user_space.items()}
 
 
-def _distribution(where: str, value: Any) -> BaseDistribution:
+def _distribution(path: str, value: Any) -> BaseDistribution:
     if isinstance(value, list):
-        require(len(value) > 0, f"{where} is an empty list: add values.")
-        texts = [json.dumps(one, default=str) for one in value]  # YAML has dates
-        twice = next((one for one in texts if texts.count(one) > 1), None)
-        require(twice is None, f"{where} has {twice} twice: each value is tried once per seed.")
+        require(len(value) > 0, f"{path} is an empty list: add values.")
+        texts = [json.dumps(choice, default=str) for choice in value]  # YAML has dates
+        duplicate = next((text for text in texts if texts.count(text) > 1), None)
+        require(
+            duplicate is None, f"{path} has {duplicate} twice: each value is tried once per seed."
+        )
         return CategoricalDistribution(texts)
     shapes = "a list of values, [0.1, 0.2], or a range, {low: 1.0e-5, high: 1.0e-2, log: true}"
-    require(isinstance(value, dict), f"{where} must be {shapes}; got {value!r}.")
+    require(isinstance(value, dict), f"{path} must be {shapes}; got {value!r}.")
     for key in value:
         require(
             key in RANGE,
-            f"{where}: a range has no '{key}'; it has {', '.join(RANGE)}{closest(key, RANGE)}.",
+            f"{path}: a range has no '{key}'; it has {', '.join(RANGE)}{closest(key, RANGE)}.",
         )
-    require({"low", "high"} <= set(value), f"{where}: a range needs low and high; got {value!r}.")
+    require({"low", "high"} <= set(value), f"{path}: a range needs low and high; got {value!r}.")
     numbers = {key: value[key] for key in ("low", "high", "step") if value.get(key) is not None}
     for key, number in numbers.items():
         cure = " (YAML takes 1e-5 for a text: write 1.0e-5)" if isinstance(number, str) else ""
-        require(_is_number(number), f"{where}: {key} must be a number, got {number!r}{cure}.")
+        require(_is_number(number), f"{path}: {key} must be a number, got {number!r}{cure}.")
     log = value.get("log", False)
-    require(isinstance(log, bool), f"{where}: log must be true or false, got {log!r}.")
-    whole = all(isinstance(number, int) for number in numbers.values())
+    require(isinstance(log, bool), f"{path}: log must be true or false, got {log!r}.")
+    integral = all(isinstance(number, int) for number in numbers.values())
     try:
         return (
-            IntDistribution(**numbers, log=log) if whole else FloatDistribution(**numbers, log=log)
+            IntDistribution(**numbers, log=log)
+            if integral
+            else FloatDistribution(**numbers, log=log)
         )
     except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type(): excludes bool
 
 
-def holds(allowed: BaseDistribution, value: Any) -> bool:
+def holds(distribution: BaseDistribution, value: Any) -> bool:
     """Return whether a setting allows a value, in Optuna's encoding."""
-    if isinstance(allowed, CategoricalDistribution):
-        return value in allowed.choices
-    assert isinstance(allowed, IntDistribution | FloatDistribution)
-    return _is_number(value) and allowed.low <= value <= allowed.high
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return _is_number(value) and distribution.low <= value <= distribution.high
 
 
 def encoded(space: Space, point: Point) -> Point:
@@ -94,21 +98,21 @@ def encoded(space: Space, point: Point) -> Point:
 def decoded(space: Space, params: Point) -> Point:
     """Return a point from Optuna's encoding, in the order of its space."""
     return {
-        name: json.loads(params[name]) if _is_choice(of) else params[name]
-        for name, of in space.items()
+        name: json.loads(params[name]) if _is_choice(distribution) else params[name]
+        for name, distribution in space.items()
     }
 
 
-def _is_choice(allowed: BaseDistribution) -> bool:
-    return isinstance(allowed, CategoricalDistribution)
+def _is_choice(distribution: BaseDistribution) -> bool:
+    return isinstance(distribution, CategoricalDistribution)
 
 
-def ends_of(allowed: BaseDistribution) -> Sequence[Any]:
+def ends_of(distribution: BaseDistribution) -> Sequence[Any]:
     """Return all values of a list, or both ends of a range."""
-    if isinstance(allowed, CategoricalDistribution):
-        return [json.loads(str(one)) for one in allowed.choices]
-    assert isinstance(allowed, IntDistribution | FloatDistribution)
-    return [allowed.low, allowed.high]
+    if isinstance(distribution, CategoricalDistribution):
+        return [json.loads(str(text)) for text in distribution.choices]
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return [distribution.low, distribution.high]
 
 
 def check_first(space: Space, points: Sequence[Point]) -> None:
@@ -127,48 +131,50 @@ def check_first(space: Space, points: Sequence[Point]) -> None:
         )
         for name, value in encoded(space, point).items():
             ends = ends_of(space[name])
-            between = "among {}" if _is_choice(space[name]) else "from {} to {}"
-            there = (", ".join(map(str, ends)),) if _is_choice(space[name]) else ends
+            allowed = "among {}" if _is_choice(space[name]) else "from {} to {}"
+            ends_shown = (", ".join(map(str, ends)),) if _is_choice(space[name]) else ends
             require(
                 holds(space[name], value),
                 f"sweep.first: {name} is {point[name]!r}, but sweep.space has it "
-                f"{between.format(*there)}.",
+                f"{allowed.format(*ends_shown)}.",
             )
 
 
 def size_of(space: Space) -> int:
     """Return the number of points of a grid."""
-    ranges = [name for name, allowed in space.items() if not _is_choice(allowed)]
+    ranges = [name for name, distribution in space.items() if not _is_choice(distribution)]
     require(
         not ranges,
         f"sweep.search: grid tries every value, but {', '.join(ranges)} is a range: list the "
         "values, or choose sweep.search: random.",
     )
-    return math.prod(len(ends_of(allowed)) for allowed in space.values())
+    return math.prod(len(ends_of(distribution)) for distribution in space.values())
 
 
 def grid_point(space: Space, number: int) -> Point:
     """Return a point of a grid, in Optuna's encoding; the last setting changes fastest."""
-    choices = [allowed.choices for allowed in space.values()]  # type: ignore[attr-defined]  # all are categorical
-    places = np.unravel_index(number, [len(values) for values in choices])
-    return {name: of[i] for name, of, i in zip(space, choices, places, strict=True)}
+    choices = [distribution.choices for distribution in space.values()]  # type: ignore[attr-defined]  # all are categorical
+    indices = np.unravel_index(number, [len(choice) for choice in choices])
+    return {name: values[i] for name, values, i in zip(space, choices, indices, strict=True)}
 
 
 def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampler:
     """Make the sampler of a point from `settings.seed` and the number of the point alone."""
-    how = settings.search
+    search = settings.search
     require(
-        how not in (GRID, RANDOM) or not settings.search_args,
-        f"sweep.search_args: {how} takes none.",
+        search not in (GRID, RANDOM) or not settings.search_args,
+        f"sweep.search_args: {search} takes none.",
     )
     seed = int(np.random.SeedSequence([settings.seed, point]).generate_state(1)[0])
-    if how in (GRID, RANDOM):
+    if search in (GRID, RANDOM):
         return optuna.samplers.RandomSampler(seed=seed)
-    if how == "QMCSampler":
+    if search == "QMCSampler":
         seed = settings.seed  # one sequence for all points; the journal stores its position
-    known = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
+    searches = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
     args = {"seed": seed, **settings.search_args}
-    sampler: optuna.samplers.BaseSampler = _made(optuna.samplers, "search", how, args, known)
+    sampler: optuna.samplers.BaseSampler = _construct(
+        optuna.samplers, "search", search, args, searches
+    )
     return sampler
 
 
@@ -177,20 +183,20 @@ def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
     if settings.pruner is None:
         require(not settings.pruner_args, "sweep.pruner_args needs sweep.pruner: name a pruner.")
         return optuna.pruners.NopPruner()  # with None, Optuna would use its own default
-    known = [name for name in optuna.pruners.__all__ if name != "BasePruner"]
-    pruner: optuna.pruners.BasePruner = _made(
-        optuna.pruners, "pruner", settings.pruner, settings.pruner_args, known
+    pruners = [name for name in optuna.pruners.__all__ if name != "BasePruner"]
+    pruner: optuna.pruners.BasePruner = _construct(
+        optuna.pruners, "pruner", settings.pruner, settings.pruner_args, pruners
     )
     return pruner
 
 
-def _made(
-    module: Any, setting: str, name: str | None, args: Mapping[str, Any], known: Sequence[str]
+def _construct(
+    module: Any, setting: str, name: str | None, args: Mapping[str, Any], allowed: Sequence[str]
 ) -> Any:
     require(
-        name in known,
-        f"sweep.{setting} must be one of {', '.join(known)}; got '{name}'"
-        f"{closest(str(name), known)}.",
+        name in allowed,
+        f"sweep.{setting} must be one of {', '.join(allowed)}; got '{name}'"
+        f"{closest(str(name), allowed)}.",
     )
     try:
         with warnings.catch_warnings():

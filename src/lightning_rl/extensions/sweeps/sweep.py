@@ -81,33 +81,33 @@ OUTCOMES = {
 
 def sweep(options: Sequence[str], command_line: CommandLine) -> None:
     """Begin or resume a sweep."""
-    own, rest = _apart(options)
+    sweep_options, fit_options = _apart(options)
     if "-h" in options or "--help" in options:
         sweep_parser().parse_args(["--help"])  # exits
-    settings = sweep_settings(own)
-    made = (
-        _new(settings, rest, command_line.parse)
-        if value_of("--resume", own) is None
-        else _existing(settings, own, rest)
+    settings = sweep_settings(sweep_options)
+    runner = (
+        _new(settings, fit_options, command_line.parse)
+        if value_of("--resume", sweep_options) is None
+        else _existing(settings, sweep_options, fit_options)
     )
-    made.run(command_line.run)
+    runner.run(command_line.run)
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    own: list[str] = []
-    rest: list[str] = []
-    into = rest
+    sweep_options: list[str] = []
+    fit_options: list[str] = []
+    target = fit_options
     for option in options:
         if option.startswith("-"):
             flag = option.partition("=")[0]
-            into = own if flag.split(".")[0] in ("--sweep", "--resume") else rest
-        into.append(option)
-    return own, rest
+            target = sweep_options if flag.split(".")[0] in ("--sweep", "--resume") else fit_options
+        target.append(option)
+    return sweep_options, fit_options
 
 
 def _new(
     settings: SweepSettings,
-    rest: Sequence[str],
+    fit_options: Sequence[str],
     parse: Callable[[Sequence[str], Sequence[Sequence[str]]], str],
 ) -> "_Sweep":
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
@@ -115,22 +115,23 @@ def _new(
             "--ckpt_path": "to start trials from a policy, set --trainer.init_from",
             "--seed_everything": "set --sweep.seeds",
         }.get(name, "each trial has its own directory, in --output_dir")
-        require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
+        require(value_of(name, fit_options) is None, f"A sweep takes no {name}: {cure}.")
     require(
-        value_of("--config", rest) is not None or value_of("--model", rest) is not None,
+        value_of("--config", fit_options) is not None
+        or value_of("--model", fit_options) is not None,
         "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep. "
         f"Shipped: {', '.join(shipped_configs())}.",
     )
-    text = parse(rest, list(_probes(_space_of(settings))))
+    text = parse(fit_options, list(_probes(_space_of(settings))))
     base = read_yaml(text, "The configuration")
     if settings.seeds is None:
         settings.seeds = [base["seed_everything"]]
-    made = _Sweep(Path(), settings, text)  # checks the settings before the directory exists
-    made.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
-    made.directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(made.directory / BASE, lambda file: file.write(text.encode()))
-    made.save_settings()
-    return made
+    runner = _Sweep(Path(), settings, text)  # checks the settings before the directory exists
+    runner.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
+    runner.directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(runner.directory / BASE, lambda file: file.write(text.encode()))
+    runner.save_settings()
+    return runner
 
 
 def _space_of(settings: SweepSettings) -> Space:
@@ -143,9 +144,9 @@ def _space_of(settings: SweepSettings) -> Space:
 def _probes(space: Space) -> Iterator[list[str]]:
     """Yield options that together cover each value of each list, and both ends of each range."""
     # A parse takes 0.2 s: parse as often as the longest list is long.
-    values = {name: ends_of(allowed) for name, allowed in space.items()}
+    values = {name: ends_of(distribution) for name, distribution in space.items()}
     for i in range(max(map(len, values.values()), default=0)):
-        yield [f"--{name}={_typed(of[i % len(of)])}" for name, of in values.items()]
+        yield [f"--{name}={_typed(ends[i % len(ends)])}" for name, ends in values.items()]
 
 
 def _typed(value: Any) -> str:
@@ -156,45 +157,50 @@ def _flags(options: Sequence[str]) -> set[str]:
     return {option.partition("=")[0] for option in options if option.startswith("-")}
 
 
-def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
+def _existing(
+    typed_settings: SweepSettings, sweep_options: Sequence[str], fit_options: Sequence[str]
+) -> "_Sweep":
     allowed = {f"--sweep.{name}" for name in CHANGEABLE}
-    wrong = (_flags(own) - allowed - {"--resume"}) | (
-        _flags(rest) - {"--output_dir", "--trust_code"}
+    unchangeable = (_flags(sweep_options) - allowed - {"--resume"}) | (
+        _flags(fit_options) - {"--output_dir", "--trust_code"}
     )
     require(
-        not wrong,
-        f"A resumed sweep keeps its settings: {', '.join(sorted(wrong))} cannot be changed, but "
-        f"{', '.join(sorted(allowed))} can.",
+        not unchangeable,
+        f"A resumed sweep keeps its settings: {', '.join(sorted(unchangeable))} cannot be changed, "
+        f"but {', '.join(sorted(allowed))} can.",
     )
-    directory = _found(str(value_of("--resume", own)), value_of("--output_dir", rest) or "outputs")
-    kept = kept_settings(directory / SETTINGS)
+    directory = _sweep_directory(
+        str(value_of("--resume", sweep_options)), value_of("--output_dir", fit_options) or "outputs"
+    )
+    settings = kept_settings(directory / SETTINGS)
     require(
-        kept.search not in UNPICKLING or (value_of("--trust_code", rest) or "").lower() == "true",
-        f"sweep.search of {directory} is {kept.search}, which unpickles the content of {JOURNAL}: "
-        "that can run code. Add --trust_code true if only you can write there.",
+        settings.search not in UNPICKLING
+        or (value_of("--trust_code", fit_options) or "").lower() == "true",
+        f"sweep.search of {directory} is {settings.search}, which unpickles the content of "
+        f"{JOURNAL}: that can run code. Add --trust_code true if only you can write there.",
     )
-    before = kept.trials
+    saved_trials = settings.trials
     for name in CHANGEABLE:
-        if f"--sweep.{name}" in _flags(own):
-            setattr(kept, name, getattr(settings, name))
+        if f"--sweep.{name}" in _flags(sweep_options):
+            setattr(settings, name, getattr(typed_settings, name))
     require(
-        kept.trials is None or before is None or kept.trials >= before,
-        f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
+        settings.trials is None or saved_trials is None or settings.trials >= saved_trials,
+        f"sweep.trials was {saved_trials}, and can only grow: got {settings.trials}.",
     )
-    return _Sweep(directory, kept, read_text(directory / BASE, directory))
+    return _Sweep(directory, settings, read_text(directory / BASE, directory))
 
 
-def _found(given: str, output_dir: str) -> Path:
-    if given == "last":
-        found = list(expanded(output_dir).glob(f"*/{SETTINGS}"))
-        require(len(found) > 0, f"There is no sweep in '{output_dir}': begin one, or set its path.")
-        return max(found, key=lambda path: path.stat().st_mtime).parent
-    directory = expanded(given)
-    there = sorted(path.parent.name for path in directory.parent.glob(f"*/{SETTINGS}"))
+def _sweep_directory(path_or_last: str, output_dir: str) -> Path:
+    if path_or_last == "last":
+        files = list(expanded(output_dir).glob(f"*/{SETTINGS}"))
+        require(len(files) > 0, f"There is no sweep in '{output_dir}': begin one, or set its path.")
+        return max(files, key=lambda path: path.stat().st_mtime).parent
+    directory = expanded(path_or_last)
+    sweep_names = sorted(path.parent.name for path in directory.parent.glob(f"*/{SETTINGS}"))
     earlier = (directory / "sweep.json").is_file()
     require(
         (directory / SETTINGS).is_file(),
-        f"No sweep at {directory}: it has no {SETTINGS}{closest(directory.name, there)}. "
+        f"No sweep at {directory}: it has no {SETTINGS}{closest(directory.name, sweep_names)}. "
         + ("It was written by an earlier version: begin a new sweep." if earlier else "")
         + ("" if earlier else "Give the directory of a sweep, or last."),
     )
@@ -252,21 +258,21 @@ class _Sweep:
         self.settings.seeds = seeds
 
     def _check_search(self) -> None:
-        given = self.settings
-        ranged = any(isinstance(values, dict) for values in given.space.values())
-        given.search = given.search or (RANDOM if ranged else GRID)
-        check_first(self.space, given.first)
-        check_range("sweep.seed", given.seed, minimum=0)
-        check_range("sweep.trials", given.trials, minimum=1, maximum=MOST_TRIALS)
-        point_count(given, self.space)
-        sampler_of(given, 0), pruner_of(given)  # raise if Optuna lacks them
+        settings = self.settings
+        ranged = any(isinstance(values, dict) for values in settings.space.values())
+        settings.search = settings.search or (RANDOM if ranged else GRID)
+        check_first(self.space, settings.first)
+        check_range("sweep.seed", settings.seed, minimum=0)
+        check_range("sweep.trials", settings.trials, minimum=1, maximum=MOST_TRIALS)
+        point_count(settings, self.space)
+        sampler_of(settings, 0), pruner_of(settings)  # raise if Optuna lacks them
         require(
-            given.search != GRID or given.trials is None,
-            f"sweep.trials is {given.trials}, but a grid tries every point: remove it, or choose "
-            "sweep.search: random.",
+            settings.search != GRID or settings.trials is None,
+            f"sweep.trials is {settings.trials}, but a grid tries every point: remove it, or "
+            "choose sweep.search: random.",
         )
         require(
-            given.search != GRID or not given.first,
+            settings.search != GRID or not settings.first,
             "sweep.first is tried before the points of a search, but a grid tries every point: "
             "remove it, or choose sweep.search: random.",
         )
@@ -308,8 +314,8 @@ class _Sweep:
         journal = self.journal
         done = journal.count(TrialState.COMPLETE, TrialState.PRUNED)
         tell(f"Sweep directory: {self.directory}")
-        left = f", {done} of them done" if done else ""
-        tell(f"{journal.total} trials{left}, {self.jobs} at a time")
+        done_text = f", {done} of them done" if done else ""
+        tell(f"{journal.total} trials{done_text}, {self.jobs} at a time")
         all_begun = False
         with self._signals():
             try:
@@ -332,7 +338,7 @@ class _Sweep:
 
     def _run_of(self, trial: Trial) -> str | None:
         """Return the run directory of a trial to resume; remove one without a checkpoint."""
-        kept = None
+        resumable = None
         runs = sorted(self.directory.glob(f"{trial.name}_2*"))
         for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
             is_log = path.suffix == ".log"
@@ -342,10 +348,10 @@ class _Sweep:
                 "kind of file: remove it.",
             )
             if (path / CHECKPOINTS / "last.ckpt").is_file():
-                kept = path.name
+                resumable = path.name
             elif not is_log:
                 shutil.rmtree(path)
-        return kept
+        return resumable
 
     def _begin(self, trial: Trial, begin: Begin) -> None:
         run = self._run_of(trial)
@@ -359,10 +365,10 @@ class _Sweep:
             # Trust the configuration, which the sweep wrote, and which may name the user's code.
             arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
             arguments += ["--output_dir", str(self.directory)]
-        again = "continues" if run else "begins"
+        verb = "continues" if run else "begins"
         short = short_names(list(trial.point))
         point_text = "".join(f", {short[name]} {value_text(trial.point, name)}" for name in short)
-        tell(f"{self._title(trial)} {again}: seed {trial.seed}{point_text}")
+        tell(f"{self._title(trial)} {verb}: seed {trial.seed}{point_text}")
         log = self.directory / f"{trial.name}.log"
         process = TrialProcess(begin, arguments, self._threads, log)
         self._running[trial.number] = _Running(trial, process)
@@ -388,21 +394,21 @@ class _Sweep:
         curve, run = self._curve(trial), self._run_of(trial)
         pruned = running.pruned and code != 0
         ended_by = max(-code, code - 128)
-        score, why = None, ""
+        score, reason = None, ""
         if (code == 0 or pruned) and run is not None:
             if curve:
-                scores = [one for _, one in curve]
+                scores = [evaluation for _, evaluation in curve]
                 best = max(scores) if self.mode == "max" else min(scores)
                 score = scores[-1] if self.settings.score == "last" else best
             else:
-                why = f"it was not evaluated by {self.metric}"
+                reason = f"it was not evaluated by {self.metric}"
         elif ended_by in list(signal.Signals):
-            why = f"ended by {signal.Signals(ended_by).name}"
+            reason = f"ended by {signal.Signals(ended_by).name}"
         else:
-            why = running.process.last_line()
+            reason = running.process.last_line()
         self.journal.report(trial, curve)  # the pruner compares other trials with it
         self.journal.finish(trial, score, pruned=pruned)
-        outcome = f"failed: {why} (full output: {self.directory / f'{trial.name}.log'})"
+        outcome = f"failed: {reason} (full output: {self.directory / f'{trial.name}.log'})"
         if score is not None:
             outcome = (
                 f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "
@@ -411,13 +417,13 @@ class _Sweep:
         tell(f"{self._title(trial)} {outcome}")
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
-        found = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
-        if not found:
+        tables = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
+        if not tables:
             return []
-        steps, columns = read_columns(found[-1].parents[1], [self.metric])
+        steps, columns = read_columns(tables[-1].parents[1], [self.metric])
         scores = columns[self.metric]
         pairs = zip(steps, scores, strict=True)
-        return [(int(at), float(one)) for at, one in pairs if math.isfinite(one)]
+        return [(int(step), float(score)) for step, score in pairs if math.isfinite(score)]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -426,9 +432,9 @@ class _Sweep:
                 self._hurried |= number != signal.SIGHUP  # a shell repeats it
                 return
             self._signal = number
-            again = " (again to stop them immediately)"
+            hint = " (again to stop them immediately)"
             name = signal.Signals(number).name
-            tell_from_handler(f"{name}: the running trials save and stop{again}")
+            tell_from_handler(f"{name}: the running trials save and stop{hint}")
 
         restore = handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handle)
         try:
@@ -472,8 +478,8 @@ class _Sweep:
         for _, cells in rows:
             table.add_row(*cells)
         if not console.is_terminal:  # a file has no width: write one line per row
-            whole = console.measure(table, options=console.options.update(max_width=10_000))
-            console.width = max(console.width, whole.maximum)
+            measurement = console.measure(table, options=console.options.update(max_width=10_000))
+            console.width = max(console.width, measurement.maximum)
         console.print(table)
         console.print(f"Written to {self.journal.path}")
         console.print(f"Report:    rl-cli report {self.directory} --output report.html")
@@ -483,11 +489,11 @@ class _Sweep:
         centre = iqm([scores]) if scores else None
         low, high = interval_of_iqm([scores]) if len(scores) > 1 else (None, None)
         outcomes = [OUTCOMES[trial.state] for trial in trials]
-        counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
+        counts = ", ".join(f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes))
         interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
         values = [value_text(point, name) for name in point]
-        shown = "" if centre is None else f"{centre:.6g}"
-        return centre, [*values, str(len(scores)), shown, interval, counts]
+        score = "" if centre is None else f"{centre:.6g}"
+        return centre, [*values, str(len(scores)), score, interval, counts]
 
 
 def _count(devices: int | str | list[int]) -> int:

@@ -90,25 +90,25 @@ def sweep_parser() -> OptionParser:
     return parser
 
 
-def sweep_settings(own: Sequence[str]) -> SweepSettings:
+def sweep_settings(options: Sequence[str]) -> SweepSettings:
     """Read the settings from options that begin with `--sweep` or `--resume`."""
-    arguments = list(own)
-    given: dict[str, Any] = {}  # from YAML, unless a later option overrides it
-    for i, option in enumerate(own):
+    arguments = list(options)
+    from_yaml: dict[str, Any] = {}  # unless a later option overrides it
+    for i, option in enumerate(options):
         flag, _, inline = option.partition("=")
         if flag.startswith("--sweep."):
             name = _check_name(flag.removeprefix("--sweep."), "--sweep has no option")
-            given.pop(name, None)
+            from_yaml.pop(name, None)
         elif flag == "--sweep":
             at = i if inline else i + 1
-            require(at < len(own), "--sweep needs a YAML file, or YAML.")
-            text, name = _text_of(inline or own[at])
+            require(at < len(options), "--sweep needs a YAML file, or YAML.")
+            text, name = _text_of(inline or options[at])
             content = _content(text, name)
             arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
-            given |= content
-    with explained_refusals(own):
+            from_yaml |= content
+    with explained_refusals(options):
         parsed = sweep_parser().parse_args(arguments)
-    return _settings(parsed, given)
+    return _settings(parsed, from_yaml)
 
 
 def kept_settings(path: Path) -> SweepSettings:
@@ -119,34 +119,34 @@ def kept_settings(path: Path) -> SweepSettings:
     return _settings(parsed, content)
 
 
-def _settings(parsed: Namespace, given: dict[str, Any]) -> SweepSettings:
+def _settings(parsed: Namespace, from_yaml: dict[str, Any]) -> SweepSettings:
     # The parser reads a string of any type as YAML again: a quoted "off" would become false.
-    as_read = {name: value for name, value in given.items() if name in OF_ANY_TYPE}
-    return SweepSettings(**parsed.sweep.as_dict() | as_read)
+    raw_values = {name: value for name, value in from_yaml.items() if name in OF_ANY_TYPE}
+    return SweepSettings(**parsed.sweep.as_dict() | raw_values)
 
 
 def _check_name(path: str, message: str) -> str:
     name = path.split(".")[0].rstrip("+")
-    known = [one.name for one in fields(SweepSettings)]
-    if name in known:
+    names = [setting.name for setting in fields(SweepSettings)]
+    if name in names:
         return name
     cure = f" Put settings of the trials below space: space: {{{path}: [...]}}."
     raise UsageError(
-        f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else GONE.get(name, '')} "
-        f"A sweep has {', '.join(known)}."
+        f"{message} '{path}'{closest(path, names)}.{cure if '.' in path else GONE.get(name, '')} "
+        f"A sweep has {', '.join(names)}."
     )
 
 
-def _text_of(given: str) -> tuple[str, str]:
-    path = expanded(given)
-    if given.endswith((".yaml", ".yml")) and not path.is_file():
-        beside = [str(one) for one in path.parent.glob("*.y*ml")]
+def _text_of(argument: str) -> tuple[str, str]:
+    path = expanded(argument)
+    if argument.endswith((".yaml", ".yml")) and not path.is_file():
+        files = [str(file) for file in path.parent.glob("*.y*ml")]
         raise UsageError(
-            f"--sweep names the file {given}, which does not exist{closest(given, beside)}. It "
-            "must hold settings of a sweep, such as seeds: 5; give the configuration of the trials "
-            "as --config."
+            f"--sweep names the file {argument}, which does not "
+            f"exist{closest(argument, files)}. It must hold settings of a sweep, such as "
+            "seeds: 5; give the configuration of the trials as --config."
         )
-    return (read_text(path), given) if os.path.isfile(given) else (given, "--sweep")
+    return (read_text(path), argument) if os.path.isfile(argument) else (argument, "--sweep")
 
 
 def _content(text: str, name: str) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class TrialProcess:
 
     def ended(self) -> bool:
         if self.exit_code is None:
-            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            if os.waitid(os.P_PID, self._pid, ended) is not None:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, self._pid, flags) is not None:
                 # Kill remaining children before waitpid: its number cannot be reused yet.
                 self._kill_group()
                 self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
