@@ -1186,8 +1186,8 @@ MUTATIONS = (
     Mutation(
         "extensions/tasks/point_mass.py",
         "the path is as long as its last step",
-        '"path_length": state["path_length"] + norm(position - before)',
-        '"path_length": norm(position - before)',
+        '"path_length": state["path_length"] + norm(position - old_position)',
+        '"path_length": norm(position - old_position)',
         "numerics/test_tasks.py",
     ),
     Mutation(

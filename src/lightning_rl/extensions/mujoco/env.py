@@ -93,8 +93,8 @@ class MujocoView(EnvView):
     def _named(self, view: str, names: Sequence[str]) -> Tensor:
         columns: Tensor = self.env.layout.columns(view, names, self.device)
         entry = view if view in ("qpos", "qvel", "ctrl") else "sensordata"
-        found: Tensor = self.state[entry][:, columns]
-        return found
+        part: Tensor = self.state[entry][:, columns]
+        return part
 
 
 def diverged(env: EnvView) -> Tensor:
@@ -250,16 +250,16 @@ class MujocoEnv(ManagedEnv):
         ctrl = self.control(env)
         moved = self.physics.step(state, ctrl)
         numbers = torch.cat([moved[name] for name in STATE[1:]], 1)
-        bad = ~(numbers.abs() < LARGEST).all(1)  # also true for NaN
+        invalid = ~(numbers.abs() < LARGEST).all(1)  # also true for NaN
         # Do not check for diverged worlds, which would synchronize with a GPU.
         values = {
-            name: torch.where(bad[:, None], state[name], value) for name, value in moved.items()
+            name: torch.where(invalid[:, None], state[name], value) for name, value in moved.items()
         }
-        values |= {"ctrl": ctrl, "action": action, "diverged": bad}
-        kept = {
+        values |= {"ctrl": ctrl, "action": action, "diverged": invalid}
+        unchanged = {
             name: state[name] for name in state.keys() if name not in values and "/" not in name
         }
-        return TensorDict(kept | values, [self.num_envs])
+        return TensorDict(unchanged | values, [self.num_envs])
 
     def control(self, env: EnvView) -> Tensor:
         """Return the control [N, nu] of an action."""
@@ -278,8 +278,8 @@ class MujocoEnv(ManagedEnv):
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         state = self.state[list(rows)].cpu()
-        shown = zip(state["qpos"].numpy(), self.markers(state), strict=True)
-        return np.stack([self._camera.picture(*one) for one in shown])
+        worlds = zip(state["qpos"].numpy(), self.markers(state), strict=True)
+        return np.stack([self._camera.picture(*world) for world in worlds])
 
     def close(self) -> None:
         self.physics.close()
@@ -305,10 +305,10 @@ class MujocoEnv(ManagedEnv):
             "ctrl": model.key_ctrl[key] if at_key else np.zeros(model.nu),
             "sensordata": np.zeros(model.nsensordata),
         }
-        taken = {*values, "action", "diverged", *FIELDS}
+        reserved = {*values, "action", "diverged", *FIELDS}
         for name in entries:
             require(
-                name not in taken and "/" not in name,
+                name not in reserved and "/" not in name,
                 f"entries: '{name}' is an entry already, or has a slash: choose another name.",
             )
         values |= entries

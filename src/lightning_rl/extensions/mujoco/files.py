@@ -47,15 +47,15 @@ def check_files(model: Path) -> None:
         for name in sorted({*names, *(os.path.basename(name) for name in names)} - {""}):
             for place in {folder / name for folder in folders if os.path.exists(folder / name)}:
                 require(place.is_file(), f"{path} names {place}, which is not a regular file.")
-                within = (*above, path.resolve())
-                require(place.resolve() not in within, f"{path} includes {place}: it has no end.")
+                chain = (*above, path.resolve())
+                require(place.resolve() not in chain, f"{path} includes {place}: it has no end.")
                 with place.open("rb") as content:
                     head = content.read(64)
                 if head.startswith(b"\x89PNG") and len(head) == 64:
                     width, height = struct.unpack(">II", head[16:24])
                     _check_sides([("width", width), ("height", height)], place)
                 if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-                    waiting.append((place, within))
+                    waiting.append((place, chain))
 
 
 def _check_sides(sides: Iterable[tuple[str, Any]], path: Path) -> None:

@@ -120,7 +120,7 @@ class Layout:
 
     def __init__(self, spec: Any) -> None:
         mujoco = import_mujoco()
-        own = len(spec.sensors)
+        num_sensors = len(spec.sensors)
         frames = [
             (view, getattr(mujoco.mjtObj, kind), getattr(mujoco.mjtSensor, sensor), part.name)
             for view, (kind, sensor) in FRAMES.items()
@@ -150,12 +150,12 @@ class Layout:
         masks = {1: fixed & stiff, 2: fixed & ~stiff & damped}
         self.servos = {column: mask.nonzero()[0].tolist() for column, mask in masks.items()}
         starts = [*model.sensor_adr.tolist(), model.nsensordata]
-        self.num_sensordata = starts[own]
+        self.num_sensordata = starts[num_sensors]
         self._slices: dict[str, dict[str, slice]] = {view: {} for view in FRAMES}
-        for i, (view, _, _, name) in enumerate(frames, own):
+        for i, (view, _, _, name) in enumerate(frames, num_sensors):
             self._slices[view][name] = slice(starts[i], starts[i + 1])
         self._slices["sensor"] = {
-            model.sensor(i).name: slice(starts[i], starts[i + 1]) for i in range(own)
+            model.sensor(i).name: slice(starts[i], starts[i + 1]) for i in range(num_sensors)
         }
         joints = [(model.joint(i).name, SIZES[int(model.jnt_type[i])]) for i in range(model.njnt)]
         for i, view in enumerate(("qpos", "qvel")):
@@ -222,11 +222,11 @@ def _kind(mujoco: Any, model: Any, i: int) -> str:
     """
     gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i, :3]
     affine = model.actuator_biastype[i] == int(mujoco.mjtBias.mjBIAS_AFFINE)
-    plain = model.actuator_biastype[i] == int(mujoco.mjtBias.mjBIAS_NONE)
+    unbiased = model.actuator_biastype[i] == int(mujoco.mjtBias.mjBIAS_NONE)
     dynamics = mujoco.mjtDyn(model.actuator_dyntype[i]).name.removeprefix("mjDYN_")
     if model.actuator_gaintype[i] != int(mujoco.mjtGain.mjGAIN_FIXED):
         return "other"
-    if plain or (affine and not bias.any()):
+    if unbiased or (affine and not bias.any()):
         return "force" if dynamics in ("NONE", "FILTER", "FILTEREXACT") else "other"
     of_joint = model.actuator_trntype[i] == int(mujoco.mjtTrn.mjTRN_JOINT)
     servo = affine and bias[0] == 0.0 and not (of_joint and model.actuator_gear[i, 0] != 1.0)

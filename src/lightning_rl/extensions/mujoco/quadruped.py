@@ -123,22 +123,22 @@ def torso_height(env: MujocoView) -> Tensor:
 
 def friction_and_load(env: EnvView) -> Tensor:
     """Return the friction of the feet and the mass of the torso in kg, [M, 2]."""
-    known = env.env.parameters()
+    nominal = env.env.parameters()
     friction = env.state.get("geom_friction", None)
     mass = env.state.get("body_mass", None)
     rows = env.num_envs
-    friction = known["geom_friction"].expand(rows, -1, -1) if friction is None else friction
-    mass = known["body_mass"].expand(rows, -1) if mass is None else mass
+    friction = nominal["geom_friction"].expand(rows, -1, -1) if friction is None else friction
+    mass = nominal["body_mass"].expand(rows, -1) if mass is None else mass
     return torch.stack((friction[:, 1, 0], mass[:, 1]), 1)
 
 
 def random_pose(env: MujocoView, joint_noise: float = 0.1) -> dict[str, Tensor]:
     """Start with a random heading, and joints at most `joint_noise` rad away from standing."""
-    drawn = env.uniform(9)
-    half = (drawn[:, 0] * 2.0 - 1.0) * (math.pi / 2)
+    uniform = env.uniform(9)
+    half = (uniform[:, 0] * 2.0 - 1.0) * (math.pi / 2)
     qpos = env.state["qpos"].clone()
     qpos[:, 3], qpos[:, 6] = half.cos(), half.sin()
-    qpos[:, 7:] += (drawn[:, 1:] * 2.0 - 1.0) * joint_noise
+    qpos[:, 7:] += (uniform[:, 1:] * 2.0 - 1.0) * joint_noise
     return {"qpos": qpos}
 
 
@@ -300,21 +300,21 @@ class Quadruped(MujocoEnv):
         )
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
-        wanted, root = env.state["command"], env.state["qvel"]
+        target, root = env.state["command"], env.state["qvel"]
         yaw = heading(env.state["qpos"][:, 3:7])
         cos, sin = yaw.cos(), yaw.sin()
-        forward = cos * root[:, 0] + sin * root[:, 1] - wanted[:, 0]
-        left = cos * root[:, 1] - sin * root[:, 0] - wanted[:, 1]
+        forward_error = cos * root[:, 0] + sin * root[:, 1] - target[:, 0]
+        left_error = cos * root[:, 1] - sin * root[:, 0] - target[:, 1]
         return {
-            "velocity_error": (forward * forward + left * left).sqrt(),
-            "yaw_error": (root[:, 5] - wanted[:, 2]).abs(),
+            "velocity_error": (forward_error * forward_error + left_error * left_error).sqrt(),
+            "yaw_error": (root[:, 5] - target[:, 2]).abs(),
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
-        ahead = torch.cat((state["command"][:, :2], torch.zeros(len(state), 1)), 1)
+        velocity = torch.cat((state["command"][:, :2], torch.zeros(len(state), 1)), 1)
         root = state["qpos"]
         half = heading(root[:, 3:7])[:, None] / 2
         none = torch.zeros_like(half)
         turn = torch.cat((half.cos(), none, none, half.sin()), 1)
-        at = (root[:, :3] + rotate(turn, ahead)).numpy().astype(np.float64)
-        return [[Marker(one, 0.08, GREEN)] for one in at]
+        at = (root[:, :3] + rotate(turn, velocity)).numpy().astype(np.float64)
+        return [[Marker(tip, 0.08, GREEN)] for tip in at]

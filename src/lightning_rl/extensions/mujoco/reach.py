@@ -174,10 +174,10 @@ class Reach(MujocoEnv):
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
         assert isinstance(env, MujocoView)
-        wanted = goal(env)
+        target = goal(env)
         return {
-            "distance": (env.site_xpos("tip") - wanted[:, :3]).norm(dim=1),
-            "angle": angle_between(env.xquat("tool"), wanted[:, 3:]),
+            "distance": (env.site_xpos("tip") - target[:, :3]).norm(dim=1),
+            "angle": angle_between(env.xquat("tool"), target[:, 3:]),
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
@@ -186,6 +186,6 @@ class Reach(MujocoEnv):
         side = at + rotate(turn, torch.tensor([[FINGER / 2, 0.0, 0.0]]))
         pairs = zip(at.double().numpy(), along.double().numpy(), side.double().numpy(), strict=True)
         return [
-            [Marker(one, 0.03, GREEN), Marker(two, 0.015, RED), Marker(three, 0.01, RED)]
-            for one, two, three in pairs
+            [Marker(center, 0.03, GREEN), Marker(end, 0.015, RED), Marker(side, 0.01, RED)]
+            for center, end, side in pairs
         ]

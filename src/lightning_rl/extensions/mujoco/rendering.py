@@ -92,16 +92,16 @@ class Camera:
     def _around(self) -> tuple[np.ndarray, float]:
         """Return the first moving body's position, and the m to the model's farthest part."""
         model, middle = self._model, self._data.xpos[min(1, self._model.nbody - 1)].copy()
-        away = np.linalg.norm(self._data.geom_xpos - middle, axis=1) + model.geom_rbound
+        distances = np.linalg.norm(self._data.geom_xpos - middle, axis=1) + model.geom_rbound
         solid = [model.geom_type[i] not in self._flat for i in range(model.ngeom)]
-        return middle, max(float(away[solid].max(initial=0.0)), 0.1)
+        return middle, max(float(distances[solid].max(initial=0.0)), 0.1)
 
     def _drawn(self, markers: Sequence[Marker]) -> np.ndarray:
         model, data = self._model, self._data
         a, e = radians(AZIMUTH), radians(ELEVATION)
-        right = np.array([sin(a), -cos(a), 0.0])
+        right_axis = np.array([sin(a), -cos(a), 0.0])
         forward = np.array([cos(a) * cos(e), sin(a) * cos(e), sin(e)])
-        plane = np.stack([right, np.cross(right, forward)])
+        plane = np.stack([right_axis, np.cross(right_axis, forward)])
         middle, reach = self._around()
         canvas = Canvas(1, *SIZE, extent=(2.5 * reach, 2.5 * reach), background=PAPER)
         parts = [(marker.position, np.zeros(3), marker.radius, marker.colour) for marker in markers]

@@ -62,8 +62,8 @@ class WarpPhysics(Physics):
                 self._load(state)
                 self._warmstart.zero_()
                 # CUDA cannot capture its default stream, which torch usually uses.
-                own = self._warp.Stream(str(self._device))
-                with self._warp.ScopedStream(own), self._warp.ScopedCapture() as capture:
+                stream = self._warp.Stream(str(self._device))
+                with self._warp.ScopedStream(stream), self._warp.ScopedCapture() as capture:
                     self._advance()
                 self._graph = capture.graph
                 self._warp.capture_launch(self._graph)
@@ -128,10 +128,10 @@ class WarpPhysics(Physics):
         if not self._overflow.any():
             return
         flags = 0
-        for one in self._overflow.unique().tolist():
-            flags |= one
+        for flag in self._overflow.unique().tolist():
+            flags |= flag
         kind = self._engine.OverflowType
-        names = ", ".join(one.name for one in kind if one not in (0, kind.ALL) and flags & one)
+        names = ", ".join(flag.name for flag in kind if flag not in (0, kind.ALL) and flags & flag)
         raise EnvFaultError(
             f"A buffer of MuJoCo Warp overflowed ({names}) with max_contacts "
             f"{self._data.naconmax // self._data.nworld} per world and max_constraints "

@@ -72,8 +72,8 @@ class SimulatorEvents(SeesNoState):
         rows = torch.arange(self._num_envs, device=self._all.device)
         self.episode = self.episode + 1
         if seed is not None:
-            own = torch.as_tensor(seed, device=rows.device)
-            self._key = key_of(own if own.dim() else own + rows)
+            seeds = torch.as_tensor(seed, device=rows.device)
+            self._key = key_of(seeds if seeds.dim() else seeds + rows)
             self.episode = torch.zeros_like(self.episode)
         self.elapsed = torch.zeros_like(self.elapsed)
         if not self._started:
@@ -84,10 +84,10 @@ class SimulatorEvents(SeesNoState):
     def before_step(self) -> None:
         for event, term in self._events:
             if event.mode == "interval":
-                self._left[term.name] = left = self._left[term.name] - 1
-                if bool((left <= 0).any()):
-                    self._call(term, left <= 0)
-                    self._wait(event, term, left <= 0)
+                self._left[term.name] = remaining = self._left[term.name] - 1
+                if bool((remaining <= 0).any()):
+                    self._call(term, remaining <= 0)
+                    self._wait(event, term, remaining <= 0)
 
     def after_step(self, done: Tensor) -> None:
         """Fire for the envs in `done` [N] bool, which were reset in the step."""
@@ -102,7 +102,7 @@ class SimulatorEvents(SeesNoState):
             if (event.mode or "reset") == mode or (mode == "reset" and event.at_reset):
                 self._call(term, rows)
             if mode == "reset" and event.mode == "interval":
-                self._wait(event, term, rows, more=1)  # `before_step` also counts the first step
+                self._wait(event, term, rows, extra=1)  # `before_step` also counts the first step
 
     def _call(self, term: BoundTerm, rows: Tensor) -> None:
         if (changed := term(self._view(rows))) is not None:
@@ -111,10 +111,10 @@ class SimulatorEvents(SeesNoState):
                 "`env.simulator` itself, for the envs in `env.rows`, and returns nothing."
             )
 
-    def _wait(self, event: Event, term: BoundTerm, rows: Tensor, more: int = 0) -> None:
+    def _wait(self, event: Event, term: BoundTerm, rows: Tensor, extra: int = 0) -> None:
         assert event.every_s is not None
-        drawn = steps_until(self._view(rows), event.every_s, term) + more
-        self._left[term.name] = torch.where(rows, drawn, self._left.get(term.name, drawn))
+        steps = steps_until(self._view(rows), event.every_s, term) + extra
+        self._left[term.name] = torch.where(rows, steps, self._left.get(term.name, steps))
 
     def _view(self, rows: Tensor) -> SimulatorView:
         state = TensorDict({}, [self._num_envs])

@@ -129,15 +129,15 @@ class TensorSimulator(VectorEnv):
         return self._last, {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
-        before = self._last
+        previous = self._last
         if self._missing_final == "last_observation":
-            before = map_tree(torch.clone, before)  # the simulator may overwrite its tensors
+            previous = map_tree(torch.clone, previous)  # the simulator may overwrite its tensors
         if self._events is not None:
             self._events.before_step()
-        seen, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
+        raw_obs, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
         if self._report is not None:
             info = {**info, **self._report(self.simulator, info)}
-        observation = self._observed(seen)
+        observation = self._observed(raw_obs)
         reward = self._numbers("reward", reward)
         terminated = self._flags("terminated", terminated)
         truncated = self._flags("truncated", truncated)
@@ -155,7 +155,7 @@ class TensorSimulator(VectorEnv):
         elif (key := next((key for key in FINAL if key in info), None)) is not None:
             results["final_obs"] = self._observed(info[key])
         elif self._missing_final == "last_observation":
-            results["final_obs"] = before
+            results["final_obs"] = previous
         else:
             missing = (truncated & ~terminated).cpu()
             refuse_missing_end(self._name, missing, " Or set missing_final: last_observation.")
@@ -170,10 +170,10 @@ class TensorSimulator(VectorEnv):
             f"{self._name} resets one step late, so reset events cannot fire in time: remove "
             f"{', '.join(events)}, or make the simulator reset within the step.",
         )
-        rest = (1.0 / self.render_fps, self.max_episode_steps)
+        timing = (1.0 / self.render_fps, self.max_episode_steps)
         owner = f"TensorSimulator of {self._name}"
         self._events = SimulatorEvents(
-            self.simulator, events, owner, self.num_envs, self.device, *rest
+            self.simulator, events, owner, self.num_envs, self.device, *timing
         )
 
     def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
@@ -234,8 +234,8 @@ class TensorSimulator(VectorEnv):
                 f"[{self.num_envs}, H, W, 3], nor one picture [H, W, 3]. Turn videos off, or make "
                 "it render rgb_array."
             )
-        drawn: np.ndarray = torch.as_tensor(pictures)[list(rows)].cpu().numpy()
-        return drawn
+        frames: np.ndarray = torch.as_tensor(pictures)[list(rows)].cpu().numpy()
+        return frames
 
     def close(self) -> None:
         self.simulator.close()
@@ -307,7 +307,7 @@ def _from_before_the_reset(report: Any, final: Any, done: Tensor) -> Any:
     if isinstance(report, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
         ours = {key: value for key, value in report.items() if key != "final_info"}
         pairs = {key: (ours.get(key), value) for key, value in final.items()}
-        return ours | {key: _from_before_the_reset(*both, done) for key, both in pairs.items()}
+        return ours | {key: _from_before_the_reset(*pair, done) for key, pair in pairs.items()}
     if isinstance(report, Tensor) and isinstance(final, Tensor) and report.shape == done.shape:
         return torch.where(done, final, report)
     return report if final is None else final

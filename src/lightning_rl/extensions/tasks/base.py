@@ -140,8 +140,8 @@ class Task(ManagedEnv):
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         following, *results = super().moved(state, action)
         if self.pictures is not None:
-            before = state["pictures"][..., 3:]  # all but the oldest
-            following["pictures"] = torch.cat((before, self._picture(following)), -1)
+            pictures = state["pictures"][..., 3:]  # all but the oldest
+            following["pictures"] = torch.cat((pictures, self._picture(following)), -1)
         return following, *results  # type: ignore[return-value]  # a list keeps no types
 
     def observed(self, state: TensorDict) -> Observed:
@@ -149,8 +149,8 @@ class Task(ManagedEnv):
             return super().observed(state)
         if not self.pictures.with_state:
             return state["pictures"]  # type: ignore[no-any-return]  # a tensor
-        seen = {"pictures": state["pictures"], "state": self.observe(state)}
-        return TensorDict(seen, state.batch_size)
+        entries = {"pictures": state["pictures"], "state": self.observe(state)}
+        return TensorDict(entries, state.batch_size)
 
     def _picture(self, state: TensorDict) -> Tensor:
         assert self.pictures is not None

@@ -70,20 +70,20 @@ class PickCube(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, shadows: bool = True, size: int | None = None) -> None:
         super().__init__(env)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
-        seen = cast(gymnasium.spaces.Dict, env.observation_space).spaces
+        gym_hil_spaces = cast(gymnasium.spaces.Dict, env.observation_space).spaces
         require(
-            size is None or "pixels" in seen,
+            size is None or "pixels" in gym_hil_spaces,
             f"size={size} is the size of pictures, and this env has none: set image_obs: true in "
             "its env_kwargs, or remove size.",
         )
-        if "pixels" in seen:
-            pictures = cast(gymnasium.spaces.Dict, seen["pixels"]).spaces
-            whole = next(iter(pictures.values())).shape[0]  # type: ignore[index]  # a Box
-            self.size = whole if size is None else size
+        if "pixels" in gym_hil_spaces:
+            pictures = cast(gymnasium.spaces.Dict, gym_hil_spaces["pixels"]).spaces
+            full_size = next(iter(pictures.values())).shape[0]  # type: ignore[index]  # a Box
+            self.size = full_size if size is None else size
             require(
-                self.size > 0 and whole % self.size == 0,
-                f"size must be a divisor of {whole}, the height and width of gym-hil's pictures, "
-                f"got {size}.",
+                self.size > 0 and full_size % self.size == 0,
+                f"size must be a divisor of {full_size}, the height and width of gym-hil's "
+                f"pictures, got {size}.",
             )
             spaces: dict[str, gymnasium.Space[Any]] = {
                 name: gymnasium.spaces.Box(0, 255, (self.size, self.size, 3), np.uint8)
@@ -103,13 +103,13 @@ class PickCube(gymnasium.Wrapper):
         inner = self.unwrapped
         if seed is not None:
             inner.np_random, _ = seeding.np_random(seed)
-        drawn = int(inner.np_random.integers(2**32))
-        others = np.random.get_state()
+        cube_seed = int(inner.np_random.integers(2**32))
+        global_state = np.random.get_state()
         try:
-            np.random.seed(drawn)
+            np.random.seed(cube_seed)
             observation, info = self.env.reset(options=options)
         finally:
-            np.random.set_state(others)
+            np.random.set_state(global_state)
         return self._observed(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -177,16 +177,16 @@ class PickCubeExpert:
         is_closed = bool(observation[14] > 0.5)
         fingers = observation[15:18] * REACH + CENTER
         way = observation[18:21] * REACH + CENTER - fingers
-        beside, above = float(np.linalg.norm(way[:2])), float(-way[2])
+        lateral, above = float(np.linalg.norm(way[:2])), float(-way[2])
         self.closed_for = self.closed_for + 1 if is_closed else 0
         command, move = STAY, np.zeros(3)
         if is_closed and np.linalg.norm(way) > 0.04:  # the gripper is empty
             command, move = OPEN, np.array([0.0, 0.0, 1.0])
         elif is_closed:
             move[2] = 1.0 if self.closed_for > 1 else 0.0
-        elif beside > 0.015 and above < 0.045:  # too low to move above the cube
+        elif lateral > 0.015 and above < 0.045:  # too low to move above the cube
             move[2] = 1.0
-        elif beside > 0.015:
+        elif lateral > 0.015:
             move[:2] = way[:2] / MOVE
         elif above > 0.008:
             move = way / MOVE

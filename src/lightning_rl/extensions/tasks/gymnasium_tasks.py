@@ -46,8 +46,8 @@ class GymnasiumTask(gymnasium.Env[Any, np.ndarray]):
         self, task: str | VectorEnv, render_mode: RenderMode = None, **settings: Any
     ) -> None:
         self.task = _make(task, 1, settings) if isinstance(task, str) else task
-        own = {"reports_interventions": self.task.reports_interventions}
-        self.metadata = {**self.metadata, "render_fps": self.task.render_fps, **own}
+        reports = {"reports_interventions": self.task.reports_interventions}
+        self.metadata = {**self.metadata, "render_fps": self.task.render_fps, **reports}
         self.render_mode = _checked(render_mode)
         self.observation_space = self.task.single_observation_space
         self.action_space = self.task.single_action_space

@@ -131,15 +131,16 @@ class PointMass(Task):
     def observe(self, state: TensorDict) -> Tensor:
         position = state["position"]
         obstacles = (state["obstacles"] - position[:, None]).flatten(1)
-        own = (position, state["velocity"], state["goal"] - position, state["action"])
-        return torch.cat((*own, obstacles, state["radii"]), 1)
+        robot = (position, state["velocity"], state["goal"] - position, state["action"])
+        return torch.cat((*robot, obstacles, state["radii"]), 1)
 
     def simulate(self, env: EnvView) -> TensorDict:
         state, action = env.state, self.action.bounded(env.action)
-        before = state["position"]
-        force = self._force(before, state["velocity"], self.action.target(action, before, env))
+        old_position = state["position"]
+        target = self.action.target(action, old_position, env)
+        force = self._force(old_position, state["velocity"], target)
         velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
-        position = (before + velocity * TIMESTEP).clamp(-1.0, 1.0)
+        position = (old_position + velocity * TIMESTEP).clamp(-1.0, 1.0)
         env.measured["distance"] = norm(position - state["goal"])
         depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])
         inside = (depth > 0).float()
@@ -147,11 +148,11 @@ class PointMass(Task):
             "position": position,
             "velocity": velocity,
             "action": action,
-            "path_length": state["path_length"] + norm(position - before),
+            "path_length": state["path_length"] + norm(position - old_position),
             "collision_count": state["collision_count"] + inside[:, 0] + inside[:, 1],
         }
-        kept = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
-        return TensorDict(moved | kept, env.rows_shape)
+        constants = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
+        return TensorDict(moved | constants, env.rows_shape)
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         canvas = Canvas(
@@ -164,8 +165,8 @@ class PointMass(Task):
         radius = self.terminations.parameter("success", "radius", SUCCESS)
         canvas.disc(state["goal"], radius, GREEN)
         canvas.disc(state["goal"], 2 * radius, GREEN, ring=0.012)
-        ahead = state["position"] + state["velocity"] * 0.15
-        canvas.segment(state["position"], ahead, 0.008, BLUE, opacity=0.7)
+        tip = state["position"] + state["velocity"] * 0.15
+        canvas.segment(state["position"], tip, 0.008, BLUE, opacity=0.7)
         canvas.disc(state["position"], 0.03, BLUE)
         return canvas.pixels()
 
@@ -206,9 +207,9 @@ def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
 def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
     """Draw a point [M, 2] of the free cells from uniform numbers [M, 3]."""
     rank = free.cumsum(1)
-    most = rank[:, -1]
-    chosen = torch.minimum((uniform[:, 0] * most).long() + 1, most)  # the product may round up
-    cell = torch.searchsorted(rank, chosen[:, None]).squeeze(1)
+    count = rank[:, -1]
+    target = torch.minimum((uniform[:, 0] * count).long() + 1, count)  # the product may round up
+    cell = torch.searchsorted(rank, target[:, None]).squeeze(1)
     centres = _centres(free.device)
     centre = torch.stack((centres[cell // CELLS], centres[cell % CELLS]), 1)
     return centre + (uniform[:, 1:3] - 0.5) * (2 * OBSTACLE_RANGE / CELLS)

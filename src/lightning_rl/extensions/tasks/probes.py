@@ -187,11 +187,11 @@ class FiveDoors(TorchEnv):
         return TensorDict({"proprio": torch.cat(numbers, 1)}, state.batch_size)
 
     def transition(self, state: TensorDict, action: Tensor) -> Transition:
-        right = (action - self.door(state)).abs().mean(1, keepdim=True) < 0.15
-        passed, tried = state["passed"] + right, state["tried"] + 1
+        correct = (action - self.door(state)).abs().mean(1, keepdim=True) < 0.15
+        passed, tried = state["passed"] + correct, state["tried"] + 1
         moved = {"drawn": self.uniform(self.start_size), "passed": passed, "tried": tried}
         success = (passed >= self.doors).squeeze(1)
-        info = {"success": success, "metrics": {"right": right.squeeze(1).float()}}
+        info = {"success": success, "metrics": {"right": correct.squeeze(1).float()}}
         return TensorDict(moved, state.batch_size), success.float(), success, info
 
     def door(self, state: TensorDict) -> Tensor:
@@ -202,11 +202,11 @@ class FiveDoors(TorchEnv):
 
     def expert(self, state: TensorDict) -> Tensor:
         """Return the expert's action [M, 8] for a state [M]."""
-        drawn = state["drawn"]
-        side = torch.where(drawn[:, 1:2] < 0.5, -1.0, 1.0)
+        uniform = state["drawn"]
+        side = torch.where(uniform[:, 1:2] < 0.5, -1.0, 1.0)
         # Standard normal by Box and Muller, from pairs of numbers.
-        radius = (-2.0 * (1.0 - drawn[:, 2:6]).log()).sqrt()
-        angle = 2.0 * math.pi * drawn[:, 6:10]
+        radius = (-2.0 * (1.0 - uniform[:, 2:6]).log()).sqrt()
+        angle = 2.0 * math.pi * uniform[:, 6:10]
         noise = torch.cat((radius * angle.cos(), radius * angle.sin()), 1)
         action: Tensor = side * self.door(state) + 0.05 * noise
         return action

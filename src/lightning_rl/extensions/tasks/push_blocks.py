@@ -169,9 +169,10 @@ class PushBlocks(Task):
         return TensorDict(fields, [len(state)])
 
     def simulate(self, env: EnvView) -> TensorDict:
-        state, before = env.state, env.state["pusher"]
-        move = self.action.target(self.action.bounded(env.action), before, env) - before
-        pusher = (before + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-TABLE + PUSHER, TABLE - PUSHER)
+        state, old_pusher = env.state, env.state["pusher"]
+        move = self.action.target(self.action.bounded(env.action), old_pusher, env) - old_pusher
+        edge = TABLE - PUSHER
+        pusher = (old_pusher + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-edge, edge)
         red, blue = push_blocks(pusher, state["red"], state["blue"])
         return _state(pusher, red, blue, state["task"], state["begin"])
 
@@ -195,12 +196,13 @@ class PushBlocks(Task):
         off = block - pusher
         # distance along the push direction to the pushing point
         short = (off[:, 0] - side * BEHIND) * side
-        behind = short > -0.02
+        is_behind = short > -0.02
         aligned = (off[:, 1].abs() < ALIGNED) & (off[:, 0] * side > BLOCK)
         to_place = off[:, 0] - side * BEHIND
         in_corridor = pusher[:, 1].abs() < BLOCK_Y[0] - BLOCK - PUSHER
-        x = torch.where(aligned, side, torch.where(behind | in_corridor, to_place, 0.0) / MAX_MOVE)
-        y = torch.where(aligned | behind, off[:, 1], -pusher[:, 1]) / MAX_MOVE
+        x = torch.where(is_behind | in_corridor, to_place, 0.0) / MAX_MOVE
+        x = torch.where(aligned, side, x)
+        y = torch.where(aligned | is_behind, off[:, 1], -pusher[:, 1]) / MAX_MOVE
         return torch.stack((x, y), 1).clamp(-1.0, 1.0)
 
 
@@ -259,8 +261,8 @@ def _named(state: TensorDict) -> Tensor:
 
 
 def _side(state: TensorDict) -> Tensor:
-    right: Tensor = state["task"] % 2
-    return right.to(torch.float32) * 2.0 - 1.0
+    is_right: Tensor = state["task"] % 2
+    return is_right.to(torch.float32) * 2.0 - 1.0
 
 
 def _state(pusher: Tensor, red: Tensor, blue: Tensor, task: Tensor, begin: Tensor) -> TensorDict:

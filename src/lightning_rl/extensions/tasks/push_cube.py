@@ -124,8 +124,8 @@ class PushCube(Task):
         self._low, self._high = torch.tensor(START, device=self.device).unbind(1)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        drawn = self._low + uniform * (self._high - self._low)
-        pusher, cube, goal = drawn.split(2, 1)
+        positions = self._low + uniform * (self._high - self._low)
+        pusher, cube, goal = positions.split(2, 1)
         return _state(pusher, cube, goal, torch.zeros_like(goal))
 
     def observe(self, state: TensorDict) -> Tensor:
@@ -134,14 +134,14 @@ class PushCube(Task):
 
     def simulate(self, env: EnvView) -> TensorDict:
         state, action = env.state, self.action.bounded(env.action)
-        before = state["pusher"]
-        target = self.action.target(action, before, env)
-        move = target * PERIOD if self.action.kind == "velocity" else target - before
+        old_pusher = state["pusher"]
+        target = self.action.target(action, old_pusher, env)
+        move = target * PERIOD if self.action.kind == "velocity" else target - old_pusher
         friction = state.get("friction", FRICTION)
         move = move.clamp(-MAX_MOVE, MAX_MOVE)
-        pusher, cube = push(before, state["cube"], move, friction)
+        pusher, cube = push(old_pusher, state["cube"], move, friction)
         goal = state["goal"]
-        distance_before, reach_before = _distances(before, state["cube"], goal)
+        distance_before, reach_before = _distances(old_pusher, state["cube"], goal)
         distance, reach = _distances(pusher, cube, goal)
         env.measured |= {
             "distance": distance,
@@ -163,16 +163,16 @@ class PushCube(Task):
         forward = (goal - cube) / norm(goal - cube).clamp_min(1e-9)[:, None]
         off = pusher - cube
         along = (off * forward).sum(1, keepdim=True)
-        beside = off - along * forward
-        aside = norm(beside)[:, None]
-        pushes = (along < 0) & (aside < 0.015)
+        lateral = off - along * forward
+        distance = norm(lateral)[:, None]
+        pushes = (along < 0) & (distance < 0.015)
         # If the pusher is in front of the cube and close to its path: first move aside, then back.
-        outwards = torch.where(aside > 1e-6, beside / aside.clamp_min(1e-6), forward.flip(1))
-        passing = (along > -BEHIND) & (aside < CLEAR)
+        outwards = torch.where(distance > 1e-6, lateral / distance.clamp_min(1e-6), forward.flip(1))
+        passing = (along > -BEHIND) & (distance < CLEAR)
         place = cube - 1.4 * BEHIND * forward
         back = cube + 1.2 * CLEAR * outwards - 1.6 * BEHIND * forward
         to = torch.where(along > -BEHIND, back, place)
-        move = torch.where(pushes, MAX_MOVE * forward - beside, to - pusher)
+        move = torch.where(pushes, MAX_MOVE * forward - lateral, to - pusher)
         move = torch.where(passing & ~pushes, MAX_MOVE * (outwards - 0.3 * forward), move)
         return (move / MAX_MOVE).clamp(-1.0, 1.0)
 
@@ -213,8 +213,8 @@ def push(
         overlap = (PUSHER_RADIUS - distance).clamp_min(0.0)
         tangent = torch.stack((-normal[:, 1], normal[:, 0]), 1)
         along = step * tangent
-        most = overlap * friction
-        drag = torch.minimum(torch.maximum(along[:, 0] + along[:, 1], -most), most)
+        limit = overlap * friction
+        drag = torch.minimum(torch.maximum(along[:, 0] + along[:, 1], -limit), limit)
         cube = cube - normal * overlap[:, None] + tangent * drag[:, None]
     return pusher, cube
 

@@ -55,19 +55,19 @@ class ActionMask(gymnasium.Wrapper):
         observed = self._with_mask(observation, info, bool(terminated or truncated))
         return observed, reward, terminated, truncated, info
 
-    def _with_mask(self, observation: Any, info: dict[str, Any], ended: bool) -> dict[str, Any]:
+    def _with_mask(self, observation: Any, info: dict[str, Any], done: bool) -> dict[str, Any]:
         report = info.get(self._key)
-        if report is None and ended:
+        if report is None and done:
             report = np.ones(self._size, np.int8)
         choices = report if isinstance(report, tuple | list) else (report,)
         mask = np.concatenate([np.ravel(choice) for choice in choices])
         if report is None or mask.shape != (self._size,):
-            there = ", ".join(map(repr, info)) or "nothing"
-            what = f"has {there}" if report is None else f"has {mask.size} entries under that name"
+            names = ", ".join(map(repr, info)) or "nothing"
+            entries = names if report is None else f"{mask.size} entries under that name"
             raise EnvFaultError(
                 f"ActionMask looks for '{self._key}' with {self._size} entries, one per category, "
-                f"but the info {what}: set key to the name of the mask in the info of each reset "
-                "and step."
+                f"but the info has {entries}: set key to the name of the mask in the info of each "
+                "reset and step."
             )
         observed = observation if self._is_dict else {"observation": observation}
         return {**observed, MASK: (mask != 0).astype(np.int8)}

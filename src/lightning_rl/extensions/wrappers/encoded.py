@@ -37,7 +37,7 @@ class FeatureSpace(gymnasium.spaces.Box):
 def recorded_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     """Return the space of recordings, with pictures, for the space of an env with features."""
     if isinstance(space, gymnasium.spaces.Dict):
-        return gymnasium.spaces.Dict({key: recorded_space(one) for key, one in space.items()})
+        return gymnasium.spaces.Dict({key: recorded_space(child) for key, child in space.items()})
     return space.source if isinstance(space, FeatureSpace) else space
 
 
@@ -48,7 +48,7 @@ def encoded(space: gymnasium.Space[Any], observation: Any) -> Any:
     `space` is the observation space of the env with features. Other entries are unchanged.
     """
     if isinstance(space, gymnasium.spaces.Dict):
-        return {key: encoded(one, observation[key]) for key, one in space.items()}
+        return {key: encoded(child, observation[key]) for key, child in space.items()}
     if not isinstance(space, FeatureSpace):
         return observation
     batches = observation.split(ENCODED_TOGETHER)
@@ -81,21 +81,21 @@ class EncodedObservations(VectorEnvWrapper):
         key: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(env(num_envs))
-        whole = self.env.single_observation_space
+        source = self.env.single_observation_space
         if key is None:
-            self.single_observation_space = self._features(encoder(whole), whole)
+            self.single_observation_space = self._features(encoder(source), source)
             return
-        known = dict(whole.spaces) if isinstance(whole, gymnasium.spaces.Dict) else {}
-        spaces, made = dict(known), list[tuple[gymnasium.Space[Any], Encoder]]()
+        sources = dict(source.spaces) if isinstance(source, gymnasium.spaces.Dict) else {}
+        spaces, encoders = dict(sources), list[tuple[gymnasium.Space[Any], Encoder]]()
         for name in [key] if isinstance(key, str) else key:
             require(
-                name in known,
+                name in sources,
                 f"EncodedObservations: key='{name}' is not in the observation, which has "
-                f"{', '.join(sorted(known)) or 'no keys'}{closest(name, known)}.",
+                f"{', '.join(sorted(sources)) or 'no keys'}{closest(name, sources)}.",
             )
-            shared = [one for space, one in made if space == known[name]]
-            made.append((known[name], shared[0] if shared else encoder(known[name])))
-            spaces[name] = self._features(made[-1][1], known[name])
+            shared = [network for space, network in encoders if space == sources[name]]
+            encoders.append((sources[name], shared[0] if shared else encoder(sources[name])))
+            spaces[name] = self._features(encoders[-1][1], sources[name])
         self.single_observation_space = gymnasium.spaces.Dict(spaces)
 
     def _features(self, encoder: Encoder, source: gymnasium.Space[Any]) -> FeatureSpace:
@@ -133,7 +133,7 @@ class EncodedObservations(VectorEnvWrapper):
         if isinstance(space, FeatureSpace):
             return space.encoder(observation)  # type: ignore[no-any-return]  # nn.Module
         tree = cast(TensorDict, observation).copy()
-        for key, one in cast(gymnasium.spaces.Dict, space).items():
-            if isinstance(one, FeatureSpace):
-                tree.set(key, one.encoder(tree.get(key)))
+        for key, child in cast(gymnasium.spaces.Dict, space).items():
+            if isinstance(child, FeatureSpace):
+                tree.set(key, child.encoder(tree.get(key)))
         return tree

@@ -105,9 +105,9 @@ class GripperPenalty(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        before, now = self._side, self._side_of(observation)
-        self._side = now or before
-        changed = before * now < 0
+        old_side, side = self._side, self._side_of(observation)
+        self._side = side or old_side
+        changed = old_side * side < 0
         penalty = float(info.get("penalty", 0.0)) - self._weight * changed
         return observation, reward, terminated, truncated, {**info, "penalty": penalty}
 
