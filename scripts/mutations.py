@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "extensions/mujoco/env.py",
         "a world that diverged goes on from numbers that are none",
-        "torch.where(bad[:, None], state[name], value)",
-        "torch.where(bad[:, None], value, value)",
+        "torch.where(invalid[:, None], state[name], value)",
+        "torch.where(invalid[:, None], value, value)",
         "equivalence/test_mujoco_env.py",
     ),
     Mutation(
