@@ -614,7 +614,7 @@ MUTATIONS = (
     Mutation(
         "extensions/simulators/tensor_simulator.py",
         "the last observation is that which the simulator has written over",
-        "before = map_tree(torch.clone, before)",
+        "previous = map_tree(torch.clone, previous)",
         "pass",
         "numerics/test_tensor_simulator.py",
     ),
@@ -964,8 +964,8 @@ MUTATIONS = (
     Mutation(
         "extensions/wrappers/encoded.py",
         "each camera has a network of its own",
-        "shared[0] if shared else encoder(known[name])",
-        "encoder(known[name])",
+        "shared[0] if shared else encoder(sources[name])",
+        "encoder(sources[name])",
         "numerics/test_resnet.py",
     ),
     Mutation(
@@ -1063,7 +1063,7 @@ MUTATIONS = (
     Mutation(
         "extensions/wrappers/penalty.py",
         "a gripper between its thresholds forgets whether it was open",
-        "self._side = now or before",
+        "self._side = side or old_side",
         "self._side = now",
         "numerics/test_gripper.py",
     ),
@@ -1136,7 +1136,7 @@ MUTATIONS = (
     Mutation(
         "extensions/managers/term.py",
         "a parameter that the term does not have is passed over",
-        "                name in named or inspect.Parameter.VAR_KEYWORD in kinds,",
+        "                name in names or inspect.Parameter.VAR_KEYWORD in kinds,",
         "                True,",
         "equivalence/test_terms.py",
     ),
