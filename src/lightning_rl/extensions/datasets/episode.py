@@ -87,19 +87,20 @@ class Episode:
     def of_steps(cls, steps: Mapping[str, Any], task: str = "") -> "Episode":
         """Make an episode of consecutive steps of one env, as in `ReplayBuffer.streams`."""
         no = torch.zeros_like(steps["terminated"])
-        known = {"truncated": no, "intervened": no, **steps}
-        extra = {"penalty": known.pop("penalty")} if "penalty" in steps else {}
-        return cls(**known, success=None, task=task, extra=extra)
+        fields = {"truncated": no, "intervened": no, **steps}
+        extra = {"penalty": fields.pop("penalty")} if "penalty" in steps else {}
+        return cls(**fields, success=None, task=task, extra=extra)
 
     def steps_with_successor(self) -> "Episode":
         """Return the episode, without its last step if its final observation is unknown."""
+        # After a terminal step nothing bootstraps, so its missing next observation does no harm.
         if self.final_known or bool(self.terminated[-1:].any()):
             return self
         steps = len(self) - 1
-        kept: dict[str, Any] = {name: getattr(self, name)[:steps] for name in STEPS}
-        kept["observation"] = map_tree(lambda leaf: leaf[: steps + 1], self.observation)
-        kept["extra"] = {name: values[:steps] for name, values in self.extra.items()}
-        return replace(self, **kept, tasks=self.tasks[:steps], final_known=True)
+        parts: dict[str, Any] = {name: getattr(self, name)[:steps] for name in STEPS}
+        parts["observation"] = map_tree(lambda leaf: leaf[: steps + 1], self.observation)
+        parts["extra"] = {name: values[:steps] for name, values in self.extra.items()}
+        return replace(self, **parts, tasks=self.tasks[:steps], final_known=True)
 
     def to_rollout(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
@@ -121,14 +122,18 @@ class Episode:
             chunk: K, actions per step. The episode's last action pads the last chunk.
             execute: executed actions per chunk.
         """
+        # One slot per executed chunk: the frame in which it begins; then the last frame.
         starts = torch.arange(0, len(self), execute)
-        steps, seen = len(starts), torch.cat((starts, torch.tensor([len(self)])))
+        steps, frames = len(starts), torch.cat((starts, torch.tensor([len(self)])))
         slots = map_tree(lambda leaf: leaf[row, : steps + 1], rollout.get("observation"))
-        copy_tree(slots, map_tree(lambda leaf: leaf[seen], self.observation))
+        copy_tree(slots, map_tree(lambda leaf: leaf[frames], self.observation))
+        # Without rewards (all NaN) write zeros: NaN would spread into every sum.
         reward = self.reward if self.reward.isfinite().any() else torch.zeros(len(self))
         fields = {"action": self.action, "reward": reward, "intervened": self.intervened}
         fields |= {name: self.extra[name] for name in ("penalty",) if name in self.extra}
         if "executed" in rollout.keys():
+            # [S, K] steps of each chunk. Beyond the episode's end the last action stands, not
+            # executed.
             at = starts[:, None] + torch.arange(chunk)
             executed = (at < len(self)) & (torch.arange(chunk) < execute)
             fields = {name: values[at.clamp(max=len(self) - 1)] for name, values in fields.items()}
@@ -150,6 +155,7 @@ class Episode:
         rollout["truncated"][last] = truncated
         rollout["done"][last] = terminated or truncated
         rollout["success"][last] = bool(self.success)
+        # Only rows of ended episodes have storage for a final observation.
         if (terminated or truncated) and self.final_known:
             storage = final_storage(rollout)
             new = storage.add(1)
@@ -164,6 +170,7 @@ class Episode:
             ConfigurationError: naming the part.
         """
         length = len(self)
+        # Observations have one entry more: the final one.
         parts: list[tuple[str, Sized, int]] = [
             (part, values, length + 1)
             for part, values in leaves_of_tree("observation", self.observation)
@@ -206,25 +213,26 @@ class Episode:
                 action outside of a Box.
         """
         action, first = self.action, first_choice(space)
+        # Compare per number: an action of several parts may break one part's bounds only.
         flat = action.reshape(len(action), -1)
         box = space if isinstance(space, gymnasium.spaces.Box) else None
         bounds = (box.low, box.high) if box is not None else (0, np.array(choices_of(space)) - 1)
         low, high = (torch.as_tensor(bound).reshape(1, -1).to(flat) for bound in bounds)
         beyond = (flat < low) | (flat > high)
         outside = beyond.any(1)
-        wrong = outside.clone() if refuse or box is None else torch.zeros_like(outside)
+        invalid = outside.clone() if refuse or box is None else torch.zeros_like(outside)
         if isinstance(space, StructuredActions):  # choices cannot be clipped
             for part in space.parts:
                 if part.counts:
                     numbers = flat[:, part.start : part.stop]
                     unknown = beyond[:, part.start : part.stop] | (numbers != numbers.round())
-                    wrong |= unknown.any(1)
-        if wrong.any():
-            step = int(wrong.int().argmax())
-            shown = as_env_counts(action[step].numpy(), first).tolist()
+                    invalid |= unknown.any(1)
+        if invalid.any():
+            step = int(invalid.int().argmax())
+            env_action = as_env_counts(action[step].numpy(), first).tolist()
             raise ConfigurationError(
-                f"{name} has the action {shown} at step {step}, which is not in {space}. Correct "
-                "it, leave the episode out, or use the action space of the recording."
+                f"{name} has the action {env_action} at step {step}, which is not in {space}. "
+                "Correct it, leave the episode out, or use the action space of the recording."
             )
         if outside.any():
             self.action = flat.clamp(low, high).reshape(action.shape)
@@ -284,6 +292,7 @@ class Episodes(Sequence[Episode]):
             ConfigurationError: for numbers that are not finite, and for choices that the action
                 space does not have.
         """
+        # A reader that stops early ends this generator, and `finally` still warns.
         clipped = steps = 0
         try:
             for number in numbers:
@@ -326,12 +335,13 @@ class Episodes(Sequence[Episode]):
         return [self.read(index).success for index in range(len(self))]
 
     def _with_steps(self, lengths: Sequence[int]) -> list[int]:
-        kept = [i for i, length in enumerate(lengths) if length > 0]
-        require(bool(kept), f"The dataset at {self.path} holds no finished episode: record one.")
-        if len(kept) < len(lengths):
+        # Refuse an empty dataset here, for all formats, rather than at its first use.
+        numbers = [i for i, length in enumerate(lengths) if length > 0]
+        require(bool(numbers), f"The dataset at {self.path} holds no finished episode: record one.")
+        if len(numbers) < len(lengths):
             empty = ", ".join(str(i) for i, length in enumerate(lengths) if length <= 0)
             rank_zero_warn(
                 f"The dataset at {self.path} has episodes without steps ({empty}): ignoring them "
                 "gives later episodes lower numbers here."
             )
-        return kept
+        return numbers

@@ -97,27 +97,27 @@ class TaskSummary:
         """Return the reasons why cloning by these labels may do harm."""
         name = f"Task '{self.task}': " if self.task else ""
         cure = "record more episodes, or fit the value longer or with a better encoder."
-        found = []
+        reasons = []
         # Luck after the n-th step is part of the error, but not of an n-step advantage.
-        most, first = (MOST_ERROR, "set n_steps, ") if self.signal is None else (1.0, "")
-        if self.fitted and self.relative_error > most:
-            found.append(
+        maximum, first = (MOST_ERROR, "set n_steps, ") if self.signal is None else (1.0, "")
+        if self.fitted and self.relative_error > maximum:
+            reasons.append(
                 f"{name}the value does not explain the returns (error / spread "
-                f"{self.relative_error:.2f}, above {most:g}), so advantages are mostly noise: "
+                f"{self.relative_error:.2f}, above {maximum:g}), so advantages are mostly noise: "
                 f"{first}{cure}"
             )
         low, high = LEAST_SIGNAL, 1 / LEAST_SIGNAL  # above, the value varies too little
         if self.fitted and self.signal is not None and not low <= self.signal <= high:
-            found.append(
+            reasons.append(
                 f"{name}advantages are mostly errors of the value (signal {self.signal:.3g}, "
                 f"outside [{low:g}, {high:g}]): raise n_steps, {cure}"
             )
         if self.success_rate is not None and self.share > self.success_rate:
-            found.append(
+            reasons.append(
                 f"{name}positive={self.share:g} exceeds the success rate {self.success_rate:.2f}, "
                 "so bad steps are labelled good: lower positive, or leave it out."
             )
-        return found
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,7 @@ def step_advantage(
     """
     advantage = returns - value
     if n_steps is not None:
+        # The rewards after n steps cancel: (G_t - V_t) - gamma^n (G_{t+n} - V_{t+n}).
         beyond = (returns - value)[n_steps:]
         advantage[: len(beyond)] -= gamma**n_steps * beyond
     return advantage
@@ -207,10 +208,11 @@ def advantage_signal(
         torch.stack((torch.ones_like(a), a, v + a / 2, g), 1)[:-n_steps]
         for g, v, a in zip(returns, values, advantages, strict=True)
     ]
-    known = torch.cat(rows)
-    if not len(known):
+    samples = torch.cat(rows)
+    # No sample is left if each advantage reaches its episode's end.
+    if not len(samples):
         return None
-    return 2 * float(torch.linalg.lstsq(known[:, :3], known[:, 3:], driver="gelsd").solution[1])
+    return 2 * float(torch.linalg.lstsq(samples[:, :3], samples[:, 3:], driver="gelsd").solution[1])
 
 
 def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> tuple[Tensor, float]:
@@ -224,11 +226,12 @@ def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> tuple
         share: share of good steps among those without intervention; the threshold is the quantile
             1 - share of their advantages.
     """
-    own = advantage[~intervened]
-    if not len(own):
+    policy_advantages = advantage[~intervened]
+    # A task of interventions alone has no advantage of the policy to compare with.
+    if not len(policy_advantages):
         return intervened.clone(), float("nan")
     # torch.quantile takes at most 2^24 numbers.
-    threshold = float(np.quantile(own.numpy(), 1 - share))
+    threshold = float(np.quantile(policy_advantages.numpy(), 1 - share))
     return (advantage > threshold) | intervened, threshold
 
 
@@ -308,22 +311,24 @@ def label_dataset(
     try:
         complete_join(directory)
         reader = LeRobotEpisodes(directory)
+        # Labels need no pictures, and decoding videos would take most of the time.
         reader.leaves = [leaf for leaf in reader.leaves if not leaf.picture]
         episodes = list(reader)
-        named = _success_labels(directory, len(episodes), success, failure)
-        for number, succeeded in named.items():
+        corrections = _success_labels(directory, len(episodes), success, failure)
+        for number, succeeded in corrections.items():
             episodes[number].success = succeeded
-        chosen = settings or LabelSettings()
-        rewards = _rewards(directory, episodes, chosen)
+        settings = settings or LabelSettings()
+        rewards = _rewards(directory, episodes, settings)
         values = None if value is None else value(directory)
-        labels, tasks = _labels(episodes, rewards, values, chosen)
-        _report_doubts(directory, tasks, chosen)
+        labels, tasks = _labels(episodes, rewards, values, settings)
+        _report_doubts(directory, tasks, settings)
         _write(directory, reader.places(), episodes, labels)
     finally:
+        # Before the lock opens: afterwards it could be the lock of another process.
         (directory / LOCK).unlink(missing_ok=True)
         release()
-    known = [episode.success for episode in episodes]
-    return LabelSummary(len(known), known.count(True), known.count(False), tasks)
+    successes = [episode.success for episode in episodes]
+    return LabelSummary(len(successes), successes.count(True), successes.count(False), tasks)
 
 
 def _report_doubts(path: Path, tasks: Sequence[TaskSummary], settings: LabelSettings) -> None:
@@ -353,27 +358,30 @@ def _labels(
 ) -> tuple[Labels, list[TaskSummary]]:
     """Return labels and a summary of each task; without `values` by the mean return of the task."""
     gamma = settings.gamma
-    returns = [return_to_go(one, gamma) for one in rewards]
-    used, advantages, positive, summaries = list(returns), list(returns), list(returns), []
+    returns = [return_to_go(reward, gamma) for reward in rewards]
+    # The copies only have the right length: the loop fills them task by task.
+    base, advantages, positive, summaries = list(returns), list(returns), list(returns), []
     for task, rows in by_task(episodes).items():
         lengths = [len(episodes[i]) for i in rows]
         joined = torch.cat([returns[i] for i in rows])
         for i in rows:
-            used[i] = joined.mean().expand_as(returns[i]) if values is None else values[i].double()
-            advantages[i] = step_advantage(returns[i], used[i], gamma, settings.n_steps)
-        known = [success for i in rows if (success := episodes[i].success) is not None]
-        rate = sum(known) / len(known) if known else None
+            base[i] = joined.mean().expand_as(returns[i]) if values is None else values[i].double()
+            advantages[i] = step_advantage(returns[i], base[i], gamma, settings.n_steps)
+        successes = [success for i in rows if (success := episodes[i].success) is not None]
+        rate = sum(successes) / len(successes) if successes else None
         share = settings.share(rate)
         advantage = torch.cat([advantages[i] for i in rows])
         intervened = torch.cat([episodes[i].intervened for i in rows])
-        good, threshold = positive_steps(advantage, intervened, share)
-        for i, part in zip(rows, good.double().split(lengths), strict=True):
+        is_good, threshold = positive_steps(advantage, intervened, share)
+        # Back from the task's steps to its episodes.
+        for i, part in zip(rows, is_good.double().split(lengths), strict=True):
             positive[i] = part
-        error = (joined - torch.cat([used[i] for i in rows])).square().mean().sqrt()
+        error = (joined - torch.cat([base[i] for i in rows])).square().mean().sqrt()
         spread = float(joined.std(correction=0))
+        # A mean return predicts no step, and without n_steps luck reaches into each advantage.
         signal = None
         if values is not None and settings.n_steps is not None:
-            of_task = [[one[i] for i in rows] for one in (returns, used, advantages)]
+            of_task = [[column[i] for i in rows] for column in (returns, base, advantages)]
             signal = advantage_signal(of_task[0], of_task[1], of_task[2], settings.n_steps)
         summaries.append(
             TaskSummary(
@@ -381,7 +389,7 @@ def _labels(
                 steps=len(joined),
                 success_rate=rate,
                 share=share,
-                positive=int(good.sum()),
+                positive=int(is_good.sum()),
                 threshold=threshold,
                 error=float(error),
                 spread=spread,
@@ -389,8 +397,8 @@ def _labels(
                 fitted=values is not None,
             )
         )
-    found = (rewards, returns, used, advantages, positive)
-    return dict(zip(lerobot.LABELS, map(list, found), strict=True)), summaries
+    labels = (rewards, returns, base, advantages, positive)
+    return dict(zip(lerobot.LABELS, map(list, labels), strict=True)), summaries
 
 
 def returns_of(
@@ -398,14 +406,14 @@ def returns_of(
 ) -> list[Tensor]:
     """Return the returns [L] of each episode; see `label_dataset` for the errors."""
     rewards = _rewards(Path(path), episodes, settings)
-    return [return_to_go(one, settings.gamma) for one in rewards]
+    return [return_to_go(reward, settings.gamma) for reward in rewards]
 
 
 def _rewards(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -> list[Tensor]:
     rewards = [episode.reward.double() for episode in episodes]
     if settings.reward == "env":
         require(
-            all(bool(one.isfinite().all()) for one in rewards),
+            all(bool(reward.isfinite().all()) for reward in rewards),
             f"The dataset at {path} holds no rewards, or some that are not finite: label it by "
             "success (--reward success).",
         )
@@ -417,6 +425,7 @@ def _rewards(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -
         "all labels. Set --success and --failure to the numbers of episodes (or all, for the "
         "other episodes), or use the recorded rewards: --reward env.",
     )
+    # The scale is one per task: longer tasks have lower returns per step.
     for rows in by_task(episodes).values():
         longest = max(len(episodes[i]) for i in rows)
         cost = longest if settings.failure_cost is None else settings.failure_cost
@@ -429,32 +438,33 @@ def _rewards(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -
 def _success_labels(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:
     """Return the success of the episodes that the two lists name, by episode number."""
     lists = {"success": success, "failure": failure}
-    named = {
+    episodes = {
         name: set[int]() if numbers == "all" else {int(n) for n in numbers}
         for name, numbers in lists.items()
     }
     require(
-        not (success == "all" == failure) and not named["success"] & named["failure"],
+        not (success == "all" == failure) and not episodes["success"] & episodes["failure"],
         f"success is {success} and failure is {failure}: an episode of both is neither. Name it "
         "once.",
     )
-    for name, numbers in named.items():
+    for name, numbers in episodes.items():
         for number in sorted(numbers):
             require(
                 0 <= number < count,
                 f"{name} names episode {number}, and {path} has {count}: give numbers from 0 to "
                 f"{count - 1}.",
             )
+    # `all` means the episodes that the other list does not name.
     for name, other in (("success", "failure"), ("failure", "success")):
         if lists[name] == "all":
-            named[name] = set(range(count)) - named[other]
-    return dict.fromkeys(named["success"], True) | dict.fromkeys(named["failure"], False)
+            episodes[name] = set(range(count)) - episodes[other]
+    return dict.fromkeys(episodes["success"], True) | dict.fromkeys(episodes["failure"], False)
 
 
 def _listed(numbers: Sequence[str]) -> str:
-    shown = ", ".join(numbers[:10])
-    more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
-    return f"episode{'s' if len(numbers) > 1 else ''} {shown}{more}"
+    names = ", ".join(numbers[:10])
+    suffix = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return f"episode{'s' if len(numbers) > 1 else ''} {names}{suffix}"
 
 
 def _write(
@@ -464,30 +474,31 @@ def _write(
     labels: Labels,
 ) -> None:
     """Rewrite tables and descriptions with labels; `places`: see `LeRobotEpisodes.places`."""
-    named = {
-        f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in parts]
+    columns = {
+        f"{lerobot.EXTRA}{name}": [part.to(torch.float32).numpy() for part in parts]
         for name, parts in labels.items()
     }
-    statistics = {key: [_statistics(one) for one in parts] for key, parts in named.items()}
+    statistics = {key: [_statistics(part) for part in parts] for key, parts in columns.items()}
     success = [episode.success for episode in episodes]
     info = lerobot.read_json(path / lerobot.INFO)
-    info["features"] |= {key: lerobot.number_feature("float32") for key in named}
-    with replacing_folders(path) as target:
+    info["features"] |= {key: lerobot.number_feature("float32") for key in columns}
+    with replacing_folders(path) as copy:
         for file in path.glob("data/**/*.parquet"):
+            # A data file may hold several episodes: their first rows tell which.
             begins = {begin: i for i, (at, begin, *_) in enumerate(places) if at == file}
-            _rewrite(file, target / file.relative_to(path), _of_steps(file, begins, named, success))
+            _rewrite(file, copy / file.relative_to(path), _of_steps(file, begins, columns, success))
         for file in lerobot.files_of(path / lerobot.EPISODES):
             rows = {row: i for i, (*_, at, row) in enumerate(places) if at == file}
             added = _of_episodes(file, rows, statistics, success)
-            _rewrite(file, target / file.relative_to(path), added)
-        lerobot.write_json(target / lerobot.INFO, info)
+            _rewrite(file, copy / file.relative_to(path), added)
+        lerobot.write_json(copy / lerobot.INFO, info)
         if (path / lerobot.STATISTICS).is_file():
-            known = lerobot.read_json(path / lerobot.STATISTICS)
+            dataset_statistics = lerobot.read_json(path / lerobot.STATISTICS)
             for key, parts in statistics.items():
-                every = np.concatenate(named[key])[:, None]
-                known[key] = joined_statistics(parts) | quantiles_of(every)
-            lerobot.write_json(target / lerobot.STATISTICS, known)
-        keep_other_files(path, target)
+                values = np.concatenate(columns[key])[:, None]
+                dataset_statistics[key] = joined_statistics(parts) | quantiles_of(values)
+            lerobot.write_json(copy / lerobot.STATISTICS, dataset_statistics)
+        keep_other_files(path, copy)
 
 
 def _of_steps(
@@ -503,6 +514,7 @@ def _of_steps(
     for begin, i in begins.items():
         for key, parts in labels.items():
             columns[key][begin : begin + len(parts[i])] = parts[i]
+        # Success stands at the last step alone, as the writer of this package has it.
         columns["next.success"][begin + len(parts[i]) - 1] = bool(success[i])
     return {key: lerobot.as_column(values) for key, values in columns.items()}
 
@@ -515,6 +527,7 @@ def _of_episodes(
 ) -> dict[str, Any]:
     """Return success and statistics columns; `rows` maps table rows to episode numbers."""
     arrow = lerobot.import_extra("pyarrow")
+    # None: a row without steps, which the reader ignores.
     numbers = [rows.get(row) for row in range(sum(TableFile(file, []).counts))]
     columns = {}
     for key, parts in statistics.items():
@@ -522,8 +535,8 @@ def _of_episodes(
             values = [None if i is None else parts[i][name] for i in numbers]
             kind = arrow.int64() if name == "count" else arrow.float64()
             columns[f"stats/{key}/{name}"] = arrow.array(values, arrow.list_(kind))
-    known = [None if i is None else success[i] for i in numbers]
-    return columns | {"success": arrow.array(known, arrow.bool_())}
+    successes = [None if i is None else success[i] for i in numbers]
+    return columns | {"success": arrow.array(successes, arrow.bool_())}
 
 
 def _statistics(values: np.ndarray) -> dict[str, list[float]]:

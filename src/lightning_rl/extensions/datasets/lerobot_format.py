@@ -132,15 +132,15 @@ def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Le
     """
     leaves = [_leaf_of(part, path) for path, part in leaves_by_path(space).items()]
     pictures = sum(leaf.picture for leaf in leaves)
-    named = [_named(leaf, name, pictures) for leaf in leaves]
-    keys = [leaf.key for leaf in named]
+    columns = [_named(leaf, name, pictures) for leaf in leaves]
+    keys = [leaf.key for leaf in columns]
     twice = {key for key in keys if keys.count(key) > 1}
     if twice:
         raise ConfigurationError(
             f"Two parts of the {name} space would be the column '{min(twice)}' of a dataset: "
             "rename one of them (gymnasium.wrappers.TransformObservation)."
         )
-    return named
+    return columns
 
 
 def _leaf_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Leaf:
@@ -153,6 +153,7 @@ def _leaf_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Leaf:
             "others into a Box)."
         )
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+    # Colour only: a uint8 array with one or four channels may be no picture, so it stays numbers.
     in_colour = len(shape) == 3 and dtype == np.uint8 and 3 in (shape[0], shape[-1])
     return Leaf(path, "", shape, dtype.name, in_colour, names_of(space))
 
@@ -162,16 +163,18 @@ def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
     if leaf.picture:
         words = [word for word in words if word not in ("image", "images")]
         words = ["images", *words] if words else ["image"]
+    # An action stays `action`; only an observation without a key becomes `observation.state`.
     elif not words and name == "observation":
         words = ["state"]
+    # A key names a folder of videos (videos/<key>/chunk-000), so it must hold no slash.
     key = ".".join([name, *words]).replace("/", "_")
     return replace(leaf, key=key)
 
 
 def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
     """Return the column of an action."""
-    leaf, *more = leaves_of(space, "action")
-    if more or leaf.path:
+    leaf, *others = leaves_of(space, "action")
+    if others or leaf.path:
         raise ConfigurationError(
             f"Action space {space} cannot be written into a dataset, which stores an action as one "
             "array: use Box, Discrete, MultiDiscrete or MultiBinary."
@@ -181,13 +184,14 @@ def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
 
 def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
     """Return the observation's columns, except text, of a dataset without our description."""
-    features = {key: one for key, one in features.items() if one["dtype"] not in TEXTS}
-    found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
-    if not found and "observation" in features:
-        found = {"observation": features["observation"]}
+    features = {key: feature for key, feature in features.items() if feature["dtype"] not in TEXTS}
+    columns = {key: feature for key, feature in features.items() if key.startswith("observation.")}
+    # Some datasets, such as of plain Gymnasium envs, have one column without a dot.
+    if not columns and "observation" in features:
+        columns = {"observation": features["observation"]}
     return [
-        leaf_of(key, feature, tuple(key.split(".")[1:]) if len(found) > 1 else ())
-        for key, feature in found.items()
+        leaf_of(key, feature, tuple(key.split(".")[1:]) if len(columns) > 1 else ())
+        for key, feature in columns.items()
     ]
 
 
@@ -212,10 +216,12 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf:
     """Return the leaf that `meta/lightning_rl.json` describes; raise if `features` differ."""
+    # JSON has lists where a `Leaf` has tuples.
     tuples = {name: tuple(described[name]) for name in ("path", "shape")}
     leaf = Leaf(**{**described, **tuples})
     column = leaf_of(leaf.key, features[leaf.key], ())
     leaf = replace(leaf, names=column.names)
+    # A dataset edited by hand may have changed info.json alone.
     fits = leaf.kept_shape == column.shape and leaf.picture == column.picture
     if not fits or not all(isinstance(key, str) for key in leaf.path) or not _is_dtype(leaf.dtype):
         raise ValueError(f"{leaf} is not the column {column}")
@@ -250,6 +256,7 @@ def number_feature(dtype: str) -> dict[str, Any]:
 
 def filled(template: str, place: Mapping[str, int | str]) -> str:
     """Fill a `data_path` or `video_path` template with `place`; return the path in the dataset."""
+    # Not `str.format`: it would read attributes of the arguments, as in {chunk_index.__class__}.
     if set("{}") & set(_FIELD.sub("", template)):
         raise ValueError("a field is {chunk_index:03d}, {file_index:03d} or {video_key}")
 
@@ -261,6 +268,7 @@ def filled(template: str, place: Mapping[str, int | str]) -> str:
 
     name = _FIELD.sub(value, template)
     path = PurePosixPath(name)
+    # A backslash or a drive's colon would leave the folder on Windows.
     if not path.parts or path.is_absolute() or ".." in path.parts or set(name) & set(":\\\0"):
         raise ValueError(f"{name!r} is not a path within the dataset")
     return name
@@ -284,14 +292,15 @@ def file_name(number: int, suffix: str) -> str:
 
 def files_of(folder: Path) -> list[Path]:
     """Return the files of a folder, in the order of their numbers."""
-    found = list(folder.glob("chunk-*/file-*.*"))
-    for file in found:
+    paths = list(folder.glob("chunk-*/file-*.*"))
+    for file in paths:
+        # After "chunk-" and "file-".
         require(
             file.parent.name[6:].isdecimal() and file.stem[5:].isdecimal(),
             f"{file} has no number where a LeRobotDataset has one, as in chunk-000/file-000: "
             "rename or remove it.",
         )
-    return sorted(found, key=number_of)
+    return sorted(paths, key=number_of)
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -306,19 +315,20 @@ def read_info(path: Path) -> dict[str, Any]:
     kinds: dict[str, Any] = {"fps": int | float, "features": dict, "data_path": str}
     features = info.get("features")
     features = features if isinstance(features, dict) else {}
-    if any(isinstance(one, dict) and one.get("dtype") == "video" for one in features.values()):
+    if any(isinstance(spec, dict) and spec.get("dtype") == "video" for spec in features.values()):
         kinds["video_path"] = str
-    wrong = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
-    wrong += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
-    wrong += [] if "fps" in wrong or 0 < info["fps"] <= 1e6 else ["fps"]
-    strange = {key for key, one in features.items() if not _is_feature(one)}
+    invalid = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
+    invalid += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
+    invalid += [] if "fps" in invalid or 0 < info["fps"] <= 1e6 else ["fps"]
+    strange = {key for key, feature in features.items() if not _is_feature(feature)}
+    # LeRobot adds columns that no reader here needs, such as audio: ignore strange ones among them.
     unread = {key for key in strange if _is_unread(key, features[key])}
-    wrong += [f"features.{key}" for key in features if key in strange - unread]
+    invalid += [f"features.{key}" for key in features if key in strange - unread]
     require(
-        not wrong,
-        f"{path} has no valid {', '.join(wrong)}: restore it, or give another dataset.",
+        not invalid,
+        f"{path} has no valid {', '.join(invalid)}: restore it, or give another dataset.",
     )
-    return info | {"features": {key: one for key, one in features.items() if key not in unread}}
+    return info | {"features": {key: features[key] for key in features if key not in unread}}
 
 
 def _is_feature(feature: Any) -> bool:
@@ -357,12 +367,13 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
             bounds["action_bounds"] = np.asarray(content["action_bounds"])
             check_bounds(bounds["action_bounds"], content["action"]["shape"])
         extras = dict(content.get("extras", {}))
-        if not all(isinstance(one, str) and one for one in [*extras, *extras.values()]):
+        if not all(isinstance(text, str) and text for text in [*extras, *extras.values()]):
             raise ValueError("extras does not map columns to names")
         if len(set(extras.values())) < len(extras):
             raise ValueError("two extras have the same name")
+        # Written only if a rule decided how a copied episode ended.
         rules = content.get("end_rules", [])
-        if not (isinstance(rules, list) and all(isinstance(one, str) for one in rules)):
+        if not (isinstance(rules, list) and all(isinstance(rule, str) for rule in rules)):
             raise ValueError("end_rules are texts")
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(
@@ -381,12 +392,12 @@ def check_bounds(bounds: np.ndarray, shape: Sequence[int]) -> None:
 
 def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
     """Refuse an observation whose path lies within another observation."""
-    for one in leaves:
-        for other in leaves:
+    for outer in leaves:
+        for inner in leaves:
             require(
-                one is other or one.path != other.path[: len(one.path)],
-                f"The dataset at {path} has the observation '{other.key}' inside the observation "
-                f"'{one.key}': rename one of them by keys.",
+                outer is inner or outer.path != inner.path[: len(outer.path)],
+                f"The dataset at {path} has the observation '{inner.key}' inside the observation "
+                f"'{outer.key}': rename one of them by keys.",
             )
 
 
@@ -429,6 +440,7 @@ def as_column(values: np.ndarray) -> Any:
     """Return the arrow array of values [L, ...]: scalars or nested lists of fixed size."""
     arrow = import_extra("pyarrow")
     column = arrow.array(np.ascontiguousarray(values).reshape(-1))
+    # Lists of the last axis first. Only the list of a row has a fixed size, as in LeRobot.
     for axis in range(values.ndim - 1, 0, -1):
         if axis == 1:
             return arrow.FixedSizeListArray.from_arrays(column, values.shape[1])
@@ -441,6 +453,7 @@ def as_column(values: np.ndarray) -> Any:
 def as_row(value: Any) -> Any:
     """Return the arrow array of one value, with its type: to infer it pyarrow imports dateutil."""
     arrow = import_extra("pyarrow")
+    # The first leaf of nested lists decides their type.
     leaf, depth = value, 0
     while isinstance(leaf, list):
         leaf, depth = leaf[0] if leaf else None, depth + 1
@@ -457,9 +470,11 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     compute = import_extra("pyarrow.compute")
     count = len(column)
     array = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
+    # LeRobot stores arrays of several axes as an extension type over nested lists.
     while isinstance(array, arrow.ExtensionArray):
         array = array.storage
     size = 1  # values of a row
+    # Unwrap one axis per turn; the product of the lengths must be the declared shape.
     while array.null_count == 0 and hasattr(array.type, "value_field"):  # lists
         lengths = compute.list_value_length(array).unique().to_pylist()
         if len(lengths) > 1:
@@ -486,6 +501,7 @@ def write_table(path: Path, table: Any) -> None:
 def tasks_table(tasks: Sequence[str]) -> Any:
     """Return the table of tasks in pandas' format, with the texts as index."""
     arrow = import_extra("pyarrow")
+    # Pandas' name for an index without a name; LeRobot reads the texts from the index.
     index = "__index_level_0__"
     numbers = arrow.array(range(len(tasks)), arrow.int64())
     table = arrow.table({"task_index": numbers, index: arrow.array(tasks, arrow.string())})
@@ -512,6 +528,7 @@ def tasks_of(table: Any) -> dict[int, str]:
     if not texts or "task_index" not in table.column_names:
         raise ValueError(f"it has the columns {table.column_names}, not task_index and a text")
     pairs = [table.column(name).to_pylist() for name in ("task_index", texts[0])]
+    # By `type`: True is an int too.
     if {type(number) for number in pairs[0]} - {int} or {type(text) for text in pairs[1]} - {str}:
         raise ValueError("a task is a whole number and a text")
     if len(set(pairs[0])) < len(pairs[0]):

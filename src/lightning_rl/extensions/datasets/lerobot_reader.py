@@ -59,6 +59,8 @@ class LeRobotEpisodes(Episodes):
     ) -> None:
         self.path = path
         info = part_of(path, lerobot.INFO)
+        # A folder of `rl-cli record` without a finished episode gets its own message, not "no
+        # info.json".
         if path.is_dir() and not info.is_file() and has_no_episodes(path):
             self._with_steps([])
         self._info = lerobot.read_info(info)
@@ -78,12 +80,13 @@ class LeRobotEpisodes(Episodes):
         self.first_action = _first_action(described, action_space)
         self.end_rules: list[str] = described.get("end_rules", [])
         self.rule = EndRule(self._columns, ends, path, self.end_rules)
+        # An extra is a column that no observation, action or flag reads, so these come first.
         self._find_extras(described)
         self._read_table_of_episodes()
         self._open: dict[str, TableFile] = {}
 
     def _find_extras(self, described: Mapping[str, Any]) -> None:
-        taken = {*self._columns.values(), *(leaf.key for leaf in self.leaves)}
+        read_keys = {*self._columns.values(), *(leaf.key for leaf in self.leaves)}
         extras = [key for key in self._features if key.startswith(lerobot.EXTRA)]
         texts = [
             key
@@ -95,22 +98,24 @@ class LeRobotEpisodes(Episodes):
                 f"The dataset at {self.path} has columns of text, which are not read: "
                 f"{', '.join(texts)}."
             )
-        named: Mapping[str, str] = described.get("extras", {})
+        extra_names: Mapping[str, str] = described.get("extras", {})
         self.extras = {
-            named.get(key, key.removeprefix(lerobot.EXTRA)): key
+            extra_names.get(key, key.removeprefix(lerobot.EXTRA)): key
             for key in extras
-            if key not in taken and key not in texts
+            if key not in read_keys and key not in texts
         }
 
     def _read_table_of_episodes(self) -> None:
         rows: list[dict[str, Any]] = []
         for file in lerobot.files_of(part_of(self.path, lerobot.EPISODES)):
+            # Without columns only the names are read: final/ columns may hold a picture per
+            # episode.
             names = TableFile(file, []).names
-            wanted = [name for name in names if name in _ROW or name.startswith(_PLACES)]
-            found = read_table(file, wanted).to_pylist()
+            columns = [name for name in names if name in _ROW or name.startswith(_PLACES)]
+            file_rows = read_table(file, columns).to_pylist()
             finals = [name for name in names if name.startswith("final/")]
             place = {"file": file, "finals": finals}
-            rows += [{**row, **place, "row": i} for i, row in enumerate(found)]
+            rows += [{**row, **place, "row": i} for i, row in enumerate(file_rows)]
         total = self._info.get("total_episodes")
         require(
             not rows or total is None or len(rows) >= total,
@@ -119,6 +124,9 @@ class LeRobotEpisodes(Episodes):
         )
         for number, row in enumerate(rows):
             self._check_row(number, row)
+        # `dataset_from_index` counts through the dataset, but a file's rows from its begin:
+        # remember the smallest index of each file. Empty episodes count, so this precedes
+        # `_with_steps`.
         self._begins: dict[Path, int] = {}
         for row in rows:
             path, begin = self._data_file(row), row["dataset_from_index"]
@@ -138,6 +146,7 @@ class LeRobotEpisodes(Episodes):
         needed += [
             f"videos/{leaf.key}/{name}"
             for leaf in self.leaves
+            # An episode without steps is ignored, so its place in a video is not needed.
             if self._features[leaf.key]["dtype"] == "video" and row.get("length")
             for name in (*place, "from_timestamp")
         ]
@@ -147,21 +156,21 @@ class LeRobotEpisodes(Episodes):
             f"{self.name_of(number)} has no {', '.join(missing)} in the table of episodes. {CURE}",
         )
         times = [name for name in row if name.endswith("_timestamp") and row[name] is not None]
-        behind = row.get("dataset_to_index")
-        counts = [*needed, *([] if behind is None else ["dataset_to_index"])]
-        wrong = [name for name in counts if name not in times and not _is_count(row[name])]
-        wrong += [name for name in times if not _is_time(row[name])]
+        stop = row.get("dataset_to_index")
+        counts = [*needed, *([] if stop is None else ["dataset_to_index"])]
+        invalid = [name for name in counts if name not in times and not _is_count(row[name])]
+        invalid += [name for name in times if not _is_time(row[name])]
         require(
-            not wrong and row["length"] <= MOST_STEPS,
-            f"{self.name_of(number)} has {wrong[0] if wrong else 'length'} "
-            f"{row[wrong[0] if wrong else 'length']!r} in the table of episodes: an index must be "
-            "a whole number from 0, a time must be in seconds, and a length must be at most "
+            not invalid and row["length"] <= MOST_STEPS,
+            f"{self.name_of(number)} has {invalid[0] if invalid else 'length'} "
+            f"{row[invalid[0] if invalid else 'length']!r} in the table of episodes: an index must "
+            "be a whole number from 0, a time must be in seconds, and a length must be at most "
             f"{MOST_STEPS:,}. {CURE}",
         )
         require(
-            behind is None or behind - row["dataset_from_index"] == row["length"],
+            stop is None or stop - row["dataset_from_index"] == row["length"],
             f"{self.name_of(number)} contradicts itself: its length is {row['length']}, but its "
-            f"rows are {row['dataset_from_index']} to {behind}. Restore the table.",
+            f"rows are {row['dataset_from_index']} to {stop}. Restore the table.",
         )
         require(
             row.get("success") in (None, True, False),
@@ -171,25 +180,27 @@ class LeRobotEpisodes(Episodes):
 
     def _check_films(self, prefix: str) -> None:
         assert self.fps is not None
-        names = [f"{prefix}/{one}" for one in ("chunk_index", "file_index", "from_timestamp")]
+        names = [f"{prefix}/{field}" for field in ("chunk_index", "file_index", "from_timestamp")]
+        # In the order of the video, each episode must begin after the last row of the previous one;
+        # otherwise both would show the same frames. Times are rounded: allow a quarter of a frame.
         order = sorted(range(len(self)), key=lambda i: [self._rows[i][name] for name in names])
         for i, following in pairwise(order):
-            one, other = ([self._rows[n][name] for name in names] for n in (i, following))
-            last = one[2] + (self.lengths[i] - 1) / self.fps
+            place, next_place = ([self._rows[n][name] for name in names] for n in (i, following))
+            last = place[2] + (self.lengths[i] - 1) / self.fps
             require(
-                one[:2] != other[:2] or last <= other[2] - 0.25 / self.fps,
+                place[:2] != next_place[:2] or last <= next_place[2] - 0.25 / self.fps,
                 f"{self.name_of(i)} contradicts itself: its last row is at {last:g} s of {prefix}, "
-                f"but episode {following} begins at {other[2]:g} s there. {CURE}",
+                f"but episode {following} begins at {next_place[2]:g} s there. {CURE}",
             )
 
     def places(self) -> list[tuple[Path, int, Path, int]]:
         """Return per episode: data file, first row in it, file and row in the table of episodes."""
-        found = []
+        places = []
         for row in self._rows:
             path = self._data_file(row)
             begin = row["dataset_from_index"] - self._begins[path]
-            found.append((path, begin, row["file"], row["row"]))
-        return found
+            places.append((path, begin, row["file"], row["row"]))
+        return places
 
     def _data_file(self, row: Mapping[str, Any]) -> Path:
         place = {name: row[f"data/{name}"] for name in ("chunk_index", "file_index")}
@@ -209,13 +220,13 @@ class LeRobotEpisodes(Episodes):
         cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
         prefixes = {"data": "data", "meta": "meta/episodes"}
 
-        def behind(prefix: str) -> int:
+        def next_number(prefix: str) -> int:
             chunk, file = f"{prefix}/chunk_index", f"{prefix}/file_index"
             numbers = [row[chunk] * lerobot.CHUNK_FILES + row[file] for row in self._rows]
             return int(max(numbers)) + 1
 
-        numbers = {kind: behind(prefix) for kind, prefix in prefixes.items()}
-        return numbers | {"videos": max([0, *(behind(f"videos/{key}") for key in cameras)])}
+        numbers = {kind: next_number(prefix) for kind, prefix in prefixes.items()}
+        return numbers | {"videos": max([0, *(next_number(f"videos/{key}") for key in cameras)])}
 
     def _find_observation(
         self,
@@ -223,67 +234,71 @@ class LeRobotEpisodes(Episodes):
         described: Mapping[str, Any],
         space: gymnasium.Space[Any] | None,
     ) -> list[Leaf]:
-        known: list[Leaf] = described.get("observation", [])
-        given = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
-        if space is None and given:
+        recorded_leaves: list[Leaf] = described.get("observation", [])
+        columns = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
+        if space is None and columns:
             return [
                 lerobot.leaf_of(key, self._features[key], tuple(name.split(".")[1:]))
-                for name, key in given.items()
+                for name, key in columns.items()
             ]
         if space is None:
-            return known or lerobot.guessed_leaves(self._features)
-        by_path = {leaf.path: leaf.key for leaf in known}
-        guessed, wanted = lerobot.guessed_leaves(self._features), leaves_of(space)
-        parts = [".".join(("observation", *leaf.path)) for leaf in wanted]
-        for name, key in given.items():
+            return recorded_leaves or lerobot.guessed_leaves(self._features)
+        by_path = {leaf.path: leaf.key for leaf in recorded_leaves}
+        guessed, env_leaves = lerobot.guessed_leaves(self._features), leaves_of(space)
+        parts = [".".join(("observation", *leaf.path)) for leaf in env_leaves]
+        # `names` come from the user's keys: refuse those that no part of the env's observation has.
+        for name, key in columns.items():
             require(
                 name in parts,
                 f"keys names '{key}' {name}, but the observation of this env has no such "
                 f"part{closest(name, parts)}; it has {', '.join(parts)}.",
             )
-        found = []
-        for name, leaf in zip(parts, wanted, strict=True):
-            key = given.get(name) or by_path.get(leaf.path) or leaf.key
-            if key not in self._features and len(wanted) == len(guessed) == 1:
+        leaves = []
+        for name, leaf in zip(parts, env_leaves, strict=True):
+            key = columns.get(name) or by_path.get(leaf.path) or leaf.key
+            # One array on both sides: LeRobot's name for it does not matter.
+            if key not in self._features and len(env_leaves) == len(guessed) == 1:
                 key = guessed[0].key
-            found.append(self._checked(name, key, leaf))
-        return found
+            leaves.append(self._checked(name, key, leaf))
+        return leaves
 
     def _find_action(
         self, described: Mapping[str, Any], space: gymnasium.Space[Any] | None
     ) -> Leaf:
         key = self._columns.get("action", "action")
-        known: Leaf | None = described.get("action")
-        if space is None and known is not None:
-            return replace(known, key=key)
+        recorded_leaf: Leaf | None = described.get("action")
+        if space is None and recorded_leaf is not None:
+            return replace(recorded_leaf, key=key)
         return self._checked("action", key, None if space is None else lerobot.action_leaf(space))
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
-        there = sorted(key for key in self._features if key not in lerobot.INDEX_COLUMNS)
+        columns = sorted(key for key in self._features if key not in lerobot.INDEX_COLUMNS)
         require(
             key in self._features,
             f"The dataset at {self.path} has no column '{key}' for {name}; it has "
-            f"{', '.join(there)}. Name the right column: keys: {{<column>: {name}}}, or record it "
-            "with this env.",
+            f"{', '.join(columns)}. Name the right column: keys: {{<column>: {name}}}, or record "
+            "it with this env.",
         )
-        found = lerobot.leaf_of(key, self._features[key], ())
+        column = lerobot.leaf_of(key, self._features[key], ())
         if leaf is None:
-            return found
-        leaf = replace(leaf, key=key, picture=found.picture)  # the shape in this dataset
+            return column
+        # Integers of other widths fit here; `_numbers` refuses values that the cast would change.
+        leaf = replace(leaf, key=key, picture=column.picture)  # the shape in this dataset
         kinds = {
-            "text" if one.dtype in lerobot.TEXTS else np.dtype(one.dtype).kind.replace("u", "i")
-            for one in (found, leaf)
+            "text" if dtype in lerobot.TEXTS else np.dtype(dtype).kind.replace("u", "i")
+            for dtype in (column.dtype, leaf.dtype)
         }
-        kept = "pictures" if found.picture else found.dtype
+        content = "pictures" if column.picture else column.dtype
         require(
-            found.shape == leaf.kept_shape and len(kinds) == 1,
-            f"The dataset at {self.path} belongs to another env: its {key} is {kept} of shape "
-            f"{list(found.shape)}, but {name} of this env is {leaf.dtype} of shape "
+            column.shape == leaf.kept_shape and len(kinds) == 1,
+            f"The dataset at {self.path} belongs to another env: its {key} is {content} of shape "
+            f"{list(column.shape)}, but {name} of this env is {leaf.dtype} of shape "
             f"{list(leaf.shape)}. Record it with this env, or name the right column: keys: "
             f"{{<column>: {name}}}.",
         )
         place = f"The dataset at {self.path}"
-        self._orders[key] = order_of(found.names, leaf.names, f"column '{key}'", place)
+        # Columns with named numbers, such as joints, are matched by name, not by position.
+        self._orders[key] = order_of(column.names, leaf.names, f"column '{key}'", place)
         return leaf
 
     def read(self, index: int) -> Episode:
@@ -292,7 +307,7 @@ class LeRobotEpisodes(Episodes):
         table = self._frames(row, length, name)
         seconds = self._seconds(table, name)
         success = self._success(row, table, name)
-        flags = {one: self._flags(table, one, name) for one in FLAGS if one in self._columns}
+        flags = {flag: self._flags(table, flag, name) for flag in FLAGS if flag in self._columns}
         terminated, truncated = self.rule.apply(length, flags, success, name)
         observation, final_known = self._observations(row, table, seconds, name)
         tasks = self._tasks_of(table, name)
@@ -307,7 +322,7 @@ class LeRobotEpisodes(Episodes):
             intervened=torch.from_numpy(self._flags(table, "intervened", name)),
             task=tasks[0],
             tasks=tasks if len(set(tasks)) > 1 else (),
-            extra={one: self._extra(table, one, name) for one in self.extras},
+            extra={extra: self._extra(table, extra, name) for extra in self.extras},
             final_known=final_known,
             end_rule=self.rule.decided,
         )
@@ -320,6 +335,7 @@ class LeRobotEpisodes(Episodes):
             f"The dataset at {self.path} does not describe the choices of its actions ({leaf.dtype}"
             "): set data.env, the env of the recording.",
         )
+        # LeRobot's own datasets have no bounds, so the recorded actions must do.
         bounds = self._measured_bounds() if self._bounds is None else self._bounds
         low, high = bounds.astype(dtype).reshape(2, *leaf.shape)
         action = gymnasium.spaces.Box(low, high, leaf.shape, dtype.type)
@@ -330,8 +346,8 @@ class LeRobotEpisodes(Episodes):
         """Return the least and the greatest actions, [2, A], by `meta/stats.json`."""
         file = part_of(self.path, lerobot.STATISTICS)
         try:
-            found = lerobot.read_json(file)[self._action.key]
-            bounds = np.asarray([found["min"], found["max"]], np.float64)
+            statistics = lerobot.read_json(file)[self._action.key]
+            bounds = np.asarray([statistics["min"], statistics["max"]], np.float64)
             lerobot.check_bounds(bounds, self._action.shape)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -362,13 +378,13 @@ class LeRobotEpisodes(Episodes):
 
     def _seconds(self, table: Any, name: str) -> np.ndarray:
         assert self.fps is not None
-        found = {
+        columns = {
             key: self._column(table, key, (), name)
             for key in ("frame_index", "timestamp")
             if key in self._features
         }
-        frames = found.get("frame_index", np.arange(len(table)))
-        times = found["timestamp"].astype(np.float64) if "timestamp" in found else None
+        frames = columns.get("frame_index", np.arange(len(table)))
+        times = columns["timestamp"].astype(np.float64) if "timestamp" in columns else None
         check_times(frames, times, self.fps, name)
         return frames / self.fps if times is None else times
 
@@ -383,15 +399,16 @@ class LeRobotEpisodes(Episodes):
         return tuple(self.tasks[number] for number in numbers)
 
     def successes(self) -> list[bool | None]:
-        found = []
+        successes = []
+        # The table of episodes knows the success, unless LeRobot itself wrote the dataset.
         for index, row in enumerate(self._rows):
             if "success" in row or "success" not in self._columns:
-                found.append(row.get("success"))
+                successes.append(row.get("success"))
             else:  # does not decode videos
                 name = self.name_of(index)
                 table = self._frames(row, self.lengths[index], name)
-                found.append(self._success(row, table, name))
-        return found
+                successes.append(self._success(row, table, name))
+        return successes
 
     def _success(self, row: Mapping[str, Any], table: Any, name: str) -> bool | None:
         recorded: bool | None = row.get("success")
@@ -409,7 +426,8 @@ class LeRobotEpisodes(Episodes):
         self, row: Mapping[str, Any], table: Any, seconds: np.ndarray, name: str
     ) -> tuple[Any, bool]:
         finals = self._file("finals", row["file"], row["finals"]).rows(row["row"], 1)
-        known = all(
+        # The true final observation counts only if all its columns have it.
+        final_known = all(
             f"final/{leaf.key}" in row["finals"]
             and finals.column(f"final/{leaf.key}").null_count == 0
             for leaf in self.leaves
@@ -417,23 +435,25 @@ class LeRobotEpisodes(Episodes):
         leaves: dict[tuple[str, ...], Tensor] = {}
         for leaf in self.leaves:
             column = f"final/{leaf.key}"
+            # A video holds the final observation after the last row; its column holds the time.
             if self._features[leaf.key]["dtype"] == "video":
-                end = self._column(finals, column, (), name) if known else np.empty(0)
+                end = self._column(finals, column, (), name) if final_known else np.empty(0)
                 values = self._filmed(row, leaf, np.concatenate([seconds, end]), name)
             elif leaf.picture:
-                kept = [table.column(leaf.key), *([finals.column(column)] if known else [])]
-                values = self._pictures(kept, leaf)
+                parts = [table.column(leaf.key), *([finals.column(column)] if final_known else [])]
+                values = self._pictures(parts, leaf)
             else:
                 values = self._numbers(table, leaf, name)
-                if known:
+                if final_known:
                     last = replace(leaf, key=column)
                     values = np.concatenate([values, self._numbers(finals, last, name)])
-            if not known:
+            # The last slot must hold something: `final_known` says that it is a copy.
+            if not final_known:
                 values = np.concatenate([values, values[-1:]])
             if leaf.channels_first:
                 values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
             leaves[leaf.path] = torch.from_numpy(values)
-        return tree_of_leaves(leaves), known
+        return tree_of_leaves(leaves), final_known
 
     def _filmed(
         self, row: Mapping[str, Any], leaf: Leaf, seconds: np.ndarray, name: str
@@ -441,6 +461,7 @@ class LeRobotEpisodes(Episodes):
         assert self.fps is not None
         prefix = f"videos/{leaf.key}"
         begin: float = row[f"{prefix}/from_timestamp"]
+        # LeRobot may leave out the end: then only decoding shows whether the video is long enough.
         lasts = (row.get(f"{prefix}/to_timestamp") or inf) - begin
         last = seconds[row["length"] - 1]  # the final observation's frame follows
         require(
@@ -448,8 +469,9 @@ class LeRobotEpisodes(Episodes):
             f"{name} contradicts itself: its last row is {last:g} s after its first, but its video "
             f"'{leaf.key}' lasts {lasts:g} s. {CURE}",
         )
-        place = {one: row[f"{prefix}/{one}"] for one in ("chunk_index", "file_index")}
+        place = {field: row[f"{prefix}/{field}"] for field in ("chunk_index", "file_index")}
         path = self._file_at("video_path", video_key=leaf.key, **place)
+        # Before decoding: a small file may expand to more pictures than the memory holds.
         self._check_room(len(seconds), leaf)
         return read_frames(path, (begin + seconds).tolist(), self.fps, leaf.kept_shape)
 
@@ -478,6 +500,7 @@ class LeRobotEpisodes(Episodes):
 
     def _numbers(self, table: Any, leaf: Leaf, name: str) -> np.ndarray:
         values = self._column(table, leaf.key, leaf.shape, name)
+        # final/ columns have the same names, and so the same order, as their step columns.
         if (order := self._orders.get(leaf.key.removeprefix("final/"))) is not None:
             values = values[..., order]
         cast = values.astype(leaf.dtype)
@@ -492,6 +515,7 @@ class LeRobotEpisodes(Episodes):
         key = self.extras[extra]
         shape = tuple(self._features[key]["shape"])
         values = self._column(table, key, () if shape == (1,) else shape, name)
+        # A copy, because Arrow's memory is read-only and tensors cannot be.
         return torch.from_numpy(values.copy())
 
     def _reward(self, table: Any, length: int, name: str) -> Tensor:
@@ -502,13 +526,15 @@ class LeRobotEpisodes(Episodes):
 
     def _frames(self, row: Mapping[str, Any], length: int, name: str) -> Any:
         path = self._data_file(row)
-        videos = {key for key, one in self._features.items() if one["dtype"] == "video"}
-        wanted = {leaf.key for leaf in self.leaves} | set(self._columns.values())
-        wanted |= {*self.extras.values(), self._action.key}
-        wanted |= {"frame_index", "timestamp"} & self._features.keys()
-        wanted |= {"episode_index", "task_index"}
-        file = self._file("data", path, sorted(wanted - videos))
+        videos = {key for key, feature in self._features.items() if feature["dtype"] == "video"}
+        columns = {leaf.key for leaf in self.leaves} | set(self._columns.values())
+        columns |= {*self.extras.values(), self._action.key}
+        columns |= {"frame_index", "timestamp"} & self._features.keys()
+        columns |= {"episode_index", "task_index"}
+        # Pictures of videos are no columns of the data files.
+        file = self._file("data", path, sorted(columns - videos))
         table = file.rows(row["dataset_from_index"] - self._begins[path], length)
+        # A wrong `dataset_from_index` would silently give another episode's steps.
         numbers = self._column(table, "episode_index", (), name)
         require(
             len(numbers) == length and bool((numbers == row["episode_index"]).all()),
@@ -534,6 +560,7 @@ def _named(
 
 
 def _is_count(value: Any) -> bool:
+    # `type`, because True is an int too.
     return type(value) is int and 0 <= value < 2**53
 
 
@@ -563,7 +590,8 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
             f"keys names '{key}' {name}, but it is a column of {kind}, which does not fit: name "
             "another column.",
         )
-    pairs = [(name, one) for name, key in NAMES.items() for one in (name, key) if one in features]
+    # If a dataset has both, LeRobot's name beats ours, and the user's keys beat both.
+    pairs = [(name, col) for name, key in NAMES.items() for col in (name, key) if col in features]
     return dict(pairs) | {name: key for key, name in keys.items()}
 
 

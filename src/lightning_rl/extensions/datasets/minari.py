@@ -58,7 +58,8 @@ UNFINISHED = ".tmp-minari"
 
 def minari_folder(path: Path) -> Path | None:
     """Return the folder of a Minari dataset's data; None if there is none."""
-    return next((one for one in (path / "data", path) if (one / METADATA).is_file()), None)
+    # `path` is the dataset's folder, or already its `data` folder.
+    return next((folder for folder in (path / "data", path) if (folder / METADATA).is_file()), None)
 
 
 class MinariEpisodes(Episodes):
@@ -114,11 +115,12 @@ class MinariEpisodes(Episodes):
             f"{MOST_EPISODES:,}: restore {METADATA}.",
         )
         self._hdf5 = (self._folder / HDF5).exists()
+        # Before Minari opens anything: a link may leave the dataset, a shape may take all memory.
         self._check_files(count)
         _check_shapes(metadata)
         self._storage = storage.read(self._folder)
-        found = self._storage.get_episode_metadata(range(count))
-        return [int(episode["total_steps"]) for episode in found]
+        episodes = self._storage.get_episode_metadata(range(count))
+        return [int(episode["total_steps"]) for episode in episodes]
 
     def _unreadable(self, error: Exception) -> ConfigurationError:
         if isinstance(error, ConfigurationError):
@@ -140,22 +142,22 @@ class MinariEpisodes(Episodes):
                 _linked(file, f"episode_{number}")
 
     def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
-        own = (self._storage.observation_space, self._storage.action_space)
-        for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
-            theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
+        names, stored_spaces = ("observation", "action"), self.spaces()
+        for name, env_space, stored_space in zip(names, spaces, stored_spaces, strict=True):
+            theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(stored_space, name)]
             require(
                 name == "observation" or [path for path, *_ in theirs] == [()],
-                f"The dataset at {self.path} has actions of several parts, {there}, but only "
-                "actions of one array are read: record them as one Box.",
+                f"The dataset at {self.path} has actions of several parts, {stored_space}, but "
+                "only actions of one array are read: record them as one Box.",
             )
-            if given is None:
+            if env_space is None:
                 continue
-            mine = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(given, name)]
+            mine = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(env_space, name)]
             require(
                 sorted(mine) == sorted(theirs)
-                and (name == "observation" or _same_choices(given, there)),
-                f"The dataset at {self.path} belongs to another env: its {name} space is {there}, "
-                f"but this env's is {given}. Record it with this env.",
+                and (name == "observation" or _same_choices(env_space, stored_space)),
+                f"The dataset at {self.path} belongs to another env: its {name} space is "
+                f"{stored_space}, but this env's is {env_space}. Record it with this env.",
             )
 
     def _check_size(self, number: int) -> None:
@@ -176,6 +178,7 @@ class MinariEpisodes(Episodes):
         assert self.rule is not None
         number, length, name = self._numbers[index], self.lengths[index], self.name_of(index)
         try:
+            # Minari reads whole arrays, so their size must be known before.
             self._check_size(number)
             (raw,) = self._storage.get_episodes([number])
             (metadata,) = self._storage.get_episode_metadata([number])
@@ -184,16 +187,17 @@ class MinariEpisodes(Episodes):
         except Exception as error:  # a damaged or malicious file may raise anything
             raise self._unreadable(error) from error
         infos = self._steps_of(raw["infos"] or {}, length)
-        known = {}
+        step_flags = {}
         for key, flag in self._infos.items():
             if key in infos:
-                known[flag] = _per_step(infos.pop(key), length, key, name).astype(bool)
+                step_flags[flag] = _per_step(infos.pop(key), length, key, name).astype(bool)
+            # `_steps_of` left it out, although the user or Minari's convention gives it a meaning.
             elif key in (raw["infos"] or {}):
                 raise ConfigurationError(
                     f"{name}: its info '{key}' has no number for each of its {length} steps. "
                     "Correct it, or name another entry: keys: {<entry>: " + flag + "}."
                 )
-        success = bool(known["success"].any()) if "success" in known else None
+        success = bool(step_flags["success"].any()) if "success" in step_flags else None
         flags = {
             flag: as_flags(_per_step(raw[key], length, key, name), f"{name}: its {key}")
             for flag, key in {"terminated": "terminations", "truncated": "truncations"}.items()
@@ -207,7 +211,7 @@ class MinariEpisodes(Episodes):
             terminated=terminated,
             truncated=truncated,
             success=success,
-            intervened=torch.from_numpy(known.get("intervened", np.zeros(length, bool))),
+            intervened=torch.from_numpy(step_flags.get("intervened", np.zeros(length, bool))),
             task=str(metadata.get("task", "")),
             extra={names.get(key, key): torch.from_numpy(x) for key, x in infos.items()},
             final_known=bool(metadata.get("final_known", True)),
@@ -229,6 +233,7 @@ class MinariEpisodes(Episodes):
             values = raw["observations"]
             for key in leaf.path:
                 values = values.get(key) if isinstance(values, Mapping) else None
+            # By leaf: Minari does not compare what it reads with the space.
             require(
                 isinstance(values, np.ndarray)
                 and values.dtype.kind in "biuf"
@@ -239,10 +244,11 @@ class MinariEpisodes(Episodes):
             )
 
     def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-        found = {}
+        steps = {}
         left_out = set()
         pending = dict(infos)
         while pending:
+            # Nested infos become dotted names; a loop, because the nesting may be deep.
             name, value = next(iter(pending.items()))
             del pending[name]
             if isinstance(value, Mapping):
@@ -251,7 +257,7 @@ class MinariEpisodes(Episodes):
             array = np.asarray(value)
             # With L + 1 entries, the first entry is the info of the reset.
             if array.ndim and array.dtype.kind in "biuf" and len(array) in (length, length + 1):
-                found[name] = array[len(array) - length :]
+                steps[name] = array[len(array) - length :]
             else:
                 left_out.add(name)
         if new := left_out - self._left_out:
@@ -260,12 +266,12 @@ class MinariEpisodes(Episodes):
                 f"one number per step: {', '.join(sorted(new))}."
             )
         self._left_out |= left_out
-        return found
+        return steps
 
 
-def _same_choices(given: Any, there: Any) -> bool:
-    same_first = np.array_equal(first_choice(given), first_choice(there))
-    return not choices_of(there) or (same_first and choices_of(given) == choices_of(there))
+def _same_choices(space: Any, stored: Any) -> bool:
+    same_first = np.array_equal(first_choice(space), first_choice(stored))
+    return not choices_of(stored) or (same_first and choices_of(space) == choices_of(stored))
 
 
 def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
@@ -280,11 +286,12 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
 
 def _check_shapes(metadata: Mapping[str, Any]) -> None:
     pending = [json.loads(metadata[name]) for name in ("observation_space", "action_space")]
+    # Before the space is made: a Box allocates its bounds.
     while pending:
-        one = pending.pop()
-        below = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        pending += [child for child in below if isinstance(child, dict | list)]
-        shape = one.get("shape") if isinstance(one, dict) else None
+        node = pending.pop()
+        parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        pending += [child for child in parts if isinstance(child, dict | list)]
+        shape = node.get("shape") if isinstance(node, dict) else None
         if isinstance(shape, list) and prod(map(int, shape)) > MOST_VALUES:
             raise ValueError(f"a space has the shape {shape}")
 
@@ -296,16 +303,17 @@ def _linked(group: Any, name: str) -> Any:
     return group[name]
 
 
-def _size_of(group: Any, name: str, seen: set[int]) -> int:
+def _size_of(group: Any, name: str, addresses: set[int]) -> int:
     """Return the bytes in memory of an HDF5 entry; refuse external values and cycles."""
     h5py = import_extra("h5py")
     entry = _linked(group, name)
+    # Two links to one group could form a cycle, or count one array twice.
     address = h5py.h5o.get_info(entry.id).addr
-    if address in seen:
+    if address in addresses:
         raise ValueError(f"its entry {entry.name} occurs twice")
-    seen.add(address)
+    addresses.add(address)
     if isinstance(entry, h5py.Group):
-        return sum(_size_of(entry, key, seen) for key in entry)
+        return sum(_size_of(entry, key, addresses) for key in entry)
     if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
         raise ValueError(f"the values of its entry {entry.name} lie in other files")
     size = int(entry.nbytes)
@@ -324,6 +332,7 @@ def _size_of_table(path: Path, kind: str) -> int:
     if len(table) > MOST_STEPS + 1:
         raise ValueError(f"{path} has more than the {MOST_STEPS + 1:,} rows of the longest episode")
     size = int(table.nbytes)
+    # `nbytes` counts compressed pictures; look for them inside structs too.
     columns = import_extra("pyarrow").table(table.select(["observations", "actions"]))
     while any(hasattr(kind, "fields") for kind in columns.schema.types):
         columns = columns.flatten()
@@ -342,24 +351,28 @@ def _refuse_compressed(content: Any) -> None:
     def number(kind: str, at: int) -> int:
         return int(struct.unpack_from(f"<{kind}", content, at)[0])
 
-    def below(at: int) -> int:
+    def target(at: int) -> int:
         return at + number("I", at)
 
     def field(table: int, index: int) -> int:
+        # A table begins with the distance to its vtable: its size, the table's, then one uint16
+        # offset per field; 0 means absent.
         described = table - number("i", table)
         at = 4 + 2 * index
         offset = number("H", described + at) if at < number("H", described) else 0
         return table + offset if offset else 0
 
     end = len(content) - 10  # before the footer's size and ARROW1
-    footer = below(end - number("i", end))
+    footer = target(end - number("i", end))
     for kind in (2, 3):  # dictionaries and groups of rows
-        blocks = below(field(footer, kind)) if field(footer, kind) else 0
+        blocks = target(field(footer, kind)) if field(footer, kind) else 0
         for i in range(number("I", blocks) if blocks else 0):
+            # A block takes 24 bytes: its offset, the size of its metadata, the size of its body.
             start = number("q", blocks + 4 + 24 * i)
-            message = below(start + (8 if number("I", start) == 2**32 - 1 else 4))
-            rows = below(field(message, 2))
-            rows = below(field(rows, 1)) if kind == 2 else rows
+            message = target(start + (8 if number("I", start) == 2**32 - 1 else 4))
+            # Field 2 of a message is its header; field 3 of a group of rows is the compression.
+            rows = target(field(message, 2))
+            rows = target(field(rows, 1)) if kind == 2 else rows
             if field(rows, 3):
                 raise ValueError(
                     "its columns are compressed: write it without compression, or as HDF5"
@@ -399,16 +412,17 @@ def write_minari(
         f"{path} is not empty: give a new directory.",
     )
     # Absolute, because Minari resolves relative paths against another folder.
+    # On the same file system as the target, so that the last move is atomic.
     unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
     with writing(path):
         unfinished.mkdir(parents=True)
-        made = storage.new(
+        dataset = storage.new(
             unfinished / "data", observation_space, action_space, jpeg_encoding=False
         )
-        made.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
+        dataset.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
         for number, episode in enumerate(episodes):
-            _write_episode(made, number, episode, first_choice(action_space))
+            _write_episode(dataset, number, episode, first_choice(action_space))
     move(unfinished, path)
 
 
