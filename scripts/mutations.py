@@ -494,8 +494,8 @@ MUTATIONS = (
     Mutation(
         "extensions/datasets/mixed_replay.py",
         "the last step of an intervention goes on to the next one",
-        "follows = first == 0 and goes_on == env and",
-        "follows = goes_on is None or",
+        "follows = first == 0 and open_env == env and",
+        "follows = open_env is None or",
         "numerics/test_mixed_replay.py",
     ),
     Mutation(
@@ -523,8 +523,8 @@ MUTATIONS = (
     Mutation(
         "extensions/datasets/frames.py",
         "what is held out is learnt from too",
-        "learnt += order[count:]",
-        "learnt += order",
+        "training += order[count:]",
+        "training += order",
         "numerics/test_reward_classifier.py",
     ),
     Mutation(
@@ -1364,7 +1364,7 @@ MUTATIONS = (
     Mutation(
         "extensions/datasets/record_command.py",
         "Ctrl+C is raised in the middle of a step",
-        "        if again or not self._deferred:\n",
+        "        if is_second or not self._deferred:\n",
         "        if True:\n",
         "cli/test_record.py",
     ),

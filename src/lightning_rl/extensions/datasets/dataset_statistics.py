@@ -43,24 +43,28 @@ class DatasetStatistics(Callback):
         module = algorithm_of(pl_module)
         if trainer.ckpt_path is not None:
             return
-        moments = [one for one in module.policy.modules() if isinstance(one, RunningMoments)]
+        moments = [layer for layer in module.policy.modules() if isinstance(layer, RunningMoments)]
         require(
             bool(moments),
             "DatasetStatistics: the policy keeps no statistics of its inputs. Set "
             "model.policy.normalize_observation: true, or normalize: true of its encoder.",
         )
         require(
-            not any(int(one.count) for one in moments),
+            not any(int(moment.count) for moment in moments),
             "DatasetStatistics: the policy already has statistics, from trainer.init_from: remove "
             "this callback or init_from.",
         )
+        # Two observations, mean + std and mean - std, have exactly this mean and variance (the
+        # third is the bootstrap slot, which does not count); then the count gives them the
+        # dataset's weight.
         module.policy.update_normalization(self._rollout(module.policy.observation_space))
-        for one in moments:
-            one.count.mul_(self._frames // 2)
+        for moment in moments:
+            moment.count.mul_(self._frames // 2)
 
     @property
     def _frames(self) -> int:
         counts = [part["count"] for part in self._statistics.values() if "count" in part]
+        # A column may count less than others; the largest count is the dataset's.
         return max(2, *(int(numbers(count, "count").max()) for count in counts)) if counts else 2
 
     def _rollout(self, space: gymnasium.Space[Any]) -> TensorDict:
@@ -83,14 +87,14 @@ class DatasetStatistics(Callback):
             f"DatasetStatistics: {self._path} has no {name} of '{column}'; it has "
             f"{', '.join(values)}.",
         )
-        found = numbers(values[name], f"{self._path}: {column}.{name}")
+        statistic = numbers(values[name], f"{self._path}: {column}.{name}")
         if leaf.picture:  # [C, 1, 1] in [0, 1]
-            shaped = found.flatten()
-            shaped = shaped[:, None, None] if leaf.channels_first else shaped
-            return (shaped * 255.0).expand(leaf.shape)
+            pixels = statistic.flatten()
+            pixels = pixels[:, None, None] if leaf.channels_first else pixels
+            return (pixels * 255.0).expand(leaf.shape)
         require(
-            found.numel() == max(1, torch.Size(leaf.shape).numel()),
-            f"DatasetStatistics: '{column}' of {self._path} has {found.numel()} numbers, but the "
-            f"observation's shape is {list(leaf.shape)}.",
+            statistic.numel() == max(1, torch.Size(leaf.shape).numel()),
+            f"DatasetStatistics: '{column}' of {self._path} has {statistic.numel()} numbers, but "
+            f"the observation's shape is {list(leaf.shape)}.",
         )
-        return found.reshape(leaf.shape)
+        return statistic.reshape(leaf.shape)

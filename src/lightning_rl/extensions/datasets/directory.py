@@ -30,6 +30,7 @@ def lock_dataset(path: Path) -> Callable[[], None]:
     """Lock a dataset without links against other processes; return the function that unlocks it."""
     for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
         _refuse_link(path / name)
+        # A link within a folder would be followed by a rewrite, which then changes files elsewhere.
         for file in (path / name).rglob("*"):
             _refuse_link(file)
     descriptor = lock_file(
@@ -50,6 +51,7 @@ def _refuse_link(file: Path) -> None:
 
 def has_no_episodes(path: Path) -> bool:
     """Return whether a directory is empty, or holds a marked dataset without a finished episode."""
+    # Temporary files of an interrupted write do not count.
     names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
     mark = path / BEGUN
     return not names or (
@@ -62,12 +64,15 @@ def has_no_episodes(path: Path) -> bool:
 
 def part_of(path: Path, name: str) -> Path:
     """Return the valid place of a file or folder, also after an interrupted rewrite."""
+    # After the move to FINISHED its folders are the dataset, even before they stand in their place.
     joined = path / FINISHED / Path(name).parts[0]
     return path / (FINISHED if joined.exists() else "") / name
 
 
 def complete_join(path: Path) -> None:
     """Finish an interrupted rewrite: move complete folders to their place, remove the others."""
+    # In this order a kill at any line loses nothing: a complete folder is moved before the rest
+    # goes.
     shutil.rmtree(path / UNFINISHED, ignore_errors=True)
     for top in TOPS:
         if (path / FINISHED / top).exists():
@@ -82,6 +87,7 @@ def replacing_folders(path: Path) -> Iterator[Path]:
     target = path / UNFINISHED
     with writing(path):
         yield target
+        # The data must be on the disk before the rename that makes it valid.
         _flush(target)
     move(target, path / FINISHED)
     complete_join(path)
@@ -90,12 +96,12 @@ def replacing_folders(path: Path) -> Iterator[Path]:
 def keep_other_files(path: Path, target: Path) -> None:
     """Keep other files, such as notes, of the folders that a rewrite replaces."""
     tops = [top for top in TOPS if (target / top).is_dir()]
-    for file in [one for top in tops for one in (path / top).rglob("*")]:
-        kept = target / file.relative_to(path)
+    for file in [file for top in tops for file in (path / top).rglob("*")]:
+        copy = target / file.relative_to(path)
         temporary = file.name.startswith(TEMPORARY)
-        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            link(file, kept)
+        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or copy.exists()):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            link(file, copy)
 
 
 def link(source: Path, target: Path) -> None:

@@ -27,7 +27,7 @@ class EndRule:
         ends: `terminated` or `truncated`: every episode; `success`: terminal if the episode
             succeeded, else truncated. Default: `success`.
         path: path of the dataset.
-        before: rules (texts) that decided ends before the dataset was copied.
+        earlier_rules: rules (texts) that decided ends before the dataset was copied.
 
     Attributes:
         words: the rule, for a message.
@@ -43,7 +43,7 @@ class EndRule:
         columns: Mapping[str, str],
         ends: Ends | None,
         path: object,
-        before: Iterable[str] = (),
+        earlier_rules: Iterable[str] = (),
     ) -> None:
         recorded = [columns[name] for name in ("terminated", "truncated") if name in columns]
         require(
@@ -64,7 +64,7 @@ class EndRule:
             self.words = "an episode is terminated if it succeeded, else truncated"
         else:
             self.words = "every episode is truncated, because no column records a terminal end"
-        self.decided = "; ".join(before) if recorded else self.words
+        self.decided = "; ".join(earlier_rules) if recorded else self.words
         if recorded and self.decided:
             self.words += f" (before it was copied: {self.decided})"
 
@@ -83,6 +83,7 @@ class EndRule:
             ConfigurationError: for an end before the last step, or contradicting flags.
         """
         for flag, values in flags.items():
+            # The last step alone may end an episode.
             early = np.flatnonzero(values[:-1])
             if len(early):
                 raise ConfigurationError(
@@ -93,6 +94,7 @@ class EndRule:
         terminated, truncated, done = (
             bool(flags[flag][-1]) if flag in flags else None for flag in FLAGS
         )
+        # `done` must equal terminated or truncated; a missing flag contradicts nothing.
         if (done is False and (terminated or truncated)) or (
             done and terminated is False and truncated is False
         ):
@@ -102,6 +104,7 @@ class EndRule:
                 f"{', '.join(f'{k} is {v}' for k, v in recorded.items() if v is not None)}. "
                 "Correct the columns."
             )
+        # Without a flag for it: first what `truncated` implies, then the rule `ends`.
         if terminated is None:
             if done is False:
                 terminated = False
@@ -121,8 +124,8 @@ def as_flags(values: np.ndarray, name: str) -> np.ndarray:
     Raises:
         ConfigurationError: for a value that is neither 0 nor 1.
     """
-    wrong = values[~np.isin(values, (0, 1))]
-    require(len(wrong) == 0, f"{name} holds {wrong[:1]}, but a flag is 0 or 1. Correct it.")
+    invalid = values[~np.isin(values, (0, 1))]
+    require(len(invalid) == 0, f"{name} holds {invalid[:1]}, but a flag is 0 or 1. Correct it.")
     return values.astype(bool)
 
 
@@ -134,17 +137,17 @@ def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name
     """
     gaps = np.flatnonzero(np.diff(frames) != 1)
     if len(gaps):
-        before, after = frames[gaps[0] : gaps[0] + 2]
+        previous_frame, next_frame = frames[gaps[0] : gaps[0] + 2]
         raise ConfigurationError(
-            f"{name} has frame_index {after} after {before}: frames are missing or out of order. "
-            "Restore the frames, or leave the episode out."
+            f"{name} has frame_index {next_frame} after {previous_frame}: frames are missing or "
+            "out of order. Restore the frames, or leave the episode out."
         )
     if seconds is None:
         return
     # Tolerance of a quarter of a frame, as for videos.
-    wrong = ~(np.abs(seconds - seconds[0] - np.arange(len(frames)) / fps) <= 0.25 / fps)
-    if wrong.any():
-        row = int(wrong.argmax())
+    is_off = ~(np.abs(seconds - seconds[0] - np.arange(len(frames)) / fps) <= 0.25 / fps)
+    if is_off.any():
+        row = int(is_off.argmax())
         raise ConfigurationError(
             f"{name} contradicts itself: its timestamp is {seconds[row]:g} s at row {row} and "
             f"{seconds[0]:g} s at row 0, but info.json says {fps:g} frames per second. Correct fps "

@@ -42,7 +42,7 @@ class RecordedFrames(TorchEnv):
         """Read the training frames: observations [F, ...]; `label` and other fields, [F] each."""
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        return TensorDict({"frame": self._drawn(uniform)}, [len(uniform)])
+        return TensorDict({"frame": self._random_frames(uniform)}, [len(uniform)])
 
     def observe(self, state: TensorDict) -> Observation:
         observation, _ = self._frames()
@@ -53,12 +53,13 @@ class RecordedFrames(TorchEnv):
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         _, fields = self._frames()
         info = {name: values[state["frame"]] for name, values in fields.items()}
-        right = action == info["label"]
-        moved = TensorDict({"frame": self._drawn(self.uniform(1))}, state.batch_size)
-        return moved, right.float(), torch.zeros_like(right), info
+        is_correct = action == info["label"]
+        next_state = TensorDict({"frame": self._random_frames(self.uniform(1))}, state.batch_size)
+        return next_state, is_correct.float(), torch.zeros_like(is_correct), info
 
-    def _drawn(self, uniform: Tensor) -> Tensor:
+    def _random_frames(self, uniform: Tensor) -> Tensor:
         count = len(self._frames()[1]["label"])
+        # `uniform` may round up to 1 in float32, so clamp.
         return (uniform[:, 0] * count).long().clamp_(max=count - 1)
 
     def _frames(self) -> tuple[Observation, dict[str, Tensor]]:
@@ -112,8 +113,8 @@ class SuccessFramesEnv(RecordedFrames):
         check_range("held_out", held_out, above=0, below=1)
         self._episodes = read_episodes(path, keys)
         self._positive_frames, self._negatives = positive_frames, negatives
-        self._learnt, self.held_out = self._split(held_out, split_seed)
-        space = space_of(self._episodes[self._learnt[0]].observation)
+        self._training, self.held_out = self._split(held_out, split_seed)
+        space = space_of(self._episodes[self._training[0]].observation)
         super().__init__(num_envs, space, Discrete(2), FRAMES_PER_EPISODE, device)
 
     @property
@@ -122,21 +123,24 @@ class SuccessFramesEnv(RecordedFrames):
 
     def frames_of(self, episodes: list[int]) -> tuple[Observation, Tensor]:
         """Return observations [F, ...] on the CPU and labels [F] int64 of labelled episodes."""
-        seen, labels = [], []
+        frames, labels = [], []
         for number in episodes:
             episode = self._episodes[number]
+            # An unknown final observation is a copy of the previous frame: leave it out.
             count = len(episode) + episode.final_known
             label = torch.zeros(count, dtype=torch.int64)
             if episode.success:
                 label[-self._positive_frames :] = 1
-            kept = (label == 1) | (not episode.success or self._negatives == "all")
-            seen.append(map_tree(lambda x, n=count, k=kept: x[:n][k], episode.observation))
-            labels.append(label[kept])
+            mask = (label == 1) | (not episode.success or self._negatives == "all")
+            # The defaults bind count and mask now: a lambda would see the last episode's.
+            frames.append(map_tree(lambda x, n=count, k=mask: x[:n][k], episode.observation))
+            labels.append(label[mask])
         label = torch.cat(labels)
-        return _joined(seen), label
+        return _joined(frames), label
 
     def read(self) -> tuple[Observation, dict[str, Tensor]]:
-        observation, label = self.frames_of(self._learnt)
+        observation, label = self.frames_of(self._training)
+        # Both classes get the same total weight, with mean 1.
         weight = len(label) / (2 * label.bincount(minlength=2)).float()
         return observation, {"label": label, "weight": weight[label]}
 
@@ -147,9 +151,11 @@ class SuccessFramesEnv(RecordedFrames):
             "failed": [i for i, success in enumerate(successes) if success is False],
         }
         path, unknown = self._episodes.path, sum(success is None for success in successes)
-        drawn = torch.Generator().manual_seed(seed)
-        learnt, held_out = [], []
+        generator = torch.Generator().manual_seed(seed)
+        training, held_out = [], []
         for kind, numbers in kinds.items():
+            # Without failures the beginnings of successful episodes show what no success looks
+            # like.
             if kind == "failed" and not numbers and self._negatives == "all":
                 self._check_beginnings(kinds["successful"])
                 continue
@@ -161,11 +167,12 @@ class SuccessFramesEnv(RecordedFrames):
                 f"label, name it: keys: {{<column>: success}}"
                 + ("." if kind == "successful" else "; or learn from all frames: negatives: all."),
             )
-            order = [numbers[i] for i in torch.randperm(len(numbers), generator=drawn)]
+            order = [numbers[i] for i in torch.randperm(len(numbers), generator=generator)]
+            # At least one episode on each side.
             count = min(max(1, round(share * len(order))), len(order) - 1)
             held_out += order[:count]
-            learnt += order[count:]
-        return sorted(learnt), sorted(held_out)
+            training += order[count:]
+        return sorted(training), sorted(held_out)
 
     def _check_beginnings(self, successes: list[int]) -> None:
         shortest = min(self._episodes.lengths[number] for number in successes)
@@ -231,7 +238,8 @@ class ReturnFramesEnv(RecordedFrames):
             "record more, or lower folds.",
         )
         # Read no observations: the pictures of all episodes may not fit into memory.
-        self._steps = [replace(one, observation=None) for one in self._episodes]
+        self._steps = [replace(episode, observation=None) for episode in self._episodes]
+        # Tasks get their numbers in the order of their names, so that all processes agree.
         self._tasks = [0] * len(self._steps)
         for task, rows in enumerate(by_task(self._steps).values()):
             for row in rows:
@@ -264,36 +272,39 @@ class ReturnFramesEnv(RecordedFrames):
         if self.settings["reward"] == "env":
             low, high = (float(bound) for bound in torch.cat(self.returns).aminmax())
         bins: int = self.settings["bins"]
+        # Equal returns would make bins of width 0.
         return low + max(high - low, 1e-6) * torch.linspace(0, 1, bins, dtype=torch.float64)
 
     def steps_of(self, number: int) -> Observation:
         """Return the observations [L, ...] of an episode, with the task if there are several."""
-        return self._seen(self._episodes[number], self._tasks[number])
+        return self._step_observations(self._episodes[number], self._tasks[number])
 
     def fold_of(self, number: int) -> int:
         """Return the part of an episode; it stays the same in a larger dataset."""
+        # One permutation per block of `folds` episodes: new episodes change no earlier block.
         block, place = divmod(number, self.folds)
         generator = torch.Generator().manual_seed(self._split_seed + block)
         return int(torch.randperm(self.folds, generator=generator)[place])
 
     def read(self) -> tuple[Observation, dict[str, Tensor]]:
-        seen = [self._seen(*one) for one in zip(self._episodes, self._tasks, strict=True)]
+        observations = list(map(self._step_observations, self._episodes, self._tasks))
         returns = torch.cat(self.returns)
         low, high = self.support[0], self.support[-1]
         place = (returns - low) / (high - low) * (len(self.support) - 1)
-        folds = [torch.full((len(one),), self.fold_of(i)) for i, one in enumerate(self.returns)]
+        folds = [torch.full((len(part),), self.fold_of(i)) for i, part in enumerate(self.returns)]
         bins = place.round().long().clamp(0, len(self.support) - 1)
-        return _joined(seen), {"label": bins, "fold": torch.cat(folds)}
+        return _joined(observations), {"label": bins, "fold": torch.cat(folds)}
 
-    def _seen(self, episode: Episode, task: int) -> Observation:
+    def _step_observations(self, episode: Episode, task: int) -> Observation:
         length, count = len(episode), max(self._tasks) + 1
-        seen: Any = map_tree(lambda leaf: leaf[:length], episode.observation)
-        if count == 1 or (isinstance(seen, dict) and "language" in seen):
-            return _joined([seen])
+        # Returns belong to steps, so the final observation stays out.
+        observation: Any = map_tree(lambda leaf: leaf[:length], episode.observation)
+        if count == 1 or (isinstance(observation, dict) and "language" in observation):
+            return _joined([observation])
         mark = torch.eye(count)[task].expand(length, -1)
-        if isinstance(seen, dict):
-            return _joined([{**seen, "task": mark}])
-        return torch.cat((seen, mark.to(seen)), 1)
+        if isinstance(observation, dict):
+            return _joined([{**observation, "task": mark}])
+        return torch.cat((observation, mark.to(observation)), 1)
 
 
 def _joined(observations: Sequence[Any]) -> Observation:

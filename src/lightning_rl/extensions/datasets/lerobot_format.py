@@ -173,8 +173,8 @@ def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
 
 def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
     """Return the column of an action."""
-    leaf, *others = leaves_of(space, "action")
-    if others or leaf.path:
+    leaf, *other_leaves = leaves_of(space, "action")
+    if other_leaves or leaf.path:
         raise ConfigurationError(
             f"Action space {space} cannot be written into a dataset, which stores an action as one "
             "array: use Box, Discrete, MultiDiscrete or MultiBinary."

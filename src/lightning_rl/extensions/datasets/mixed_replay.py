@@ -85,32 +85,33 @@ class MixedReplay(Replay):
         self._spaces = observation_space, action_space
         self.online_ratio = online_ratio
         self.keep_interventions = keep_interventions
-        where: dict[str, Any] = {"directory": directory}
-        where |= {} if goals is None else {"goals": goals}
-        self.online = online(*self._spaces, num_envs, device, seed, **where)
+        replay_settings: dict[str, Any] = {"directory": directory}
+        replay_settings |= {} if goals is None else {"goals": goals}
+        self.online = online(*self._spaces, num_envs, device, seed, **replay_settings)
         # The offline replay has one stream: episodes and interventions of all envs follow each
         # other.
-        self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
+        self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **replay_settings)
         self._begun = False  # whether this run, or the run it resumes, has added a rollout
-        self._given: OfflineRewards | None = None
+        self._earned: OfflineRewards | None = None
         # Open the dataset now to report errors early; read it with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
         self._source: Iterator[Episode] | None = None
         if demonstrations is not None:
             self._source = self._open(demonstrations, penalties, settings)
-        self._goes_on: int | None = None  # env of the last stored intervention, if it continues
+        self._open_env: int | None = None  # env of the last stored intervention, if it continues
         self._interventions = 0
         self._online_share: float | None = None  # None before the first minibatch
 
     def _open(
         self, path: str, penalties: dict[str, float] | None, settings: dict[str, Any]
     ) -> Iterator[Episode]:
-        found = expanded(path)
-        if found.suffix == ".ckpt" or (found / "checkpoints").is_dir():
-            count, source = _of_replay(find_checkpoint(path, found), self._spaces)
+        # A run's replay and a dataset are told apart by their files.
+        resolved = expanded(path)
+        if resolved.suffix == ".ckpt" or (resolved / "checkpoints").is_dir():
+            count, source = _of_replay(find_checkpoint(path, resolved), self._spaces)
         else:
-            seen, acted = self._spaces
-            episodes = read_episodes(path, observation_space=seen, action_space=acted, **settings)
+            obs, action = self._spaces
+            episodes = read_episodes(path, observation_space=obs, action_space=action, **settings)
             count, source = sum(episodes.lengths), _of_dataset(episodes, penalties)
             if (first := next(source, None)) is not None:  # read one episode to find errors now
                 source = chain((first,), source)
@@ -151,12 +152,14 @@ class MixedReplay(Replay):
         if not self._begun:
             self._begun = True
             if isinstance(self.offline, ReplayBuffer):  # before interventions are stored too
-                self._given = OfflineRewards(1.0 - self.online_ratio, *self.offline.earned())
+                # Normalization weighs these rewards by their share of the minibatches.
+                self._earned = OfflineRewards(1.0 - self.online_ratio, *self.offline.earned())
         self.online.extend(rollout)
         if self.keep_interventions and "intervened" in rollout.keys():
             self._keep_interventions(rollout)
 
     def _read_demonstrations(self) -> None:
+        # Forget the source first: a second call must not store demonstrations twice.
         source, self._source = self._source, None
         if source is not None:
             for episode in source:
@@ -174,29 +177,33 @@ class MixedReplay(Replay):
             f"a {type(self.offline).__name__}, cannot list them: use a ReplayBuffer there, or set "
             "model.normalize_reward: false.",
         )
-        given, self._given = self._given, None
-        return given
+        rewards, self._earned = self._earned, None
+        return rewards
 
     def _keep_interventions(self, rollout: TensorDict) -> None:
-        taken = rollout["intervened"][:, :-1]
+        # The last slot holds no step, only the final observation.
+        intervened = rollout["intervened"][:, :-1]
         if "padding" in rollout.keys():
-            taken = taken & ~rollout["padding"][:, :-1]
-        goes_on, self._goes_on = self._goes_on, None
-        if not taken.any():
+            intervened = intervened & ~rollout["padding"][:, :-1]
+        open_env, self._open_env = self._open_env, None
+        if not intervened.any():
             return
         done = rollout["done"][:, :-1]
-        for env in taken.any(1).nonzero().flatten().tolist():
-            for first, stop in _stretches(taken[env].tolist(), done[env].tolist()):
-                follows = first == 0 and goes_on == env and bool(rollout["continues"][env, 0])
+        for env in intervened.any(1).nonzero().flatten().tolist():
+            for first, stop in _stretches(intervened[env].tolist(), done[env].tolist()):
+                # An intervention may go on over the border of two rollouts; "continues" joins its
+                # two parts in the stream, so that n-step returns cross the border.
+                follows = first == 0 and open_env == env and bool(rollout["continues"][env, 0])
                 self._put(_steps_of(rollout, env, first, stop), continues=follows)
                 # Only the next stored part can continue this part.
-                goes_on = None
-                is_last = stop == taken.shape[1] and not done[env, stop - 1]
-                self._goes_on = env if is_last else None
-        self._interventions += int(taken.sum())
+                open_env = None
+                is_last = stop == intervened.shape[1] and not done[env, stop - 1]
+                self._open_env = env if is_last else None
+        self._interventions += int(intervened.sum())
 
     def _put(self, episode: Episode, *, continues: bool = False) -> None:
         """Store an episode in the offline replay; `continues`: it continues the last one."""
+        # Without `penalty` an episode cannot join a replay whose other episodes have it.
         penalty = {"penalty": episode.extra.get("penalty", torch.zeros(len(episode)))}
         rollout = replace(episode, extra=penalty).to_rollout(*self._spaces)
         rollout["continues"].fill_(continues)
@@ -220,6 +227,7 @@ class MixedReplay(Replay):
     def _share_of(self, batch_size: int) -> int:
         if len(self.offline) == 0:
             return batch_size  # if both are empty, `online` raises the error
+        # Round half up; `round` would give the online replay 2 of 5, but 2 of 3.
         return 0 if len(self.online) == 0 else math.floor(batch_size * self.online_ratio + 0.5)
 
     def metrics(self) -> dict[str, float]:
@@ -235,12 +243,14 @@ class MixedReplay(Replay):
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        both = {name: getattr(self, name).state_dict(folder) for name in ("online", "offline")}
+        states = {name: getattr(self, name).state_dict(folder) for name in ("online", "offline")}
         return {
-            **both,
-            "files": [name for state in both.values() for name in state.get("files", [])],
+            **states,
+            "files": [name for state in states.values() for name in state.get("files", [])],
+            # Once the source is read its transitions are in the replay's files, and a resumed run
+            # must not read it again.
             "begun": self._source is None,
-            "goes_on": self._goes_on,
+            "goes_on": self._open_env,
             "interventions": self._interventions,
             "online_share": self._online_share,
         }
@@ -255,17 +265,17 @@ class MixedReplay(Replay):
         if state["begun"]:
             self._source = None
             self._begun = True
-        self._goes_on, self._interventions = state["goes_on"], state["interventions"]
+        self._open_env, self._interventions = state["goes_on"], state["interventions"]
         self._online_share = state["online_share"]
 
 
-def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges [first, stop) of consecutive taken steps within an episode."""
+def _stretches(steps: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges [first, stop) of consecutive true `steps` within an episode."""
     first: int | None = None
-    for step, (one, ended) in enumerate(zip(taken, done, strict=True)):
-        if one and first is None:
+    for step, (is_taken, is_end) in enumerate(zip(steps, done, strict=True)):
+        if is_taken and first is None:
             first = step
-        if first is not None and (ended or step + 1 == len(taken) or not taken[step + 1]):
+        if first is not None and (is_end or step + 1 == len(steps) or not steps[step + 1]):
             yield first, step + 1
             first = None
 
@@ -273,10 +283,11 @@ def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]
 def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
     part = rollout[env, first:stop]
     observation = map_tree(lambda x: x[env, first : stop + 1].clone(), rollout.get("observation"))
+    # An episode's true final observation is stored apart from the slots.
     if rollout["done"][env, stop - 1]:  # the next slot belongs to the next episode
         at = (torch.tensor([place], device=rollout.device) for place in (env, stop - 1))
         final = final_observations(rollout, *at)
-        map_tree(lambda kept, true: kept[-1:].copy_(true), observation, final)
+        map_tree(lambda leaf, end: leaf[-1:].copy_(end), observation, final)
     names = ("reward", "terminated", "intervened", "penalty")
     steps = {name: part[name] for name in names if name in part.keys()}
     return Episode.of_steps(steps | {"observation": observation, "action": part["executed_action"]})
@@ -286,6 +297,7 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
     completed: list[Any] = []
     for batch in batches:
         fields = {key: batch.get(key) for key in FIELDS}
+        # A replay without a field has zeros of it, so that both batches can be joined.
         nothing = torch.zeros_like(batch["reward"])
         fields |= {key: batch.get(key, nothing.to(kind)) for key, kind in ADDED.items()}
         completed.append(TensorDict(fields, batch.batch_size))
@@ -295,18 +307,18 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
 
 def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Iterator[Episode]:
     for episode in rewarded(episodes):
-        there = episode.extra
-        weights = {"penalty": 1.0} if "penalty" in there else {}
+        columns = episode.extra
+        weights = {"penalty": 1.0} if "penalty" in columns else {}
         weights = weights if penalties is None else penalties
-        missing = weights.keys() - there.keys()
+        missing = weights.keys() - columns.keys()
         require(
             not missing,
             f"data.replay.penalties names {', '.join(sorted(missing))}, which the dataset "
-            f"{episodes.path} does not hold; it has {', '.join(sorted(there)) or 'none'}.",
+            f"{episodes.path} does not hold; it has {', '.join(sorted(columns)) or 'none'}.",
         )
         penalty = torch.zeros(len(episode))
         for name, weight in weights.items():
-            penalty += weight * there[name].float()
+            penalty += weight * columns[name].float()
         yield replace(episode, extra={"penalty": penalty})
 
 

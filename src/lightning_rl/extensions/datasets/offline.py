@@ -58,11 +58,12 @@ def spaces_of_collector(collector: Any) -> EnvFactory:
     Raises:
         ConfigurationError: if the collector reads no dataset.
     """
-    given = getattr(collector, "keywords", {})
+    # A collector in YAML is a partial: its keywords are the settings.
+    collector_settings = getattr(collector, "keywords", {})
     require(
-        isinstance(given.get("path"), str),
+        isinstance(collector_settings.get("path"), str),
         "data.offline is true, but data.collector names no dataset: set data.collector: "
         "{class_path: DatasetCollector, init_args: {path: ...}}, or remove data.offline.",
     )
-    names = [name for name in ("path", "keys", "ends") if given.get(name) is not None]
-    return partial(DatasetSpaces, **{name: given[name] for name in names})
+    names = [name for name in ("path", "keys", "ends") if collector_settings.get(name) is not None]
+    return partial(DatasetSpaces, **{name: collector_settings[name] for name in names})

@@ -114,6 +114,7 @@ class Recorder:
             self._watched = _Watched(env if source is None else Intervention(env, source))
             return self._watched
 
+        # Around the single env, inside its vector env, which drops the final info.
         env.wrap_single_envs(watched)
         self.observation: Any = None
         self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
@@ -145,16 +146,17 @@ class Recorder:
         check_range("episodes", episodes, minimum=1)
         check_range("max_steps", max_steps, minimum=1)
         pace = Pace(fps)
-        most = MAX_EPISODE_STEPS if max_steps is None else max_steps
+        maximum = MAX_EPISODE_STEPS if max_steps is None else max_steps
         self.observation, _ = self.env.reset(seed=seed)
-        kept = played = 0
-        with _BackgroundWriter(writer) as behind:
-            while kept < episodes:
+        kept_count = played = 0
+        with _BackgroundWriter(writer) as background:
+            while kept_count < episodes:
                 pace.restart()
+                # The clock counts over all episodes; the difference is this episode's.
                 missed = pace.missed
-                result = self._play(behind, choose_for(played), most, lambda _: pace.wait())
+                result = self._play(background, choose_for(played), maximum, lambda _: pace.wait())
                 result.missed = pace.missed - missed
-                kept, played = kept + result.kept, played + 1
+                kept_count, played = kept_count + result.kept, played + 1
                 yield result
 
     @torch.no_grad()
@@ -162,15 +164,16 @@ class Recorder:
         self,
         writer: "_BackgroundWriter",
         choose: ActionFunction,
-        most: int,
-        before: Callable[[int], None],
+        maximum: int,
+        before_step: Callable[[int], None],
     ) -> Recorded:
         self._choose, self.intervened = choose, False
         result = Recorded(kept=True)
-        for t, _ in run_steps(self, self, most, before=before):
+        for t, _ in run_steps(self, self, maximum, before=before_step):
             terminated, truncated, info = self._terminated, self._truncated, self._watched.info
             self.intervened = bool(info[INTERVENED])
-            is_cut = t + 1 == most and not (terminated or truncated)
+            # A cut episode is truncated, although the env does not say so.
+            is_cut = t + 1 == maximum and not (terminated or truncated)
             writer.add(
                 self._acted_on,
                 np.array(info[EXECUTED_ACTION]),  # a copy: the env may reuse its array
@@ -185,6 +188,7 @@ class Recorder:
             result.intervened += self.intervened
             if terminated or truncated or is_cut:
                 break
+        # `info` is the last step's: gym-hil reports there that the person wants another try.
         rerecord = bool(info.get("rerecord") or info.get("rerecord_episode"))
         if not rerecord:
             result.success = self._success(info)
@@ -195,6 +199,7 @@ class Recorder:
             writer.end_episode(self._watched.observation, result.success)
         else:
             writer.discard_episode()
+        # The env has reset itself after an end, but not after a cut.
         if is_cut:
             self.observation, _ = self.env.reset()
         return result
@@ -236,16 +241,18 @@ def script_action_function(
     first = first_choice(space)
 
     def choose(observation: Observation, running: Tensor) -> Tensor:
-        given = script(map_tree(lambda leaf: leaf[0].numpy(), observation))
-        action = nothing if given is None else np.asarray(given, dtype=space.dtype)
+        output = script(map_tree(lambda leaf: leaf[0].numpy(), observation))
+        action = nothing if output is None else np.asarray(output, dtype=space.dtype)
         require(
             action.shape == space.shape,
-            f"The script gave the action {given!r}, which is not in {space}.",
+            f"The script gave the action {output!r}, which is not in {space}.",
         )
-        chosen = torch.as_tensor(as_policy_counts(action, first))[None]
-        if given is None and isinstance(observation, TensorDict) and MASK in observation.keys():
-            return allowed_random_action(space, chosen, observation[MASK])
-        return chosen
+        policy_action = torch.as_tensor(as_policy_counts(action, first))[None]
+        # The neutral action may be forbidden by the mask; an action of the script is executed as it
+        # is.
+        if output is None and isinstance(observation, TensorDict) and MASK in observation.keys():
+            return allowed_random_action(space, policy_action, observation[MASK])
+        return policy_action
 
     return choose
 
@@ -288,6 +295,7 @@ class _BackgroundWriter:
 
     def add(self, *frame: Any) -> None:
         self._waiting.append(self._thread.submit(self._writer.add, *frame))
+        # Waiting for a finished frame raises the writer's error at the next step, not at the end.
         while self._waiting[0].done() or len(self._waiting) > MOST_FRAMES_AHEAD:
             self._waiting.popleft().result()
             if not self._waiting:
@@ -321,8 +329,8 @@ class _Watched(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        ended = terminated or truncated
+        is_end = terminated or truncated
         # Copy, because the env may reuse the arrays in its reset.
-        self.observation = copy.deepcopy(observation) if ended else observation
+        self.observation = copy.deepcopy(observation) if is_end else observation
         self.info = report_intervention(info, action, False)
         return observation, reward, terminated, truncated, info

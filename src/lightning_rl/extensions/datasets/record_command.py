@@ -106,13 +106,15 @@ def record(options: Sequence[str], command_line: CommandLine) -> None:
     try:
         options = normalize_options(options)
         config = value_of("--config", options) or value_of("-c", options)
-        rest = without("--config", without("-c", options))
+        other_options = without("--config", without("-c", options))
         checkpoint = value_of("--ckpt_path", options)
         trusted = is_trusted(options)
+        # The checkpoint is trusted only on request, so its env's class is imported under the same
+        # rule as a typed one.
         env = [] if config is None else _env_option(find_config(config))
         with nullcontext() if trusted else only_allowed_imports([*options, *env]):
             env = env or _env_of(checkpoint, options, trusted)
-            _record_episodes(_parsed([*env, *rest]), interrupt)
+            _record_episodes(_parsed([*env, *other_options]), interrupt)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -120,33 +122,36 @@ def record(options: Sequence[str], command_line: CommandLine) -> None:
 
 
 def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
-    made = make_env(settings.data.env, 1, "data.env")
-    env = single_env(made)
+    env = make_env(settings.data.env, 1, "data.env")
+    recorded_env = single_env(env)
     writer: EpisodeWriter | None = None
-    kept = 0
+    kept_count = 0
     try:
         acts = settings.ckpt_path is not None or settings.script is not None
         source = settings.source
-        is_real = bool(env.metadata.get("is_real"))
+        is_real = bool(recorded_env.metadata.get("is_real"))
+        # Only a person at a terminal can answer the question for success.
         has_person = (source is not None or is_real) and sys.stdin.isatty()
         asks = has_person if settings.ask is None else settings.ask
+        # A source of interventions acts alone where neither policy nor script acts.
         in_charge = source is not None and not acts
-        for line in _without_effect(settings, made, in_real_time=source is not None or is_real):
+        for line in _without_effect(settings, env, in_real_time=source is not None or is_real):
             tell(line)
         recorder = Recorder(
-            env, source, in_charge, settings.extra, interrupt.answer if asks else None
+            recorded_env, source, in_charge, settings.extra, interrupt.answer if asks else None
         )
         require(
             # The neutral action of a real arm would move it to the middle of its limits.
-            acts or source is not None or (env.reports_interventions and not is_real),
+            acts or source is not None or (recorded_env.reports_interventions and not is_real),
             "No source of actions: set --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )
         paced = source is not None if settings.real_time is None else settings.real_time
         in_real_time = paced or is_real
+        # The check for Ctrl+C stands before each action, so an episode ends between two steps.
         choose_for = interrupt.asked_before(_action_functions(settings, recorder, in_real_time))
-        fps = settings.fps or env.render_fps
-        spaces = (env.single_observation_space, env.single_action_space)
+        fps = settings.fps or recorded_env.render_fps
+        spaces = (recorded_env.single_observation_space, recorded_env.single_action_space)
         writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
         played = recorder.record_episodes(
             writer,
@@ -159,22 +164,24 @@ def _record_episodes(settings: Namespace, interrupt: "_Interrupt") -> None:
         interrupt.defer()
         with closing(played):  # ends all writes before the dataset is finalised
             for result in played:
-                kept += result.kept
-                tell(_line(result, kept, settings.episodes))
+                kept_count += result.kept
+                tell(_line(result, kept_count, settings.episodes))
     finally:
+        # No second Ctrl+C may interrupt the end of the dataset; the env stops first, as an arm may
+        # move.
         interrupt.hold()
-        made.close()
+        env.close()
         if writer is not None:
             writer.finalise()
-        if kept:
+        if kept_count:
             tell(f"Dataset: {settings.path}")
 
 
 def _without_effect(settings: Namespace, env: VectorEnv, in_real_time: bool) -> Iterator[str]:
     """Yield a line for each option that changes nothing here."""
-    limit, most, fps = env.max_episode_steps, settings.max_steps, settings.fps
-    if most is not None and limit is not None and most > limit:
-        yield f"--max_steps {most} has no effect: the env ends each episode after {limit} steps."
+    limit, steps, fps = env.max_episode_steps, settings.max_steps, settings.fps
+    if steps is not None and limit is not None and steps > limit:
+        yield f"--max_steps {steps} has no effect: the env ends each episode after {limit} steps."
     if fps is not None and fps != env.render_fps and not (in_real_time or settings.real_time):
         yield (
             f"--fps {fps:g} does not change the simulation, which takes {env.render_fps:g} steps "
@@ -200,8 +207,8 @@ class _Interrupt:
         if self._holds:
             tell_from_handler("The dataset is being finished; SIGTERM ends that.")
             return
-        again, self._came = self._came, True
-        if again or not self._deferred:
+        is_second, self._came = self._came, True
+        if is_second or not self._deferred:
             raise KeyboardInterrupt
         tell_from_handler("The recording ends after this step (Ctrl+C again to end immediately).")
 
@@ -237,7 +244,7 @@ class _Interrupt:
             raise KeyboardInterrupt
 
 
-def _line(result: Recorded, kept: int, episodes: int) -> str:
+def _line(result: Recorded, number: int, episodes: int) -> str:
     words = [f"{result.steps} steps", f"return {result.total:.4g}"]
     if result.success is not None:
         words.append("success" if result.success else "failure")
@@ -245,7 +252,7 @@ def _line(result: Recorded, kept: int, episodes: int) -> str:
         words.append(f"{result.intervened} steps by a person or a script")
     if result.missed:
         words.append(f"{result.missed} ticks missed: lower fps")
-    name = f"episode {kept} of {episodes}" if result.kept else "to be recorded again"
+    name = f"episode {number} of {episodes}" if result.kept else "to be recorded again"
     return f"{name}: {', '.join(words)}"
 
 
@@ -272,6 +279,7 @@ def _action_functions(
         "--script and --ckpt_path both choose the actions: give one of them.",
     )
     if settings.ckpt_path is None:
+        # Without a script the neutral action stays until the source takes over.
         script = settings.script or (lambda observation: neutral_action(space))
         return lambda _: script_action_function(script, space)
     policy = load_trained(
@@ -283,11 +291,11 @@ def _action_functions(
         "observation": (policy.observation_space, env.single_observation_space),
         "action": (actions, space),
     }
-    for kind, (own, theirs) in spaces.items():
+    for kind, (policy_space, env_space) in spaces.items():
         require(
-            own == theirs,
-            f"The policy of {settings.ckpt_path} has the {kind} space {own}, and the env has "
-            f"{theirs}: record in the env that it was trained in.",
+            policy_space == env_space,
+            f"The policy of {settings.ckpt_path} has the {kind} space {policy_space}, and the env "
+            f"has {env_space}: record in the env that it was trained in.",
         )
 
     require(
@@ -295,15 +303,16 @@ def _action_functions(
         "execute is for a policy of chunks, and this one chooses single actions.",
     )
     check_range("execute", settings.execute, minimum=1, maximum=size)
-    ahead = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
+    # In real time the next chunk is computed while the last one executes.
+    chunks = ChunksAhead(size, settings.execute) if size is not None and in_real_time else None
 
     def is_outdated() -> bool:
         return recorder.intervened
 
     def choose_for(number: int) -> ActionFunction:
         seeds = None if settings.deterministic else [settings.seed + number]
-        if ahead is not None:
-            return ahead.episode(action_function(policy, 1, seeds), is_outdated)
+        if chunks is not None:
+            return chunks.episode(action_function(policy, 1, seeds), is_outdated)
         return ChunkActor(policy, 1, seeds, size, settings.execute, is_outdated)
 
     return choose_for
@@ -323,6 +332,7 @@ def _parsed(arguments: list[str]) -> Namespace:
     kinds = {name: option.kind for name, option in OPTIONS.items()}
     parser = option_parser("record", DESCRIPTION, OPTIONS)
     if asks_for_help(arguments):
+        # This prints the help and exits.
         parser.parse_args(arguments)
     checked = check_options(arguments, kinds)
     with explained_refusals():
@@ -360,8 +370,8 @@ def without_chunks(env: Any) -> tuple[Any, dict[str, Any]]:
 
 def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> list[str]:
     """Return the env of the checkpoint's run as an option, unless the options name an env."""
-    given = any(option.partition("=")[0] == "--data.env" for option in options)
-    if checkpoint is None or given:
+    names_env = any(option.partition("=")[0] == "--data.env" for option in options)
+    if checkpoint is None or names_env:
         return []
     path = find_checkpoint(checkpoint, value_of("--output_dir", options) or "outputs", None)
     content = read_checkpoint(path, whole=False)

@@ -59,6 +59,7 @@ def read_replay(
         ConfigurationError: if the dataset has no rewards, and see `ReplayBuffer`.
     """
     require(
+        # A choice's number in the files is the env's; a replay counts from 0.
         np.array_equal(first_choice(action_space), episodes.first_action),
         f"The first action of the dataset at {episodes.path} has the number "
         f"{episodes.first_action.tolist()}, because the dataset was opened without an action "
@@ -84,5 +85,5 @@ def rewarded(episodes: Episodes) -> Iterator[Episode]:
             "critics need them. Label it (rl-cli label), or name the column of the rewards, "
             "keys: {<column>: reward}.",
         )
-        if len(known := episode.steps_with_successor()):
-            yield known
+        if len(steps := episode.steps_with_successor()):
+            yield steps

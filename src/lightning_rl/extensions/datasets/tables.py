@@ -26,6 +26,7 @@ def readable(path: Path) -> Iterator[None]:
     arrow = import_extra("pyarrow")
     try:
         yield
+    # Already with the file's name and a cure.
     except ConfigurationError:
         raise
     except (OSError, ValueError, arrow.ArrowException) as error:
@@ -38,6 +39,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
     """Read columns of a small table. Default: all."""
     file = TableFile(path, columns)
     count = sum(file.counts)
+    # Checked before reading: a few bytes may stand for any number of rows.
     require(
         count <= MOST_ROWS,
         f"{path} has {count:,} rows, but at most {MOST_ROWS:,} are read: give another dataset.",
@@ -91,22 +93,23 @@ class TableFile:
             f"{path} has no column {', '.join(sorted(missing))}, which info.json lists: "
             "restore it, or give another dataset.",
         )
-        described = self._file.metadata
-        groups = [described.row_group(i) for i in range(described.num_row_groups)]
+        metadata = self._file.metadata
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         self.counts = [group.num_rows for group in groups]
         self._ends = list(accumulate(self.counts))
         # Parquet's name of a list column `a` is `a.list.element`.
-        wanted, schema = set(self._columns), described.schema
-        self._wanted = [
+        column_names, schema = set(self._columns), metadata.schema
+        self._column_numbers = [
             i
-            for i in range(described.num_columns)
-            if any(name in wanted for name in _beginnings(schema.column(i).path))
+            for i in range(metadata.num_columns)
+            if any(name in column_names for name in _beginnings(schema.column(i).path))
         ]
-        self._kept: tuple[int, Any] | None = None
+        self._last_group: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
         arrow = import_extra("pyarrow")
         parts, begin, size = [], 0, 0
+        # Only the row groups that overlap [first, first + count).
         for group, end in enumerate(self._ends):
             if begin < first + count and end > first:
                 table = self.group(group)
@@ -121,22 +124,24 @@ class TableFile:
         return map(self.group, range(len(self.counts)))
 
     def group(self, number: int) -> Any:
-        if self._kept is None or self._kept[0] != number:
+        # Episodes that follow each other share a row group.
+        if self._last_group is None or self._last_group[0] != number:
             with readable(self.path):
-                self._kept = (number, self._read(number))
-        return self._kept[1]
+                self._last_group = (number, self._read(number))
+        return self._last_group[1]
 
     def _read(self, number: int) -> Any:
         arrow = import_extra("pyarrow")
         group, name = self._file.metadata.row_group(number), f"its row group {number}"
-        columns = [group.column(i) for i in self._wanted]
-        sizes = [max(8 * one.num_values, one.total_uncompressed_size) for one in columns]
+        columns = [group.column(i) for i in self._column_numbers]
+        # Dictionary encoding makes the size in the file smaller than 8 bytes per number in memory.
+        sizes = [max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in columns]
         self._check_size(sum(sizes), MOST_BYTES, name)
-        texts = [one for one in columns if one.physical_type == "BYTE_ARRAY"]
+        texts = [chunk for chunk in columns if chunk.physical_type == "BYTE_ARRAY"]
         if not texts:
             return self._file.read_row_group(number, columns=self._columns)
         # The file stores a repeated text once, but memory does not: read a few rows at a time.
-        longest = max(one.total_uncompressed_size for one in texts)
+        longest = max(chunk.total_uncompressed_size for chunk in texts)
         rows = max(1, MOST_BYTES // max(1, longest))
         batches, size = [], 0
         for batch in self._file.iter_batches(rows, row_groups=[number], columns=self._columns):
@@ -148,11 +153,11 @@ class TableFile:
     def _nothing(self) -> Any:
         return self._file.schema_arrow.empty_table().select(self._columns)
 
-    def _check_size(self, size: int, most: int, name: str) -> None:
+    def _check_size(self, size: int, maximum: int, name: str) -> None:
         require(
-            size <= most,
+            size <= maximum,
             f"{self.path}: {name} would take {size / 2**30:.1f} GiB of memory, but at most "
-            f"{most / 2**30:g} are read. Write the file with smaller row groups (pyarrow: "
+            f"{maximum / 2**30:g} are read. Write the file with smaller row groups (pyarrow: "
             "row_group_size), or give another dataset.",
         )
 
