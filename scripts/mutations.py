@@ -1071,7 +1071,7 @@ MUTATIONS = (
     Mutation(
         "extensions/robots/bus.py",
         "an arm is not slowed down",
-        "return before + min(max(min(max(target, low), high) - before, -most), most)",
+        "return position + min(max(min(max(target, low), high) - position, -max_move), max_move)",
         "return min(max(target, low), high)",
         "numerics/test_robots.py",
     ),
@@ -1085,8 +1085,8 @@ MUTATIONS = (
     Mutation(
         "extensions/robots/bus.py",
         "an arm that is to hold goes on to where it was sent",
-        "seen = self._robot.get_observation()\n                self._robot.send_action",
-        "seen = self._sent\n                self._robot.send_action",
+        "observation = self._robot.get_observation()\n                self._robot.send_action",
+        "observation = self._sent\n                self._robot.send_action",
         "numerics/test_robots.py",
     ),
     Mutation(
@@ -1258,8 +1258,8 @@ MUTATIONS = (
     Mutation(
         "extensions/fsdp/update.py",
         "ranks with shards weigh alike, whatever they have",
-        "weighted = [(part, len(part) / total) for part, _ in own]",
-        "weighted = [(part, share / len(counts)) for part, share in own]",
+        "weighted = [(part, len(part) / total) for part, _ in local_parts]",
+        "weighted = [(part, share / len(counts)) for part, share in local_parts]",
         "equivalence/test_fsdp.py",
     ),
     Mutation(

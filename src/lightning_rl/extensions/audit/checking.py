@@ -100,6 +100,7 @@ class RunCheck(Callback):
             with self._finding("collector"):
                 self._collect(data)
             data.close()
+        # After a failed env check the collector would only report the same fault again.
         if (play := env_check.play) is not None and not env_check.failed:
             with self._finding("collector"):
                 acting = self._collect(data)
@@ -115,6 +116,7 @@ class RunCheck(Callback):
             with self._finding("evaluation"):
                 self._check_evaluation(trainer, data, env_check)
         topics = list(dict.fromkeys(finding.topic for finding in self.findings))
+        # The sort is stable: within a topic the order of the checks remains.
         self.findings.sort(key=lambda finding: topics.index(finding.topic))
         raise CheckComplete
 
@@ -158,6 +160,7 @@ class RunCheck(Callback):
         stepping, choosing = play.seconds["env"], acting.seconds["inference"]
         rate = each / max(1e-9, stepping + choosing)
         base = data.collector.env
+        # An env of chunks hides how its envs are vectorized.
         base = base.env if isinstance(base, ActionChunk) else base
         way = getattr(base, "vectorization", "")
         slower, share = ("env", stepping) if stepping >= choosing else ("policy", choosing)
@@ -183,6 +186,7 @@ class RunCheck(Callback):
 
     def _advise_workers(self, num_envs: int, stepping: float, choosing: float) -> None:
         cores = _cores()
+        # Workers beyond the cores wait for their turn.
         rounds = -(-num_envs // cores)
         other = rounds * stepping / num_envs + num_envs * WORKER_SECONDS + WORKERS_SECONDS
         if other + choosing < 0.7 * (stepping + choosing):
@@ -229,6 +233,7 @@ class RunCheck(Callback):
             return
         horizon = 1 / (1 - gamma) if gamma < 1 else float("inf")
         text = f"gamma {gamma:g} has a horizon of about {horizon:,.0f} env steps"
+        # 20 horizons away, a reward is discounted to e^-20 of its size.
         short = 20 * horizon < longest
         self.add(
             *("rollout", "note" if short else "ok"),
@@ -256,8 +261,8 @@ class RunCheck(Callback):
         if each is not None:
             total += f", each of {each:,} minibatches of up to {algorithm.batch_size:,}"
         self.add("update", "ok", total)
-        how = "is compiled" if choice.compiled else "runs uncompiled"
-        self.add("update", "ok", f"it {how}: {choice.why}")
+        mode = "is compiled" if choice.compiled else "runs uncompiled"
+        self.add("update", "ok", f"it {mode}: {choice.why}")
         policy = _inner(algorithm)
         says = {"observations": (policy, "normalizer"), "rewards": (algorithm, "reward_normalizer")}
         parts = [
@@ -276,12 +281,12 @@ class RunCheck(Callback):
         text = f"{times} of {data.num_eval_episodes} episodes, {env.num_envs} at a time"
         longest = env.max_episode_steps
         if longest:
-            most = count * data.num_eval_episodes * longest
+            max_steps = count * data.num_eval_episodes * longest
             text += (
-                f": up to {most:,} env steps, in addition to the {data.total_env_steps:,} of "
+                f": up to {max_steps:,} env steps, in addition to the {data.total_env_steps:,} of "
                 "training"
             )
-            if most > data.total_env_steps:
+            if max_steps > data.total_env_steps:
                 cure = "If that takes too long, lower data.num_eval_episodes, or raise "
                 cure += "data.iterations_per_epoch."
                 self.add("evaluation", "note", text, cure)
@@ -289,10 +294,13 @@ class RunCheck(Callback):
                 self.add("evaluation", "ok", text)
         else:
             self.add("evaluation", "ok", text)
+        # Drawing needs a step of the env, which fails again if the env's check failed.
         if not env_check.failed:
             self._film(trainer, data)
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
-        metrics = [one.metric for one in callbacks if isinstance(one, BestCheckpoint)]
+        metrics = [
+            callback.metric for callback in callbacks if isinstance(callback, BestCheckpoint)
+        ]
         if play is not None and not play.reports_success and data.evaluates_on_the_training_env:
             for metric in metrics:
                 if "success" in metric:
@@ -302,17 +310,17 @@ class RunCheck(Callback):
 
     def _film(self, trainer: Trainer, data: RLDataModule) -> None:
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
-        wanted = any(isinstance(callback, VideoRecorder) for callback in callbacks)
+        records_video = any(isinstance(callback, VideoRecorder) for callback in callbacks)
         try:
             height, width, _ = draw_once(data).shape
         except Exception as error:  # a renderer may raise any error
             reason = str(error) if isinstance(error, ConfigurationError) else repr(error)
             text = f"it cannot be filmed: {reason}"
-            self.add("evaluation", "warning" if wanted else "note", text)
+            self.add("evaluation", "warning" if records_video else "note", text)
         else:
-            how = "will" if wanted else "can"
-            option = "" if wanted else " (--video true)"
-            self.add("evaluation", "ok", f"it {how} be filmed{option}: {width} × {height}")
+            verb = "will" if records_video else "can"
+            option = "" if records_video else " (--video true)"
+            self.add("evaluation", "ok", f"it {verb} be filmed{option}: {width} × {height}")
 
 
 def _scaling(algorithm: Algorithm) -> Scaling:

@@ -57,15 +57,16 @@ class Sharding:
 
     def __init__(self, policy: Policy, mesh: DeviceMesh, acting: Acting = "whole") -> None:
         _check_parameters(policy)
-        chosen = _blocks(policy, policy.blocks)
+        blocks = _blocks(policy, policy.blocks)
         self.policy, self.acting = policy, acting
         # FSDP refuses copies: this copy has no memory for its tensors.
         self._empty = copy.deepcopy(policy, {id(t): _empty_like(t) for _, t in _tensors(policy)})
+        # Only the first rank's weights count: read them before sharding replaces the tensors.
         values = dict(_tensors(policy)) if mesh.get_rank() == 0 else {}
         values = {name: tensor.detach() for name, tensor in values.items()}
         precision = MixedPrecisionPolicy(policy.autocast_dtype, reduce_dtype=torch.float32)
         memo: dict[int, tuple[Tensor, Tensor]] = {}
-        for block in chosen:
+        for block in blocks:
             _allocate(block, mesh.device_type, memo)
             fully_shard(block, mesh=mesh, mp_policy=precision)
         _allocate(policy, mesh.device_type, memo)
@@ -91,6 +92,7 @@ class Sharding:
     @contextmanager
     def _whole(self) -> Iterator[None]:
         for module in self._modules:
+            # Keep the blocks gathered, so that ranks may act without waiting for each other.
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
         try:
@@ -102,10 +104,10 @@ class Sharding:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        seen = [self._zeros()]
+        last_inputs = [self._zeros()]
 
         def announce(policy: nn.Module, args: tuple[Any, ...]) -> None:
-            seen[0] = args[0].select(*READ, strict=False)  # acting writes into the rollout
+            last_inputs[0] = args[0].select(*READ, strict=False)  # acting writes into the rollout
             ranks.agree(True)
 
         hook = self.policy.register_forward_pre_hook(announce, prepend=True)
@@ -113,9 +115,11 @@ class Sharding:
             yield
         finally:
             hook.remove()
+        # A forward pass gathers from all ranks: a rank that is done repeats its last input for
+        # others.
         while ranks.agree(False):
             with torch.no_grad():
-                self.policy(seen[0].copy(), deterministic=True)
+                self.policy(last_inputs[0].copy(), deterministic=True)
 
     def _zeros(self) -> TensorDict:
         policy = cast(Any, self.policy)
@@ -128,10 +132,12 @@ class Sharding:
         empty = dict(_tensors(self._empty))
         memo: dict[int, Any] = {}
         for name, tensor in _tensors(self.policy):
-            made = whole(tensor.detach()).to(device, copy=True)
+            # A tensor that is not sharded comes back as itself: copy, or both policies share
+            # memory.
+            gathered = whole(tensor.detach()).to(device, copy=True)
             is_parameter = isinstance(tensor, nn.Parameter)
-            kept = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
-            memo[id(empty[name])] = kept
+            replacement = nn.Parameter(gathered, tensor.requires_grad) if is_parameter else gathered
+            memo[id(empty[name])] = replacement
         return copy.deepcopy(self._empty, memo)
 
 
@@ -152,15 +158,20 @@ def _blocks(policy: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         "(A VLA's blocks are the modules in its nn.ModuleLists.)",
     )
     names = [name for name, module in policy.named_modules() if name]
-    chosen: list[str] = []
+    block_names: list[str] = []
     for pattern in patterns:
         matching = [name for name in names if fnmatchcase(name, pattern)]
         require(
             bool(matching),
             f"The block '{pattern}' of {kind} matches no module{closest(pattern, names)}.",
         )
-        chosen += matching
-    outer = [name for name in chosen if not any(name.startswith(f"{one}.") for one in chosen)]
+        block_names += matching
+    # A matching module within another matching module is sharded together with it.
+    outer = [
+        name
+        for name in block_names
+        if not any(name.startswith(f"{parent}.") for parent in block_names)
+    ]
     modules = [policy.get_submodule(name) for name in dict.fromkeys(outer)]
     for name, module in zip(outer, modules, strict=False):
         require(
@@ -194,7 +205,7 @@ def _check_parameters(policy: Any) -> None:
 
 
 def _register(policy: nn.Module, name: str) -> None:
-    method, own = getattr(policy, name), f"_{name}_and_tensors"
+    method, wrapped_name = getattr(policy, name), f"_{name}_and_tensors"
 
     def with_tensors(self: nn.Module, td: TensorDict) -> tuple[TensorDict, list[Tensor]]:
         result = method(td)
@@ -203,21 +214,21 @@ def _register(policy: nn.Module, name: str) -> None:
         trained = {k: v.clone() for k, v in result.items() if getattr(v, "requires_grad", False)}
         return result.update(trained), list(trained.values())
 
-    setattr(policy, own, MethodType(with_tensors, policy))
-    register_fsdp_forward_method(policy, own)
-    setattr(policy, name, lambda td: getattr(policy, own)(td)[0])
+    setattr(policy, wrapped_name, MethodType(with_tensors, policy))
+    register_fsdp_forward_method(policy, wrapped_name)
+    setattr(policy, name, lambda td: getattr(policy, wrapped_name)(td)[0])
 
 
 def _allocate(module: nn.Module, device: str, memo: dict[int, tuple[Tensor, Tensor]]) -> None:
     """Allocate the tensors on `meta`; `memo` keeps shared tensors shared, unlike `to_empty`."""
     for part in module.modules():
-        own = (part.named_parameters("", False, False), part.named_buffers("", False, False))
-        for name, tensor in list(chain(*own)):
+        tensors = (part.named_parameters("", False, False), part.named_buffers("", False, False))
+        for name, tensor in list(chain(*tensors)):
             if tensor.is_meta:
-                made = torch.empty_like(tensor, device=device)
+                allocated = torch.empty_like(tensor, device=device)
                 if isinstance(tensor, nn.Parameter):
-                    made = nn.Parameter(made, tensor.requires_grad)
-                setattr(part, name, memo.setdefault(id(tensor), (tensor, made))[1])
+                    allocated = nn.Parameter(allocated, tensor.requires_grad)
+                setattr(part, name, memo.setdefault(id(tensor), (tensor, allocated))[1])
 
 
 def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> None:
@@ -228,14 +239,16 @@ def _fill(policy: nn.Module, values: dict[str, Tensor], mesh: DeviceMesh) -> Non
         "whose weights all others copy: create the policy on meta in the other processes only.",
     )
     with torch.no_grad():
-        for name, own in _tensors(policy):
+        for name, target in _tensors(policy):
             value = values.pop(name, None)
-            if isinstance(own, DTensor):
-                given = torch.empty(own.shape, dtype=own.dtype) if value is None else value
-                given = given.to(own.device)
-                own.copy_(distribute_tensor(given, mesh, own.placements))
+            if isinstance(target, DTensor):
+                full_value = (
+                    torch.empty(target.shape, dtype=target.dtype) if value is None else value
+                )
+                full_value = full_value.to(target.device)
+                target.copy_(distribute_tensor(full_value, mesh, target.placements))
             else:
-                own.copy_(ranks.from_first(own if value is None else value.to(own.device)))
+                target.copy_(ranks.from_first(target if value is None else value.to(target.device)))
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -243,6 +256,6 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    made = torch.empty_like(tensor, device="meta")
+    empty = torch.empty_like(tensor, device="meta")
     is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty

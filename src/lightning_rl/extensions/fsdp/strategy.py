@@ -69,15 +69,18 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         saved = optimizer.state_dict()
-        return saved | {"state": {i: self._on_first(one) for i, one in saved["state"].items()}}
+        return saved | {
+            "state": {i: self._on_first(entries) for i, entries in saved["state"].items()}
+        }
 
     def _on_first(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {}
+        gathered_state = {}
         for name, value in state.items():
+            # All ranks take part in gathering; only the first needs the result.
             gathered = whole(value).cpu() if isinstance(value, DTensor) else value
             if self.is_global_zero:
-                kept[name] = gathered
-        return kept
+                gathered_state[name] = gathered
+        return gathered_state
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
@@ -97,7 +100,10 @@ class FSDP2Strategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         states = []
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            parameters = [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
+            # An optimizer numbers its states by the order of the parameters in its groups.
             numbered = dict(enumerate(parameters))
             state = {
                 i: {name: shard_like(numbered.get(i), value) for name, value in entries.items()}

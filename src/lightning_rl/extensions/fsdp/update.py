@@ -48,17 +48,17 @@ class ShardedUpdate(Update):
             parameter.grad = None
 
     def parts(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
-        own = super().parts(minibatch) if len(minibatch) else []
+        local_parts = super().parts(minibatch) if len(minibatch) else []
         counts = torch.zeros(ranks.world_size(), 2, dtype=torch.int64)
-        counts[ranks.rank()] = torch.tensor([len(minibatch), len(own)])
+        counts[ranks.rank()] = torch.tensor([len(minibatch), len(local_parts)])
         samples, parts = ranks.sum_over_ranks(counts).unbind(1)
-        spare = minibatch[:1]
+        filler = minibatch[:1]
         if not samples.all():  # a rank without samples repeats one
-            lent = ranks.gather_over_ranks(spare.cpu() if len(spare) else None)
-            spare = next(one for one in lent if one is not None).to(minibatch.device)
+            lent = ranks.gather_over_ranks(filler.cpu() if len(filler) else None)
+            filler = next(sample for sample in lent if sample is not None).to(minibatch.device)
         total, self._left = int(samples.sum()), int(parts.max())
-        weighted = [(part, len(part) / total) for part, _ in own]
-        return [*weighted, *[(spare, 0.0)] * (self._left - len(own))]
+        weighted = [(part, len(part) / total) for part, _ in local_parts]
+        return [*weighted, *[(filler, 0.0)] * (self._left - len(local_parts))]
 
     def _differentiate(self, loss: Tensor) -> None:
         self._left -= 1

@@ -54,6 +54,7 @@ class Device(InterventionSource):
         neutral: [A], the action of an idle person; for a Box.
     """
 
+    # By class: two keyboards would read the same keys.
     _in_use: ClassVar[dict[type, "Device"]] = {}
 
     def __init__(self, speed: float = 1.0, neutral: list[float] | None = None) -> None:
@@ -73,6 +74,8 @@ class Device(InterventionSource):
             "Set data.num_envs: 1.",
         )
         self._space = env.action_space
+        # Check the space before the device opens, and register after: a failed open leaves no
+        # trace.
         self._check_space()
         self.connect(env)
         self._in_use[kind] = self
@@ -104,6 +107,7 @@ class Device(InterventionSource):
         size = space.shape[0]
         low, high = space.low.astype(float), space.high.astype(float)
         bounded = np.isfinite(low) & np.isfinite(high)
+        # The inner `where` keeps -inf + inf out of the sum, which would be NaN with a warning.
         middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
         neutral = middle if self.given_neutral is None else np.asarray(self.given_neutral, float)
         require(
@@ -116,6 +120,7 @@ class Device(InterventionSource):
     def _steer(self, moved: Mapping[int, float]) -> np.ndarray:
         action = self._neutral.copy()
         for i, share in moved.items():
+            # The neutral value may lie off the middle: each direction has a scale of its own.
             bound = self._high[i] if share > 0 else self._low[i]
             way = abs(bound - action[i]) if np.isfinite(bound) else 1.0
             action[i] += np.clip(share, -1, 1) * self.speed * way
@@ -127,6 +132,8 @@ class Device(InterventionSource):
             target = steering.get(name)
             if share and target is not None:
                 sign, i = (-1 if target.startswith("-") else 1), int(target.lstrip("+-"))
+                # The defaults steer up to four components; an env may have fewer. Opposite keys
+                # cancel.
                 if i < len(self._neutral):
                     moved[i] = moved.get(i, 0.0) + sign * share
         return moved
@@ -191,7 +198,7 @@ class Keyboard(Device):
 
     def poll(self, observation: Any) -> InterventionDecision:
         assert self._window is not None
-        pressed, held = self._window.read(self._taken_over or self._in_charge)
+        pressed, held_keys = self._window.read(self._taken_over or self._in_charge)
         event: Event | None = None
         for key in pressed:
             if key == self.keys["take_over"]:
@@ -200,22 +207,24 @@ class Keyboard(Device):
                 if key == self.keys[name]:
                     event = name
         acts = self._taken_over or self._in_charge
-        return InterventionDecision(self._action({*held, *pressed}) if acts else None, event)
+        # `pressed` also has keys that were released between two steps.
+        return InterventionDecision(self._action({*held_keys, *pressed}) if acts else None, event)
 
     def _check_space(self) -> None:
         if isinstance(self._space, gymnasium.spaces.Discrete):
             self._steering = _DISCRETE_KEYS if self.given_steering is None else self.given_steering
-            wrong = [a for a in self._steering.values() if not a.isdecimal()]
-            require(not wrong, f"steering names {wrong}; this env's actions are {self._space}.")
+            invalid = [a for a in self._steering.values() if not a.isdecimal()]
+            require(not invalid, f"steering names {invalid}; this env's actions are {self._space}.")
             return
         super()._check_space()
         self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
 
-    def _action(self, held: set[str]) -> Any:
+    def _action(self, keys: set[str]) -> Any:
         if isinstance(self._space, gymnasium.spaces.Discrete):
-            chosen = [int(self._steering[key]) for key in held if key in self._steering]
-            return next((one for one in sorted(chosen) if self._space.contains(one)), None)
-        return self._steer(self._moved(dict.fromkeys(held, 1.0), self._steering))
+            # Sorted, because a set has no order: two keys together always give the same action.
+            actions = [int(self._steering[key]) for key in keys if key in self._steering]
+            return next((a for a in sorted(actions) if self._space.contains(a)), None)
+        return self._steer(self._moved(dict.fromkeys(keys, 1.0), self._steering))
 
 
 class Gamepad(Device):
@@ -257,19 +266,20 @@ class Gamepad(Device):
         self.steering = _GAMEPAD_BUTTONS if steering is None else steering
         self.number, self.dead_zone = number, dead_zone
         self._pad: Any = None
-        self._before: set[int] = set()
+        self._last_buttons: set[int] = set()
 
     def connect(self, env: gymnasium.Env) -> None:
         pygame = _package("pygame", "A Gamepad")
+        # SDL ignores a gamepad while another window has the focus.
         os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
         if not has_display():
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         pygame.display.init()  # required for events of any device
         pygame.joystick.init()
-        found = pygame.joystick.get_count()
+        count = pygame.joystick.get_count()
         require(
-            found > self.number,
-            f"There is no gamepad {self.number}: {found} found. Plug it in, and check that your "
+            count > self.number,
+            f"There is no gamepad {self.number}: {count} found. Plug it in, and check that your "
             "user may read /dev/input/js* (group input on most systems: usermod -aG input $USER, "
             "and log in again).",
         )
@@ -280,21 +290,24 @@ class Gamepad(Device):
         self._pad.quit()
 
     def reset(self, seed: int | None) -> None:
-        self._before = set(self.buttons.values())  # ignore buttons held since the last episode
+        # Ignore buttons held since the last episode.
+        self._last_buttons = set(self.buttons.values())
 
     def poll(self, observation: Any) -> InterventionDecision:
         self._pygame.event.pump()  # keep the events, because the env's window may need them
         down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
         event: Event | None = None
         for name in ("success", "failure", "rerecord"):
-            if self.buttons[name] in down - self._before:
+            # Only a new press counts: a held button would end the next episode, too.
+            if self.buttons[name] in down - self._last_buttons:
                 event = name
-        self._before = down
+        self._last_buttons = down
         if self.buttons["take_over"] not in down and not self._in_charge:
             return InterventionDecision(None, event)
         axes = {str(i): self._pad.get_axis(i) for i in range(self._pad.get_numaxes())}
         live = {name: x for name, x in axes.items() if abs(x) > self.dead_zone}
         moved = self._moved(live, self.axes)
+        # A button wins over an axis of the same component.
         moved |= self._moved({str(i): 1.0 for i in down}, self.steering)
         return InterventionDecision(self._steer(moved), event)
 
@@ -343,21 +356,23 @@ class SpaceMouse(Device):
 
     def connect(self, env: gymnasium.Env) -> None:
         hid = _package("hid", "A SpaceMouse")
-        found = [one for one in hid.enumerate() if _is_space_mouse(one, self.VENDORS)]
+        mice = [device for device in hid.enumerate() if _is_space_mouse(device, self.VENDORS)]
         require(
-            bool(found),
+            bool(mice),
             "There is no space-mouse: plug it in, or give another source (Keyboard, Gamepad).",
         )
         self._mouse = hid.device()
         try:
-            self._mouse.open_path(found[0]["path"])
+            # The first of several is enough: they have no number, unlike gamepads.
+            self._mouse.open_path(mice[0]["path"])
         except OSError as error:
             raise ConfigurationError(
-                f"The space-mouse {found[0].get('product_string')} may not be read ({error}). Let "
+                f"The space-mouse {mice[0].get('product_string')} may not be read ({error}). Let "
                 "your user read it: put the line "
-                f'KERNEL=="hidraw*", ATTRS{{idVendor}}=="{found[0]["vendor_id"]:04x}", '
+                f'KERNEL=="hidraw*", ATTRS{{idVendor}}=="{mice[0]["vendor_id"]:04x}", '
                 'TAG+="uaccess" into /etc/udev/rules.d/70-space-mouse.rules, and plug it in again.'
             ) from error
+        # `poll` must not wait for a movement.
         self._mouse.set_nonblocking(True)
 
     def disconnect(self) -> None:
@@ -368,6 +383,7 @@ class SpaceMouse(Device):
 
     def poll(self, observation: Any) -> InterventionDecision:
         try:
+            # Read all waiting reports: with one per step the steering would lag behind the hand.
             while report := self._mouse.read(64):
                 self._take(bytes(report))
         except OSError as error:
@@ -393,6 +409,7 @@ class SpaceMouse(Device):
             self._buttons = int.from_bytes(data[:2], "little")
         elif kind in (1, 2):
             first = 3 * (kind - 1)
+            # `frombuffer` refuses an odd number of bytes.
             numbers = np.frombuffer(data[: len(data) // 2 * 2], "<i2")[: 6 - first]
             for i, number in enumerate(numbers, first):
                 self._values[i] = float(np.clip(number / self.FULL_SCALE, -1, 1))
@@ -410,12 +427,12 @@ def _is_space_mouse(device: Mapping[str, Any], vendors: tuple[int, ...]) -> bool
     return device["vendor_id"] == vendors[0] or (device["vendor_id"] in vendors and "space" in name)
 
 
-def _package(name: str, what: str) -> Any:
+def _package(name: str, device: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
         raise ConfigurationError(
-            f"{what} needs the package {name}, which cannot be imported ({error}): {INSTALL}"
+            f"{device} needs the package {name}, which cannot be imported ({error}): {INSTALL}"
         ) from error
 
 
@@ -430,8 +447,9 @@ class _Window:
         self._held: set[str] = set()
         try:
             pygame.display.init()
-            self._own = pygame.display.get_surface() is None
-            if self._own:
+            # An env with render_mode human has its window, which then receives the keys.
+            self._owns_window = pygame.display.get_surface() is None
+            if self._owns_window:
                 pygame.display.set_mode(self.SIZE)
                 pygame.display.set_caption("lightning_rl")
         except pygame.error as error:
@@ -441,7 +459,7 @@ class _Window:
 
     def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
         pygame = self._pygame
-        if self._own:
+        if self._owns_window:
             self._draw(taken_over)
         pressed = []
         # Take only key events: the env handles others, such as closing the window.
@@ -455,19 +473,21 @@ class _Window:
         return pressed, set(self._held)
 
     def close(self) -> None:
-        if self._own:
+        if self._owns_window:
             self._pygame.display.quit()
 
     def _draw(self, taken_over: bool) -> None:
         pygame = self._pygame
         surface = pygame.display.get_surface()
+        # The env may have closed its window.
         if surface is None:
             return
         if self._env.render_mode == "rgb_array":
             picture = one_picture(name_of(self._env), self._env.render())
-            drawn = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
-            pygame.transform.scale(drawn, surface.get_size(), surface)
-        who = "you act" if taken_over else "the policy acts"
-        keys = ", ".join(f"{key}: {what}" for what, key in self._keys.items())
-        pygame.display.set_caption(f"{who} ({keys})")
+            # pygame indexes pictures by x first, NumPy by row first.
+            frame = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+            pygame.transform.scale(frame, surface.get_size(), surface)
+        status = "you act" if taken_over else "the policy acts"
+        keys = ", ".join(f"{key}: {meaning}" for meaning, key in self._keys.items())
+        pygame.display.set_caption(f"{status} ({keys})")
         pygame.display.flip()

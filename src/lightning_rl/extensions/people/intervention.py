@@ -169,6 +169,7 @@ class Pace:
         else:
             late = int((now - self._next) / self._period)
             self.missed += late
+            # Whole periods, so that the clock keeps its phase.
             self._next += late * self._period
         self._next += self._period
 
@@ -225,6 +226,7 @@ class Intervention(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        # Not in the constructor: an env that is made to read its spaces opens no device.
         if not (self._opened or self._stopped):
             self.source.open(self.env)
             self._opened = True
@@ -233,17 +235,19 @@ class Intervention(gymnasium.Wrapper):
         if not self._stopped:
             self.source.reset(seed)
             self.pace.restart()
+            # After the source's own reset, which would clear the restored state.
             self._finish_restoring()
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         decision = InterventionDecision() if self._stopped else self._poll_source()
-        taken = decision.action is not None
-        executed = self._checked(decision.action) if taken else action
+        intervened = decision.action is not None
+        executed = self._checked(decision.action) if intervened else action
         observation, reward, terminated, truncated, info = self.env.step(executed)
-        info = report_intervention(info, executed, taken)
-        if taken:
+        info = report_intervention(info, executed, intervened)
+        if intervened:
             self._taken.append(self._steps)
+            # A copy, because the source may reuse its array.
             self._executed.append(np.array(executed))
         self._steps += 1
         self._observation = observation
@@ -277,8 +281,8 @@ class Intervention(gymnasium.Wrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state: the next episode replays the saved one."""
-        taken, executed = state["taken"].tolist(), state["executed"].numpy()
-        actions = dict(zip(taken, executed, strict=True))
+        intervened_steps, executed = state["taken"].tolist(), state["executed"].numpy()
+        actions = dict(zip(intervened_steps, executed, strict=True))
         self._restoring = {**state, "actions": actions}
 
     def _clear_episode(self) -> None:
@@ -288,35 +292,40 @@ class Intervention(gymnasium.Wrapper):
 
     def _finish_restoring(self) -> None:
         if self._restoring is not None and self._steps >= self._restoring["steps"]:
+            # The replayed steps did not ask the source: give it the state of the checkpoint now.
             self.source.load_state_dict(self._restoring["source"])
             self._restoring = None
 
     def _poll_source(self) -> InterventionDecision:
+        # While the episode is replayed, the checkpoint decides; no person is asked.
         if self._restoring is not None:
             return InterventionDecision(self._restoring["actions"].get(self._steps))
         return self.source.poll(self._observation)
 
     def _checked(self, action: Any) -> Any:
         space = self.env.action_space
-        given = np.asarray(action)
-        if isinstance(space, gymnasium.spaces.Box) and given.shape == space.shape:
-            return given.astype(space.dtype).clip(space.low, space.high)
-        if given.shape == space.shape and space.contains(given.astype(space.dtype)):
-            return given.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
+        array = np.asarray(action)
+        if isinstance(space, gymnasium.spaces.Box) and array.shape == space.shape:
+            # A person's action beyond the bounds is clipped, not refused.
+            return array.astype(space.dtype).clip(space.low, space.high)
+        if array.shape == space.shape and space.contains(array.astype(space.dtype)):
+            return array.astype(space.dtype)[()]  # [()]: a number, not a 0-d array
         raise ConfigurationError(
             f"{type(self.source).__name__} returned the action {action!r}, which is not in "
             f"{space}: return an action of that space, or None for the policy's action."
         )
 
 
-def _as_source(given: Any) -> InterventionSource:
-    if isinstance(given, InterventionSource):
-        return copy.deepcopy(given)
-    if isinstance(given, queue.Queue):
-        return QueueSource(given)
-    if callable(given):
-        return ScriptedIntervention(copy.deepcopy(given))
+def _as_source(source: Any) -> InterventionSource:
+    if isinstance(source, InterventionSource):
+        # Envs are made from one config: a shared source would mix their episodes.
+        return copy.deepcopy(source)
+    if isinstance(source, queue.Queue):
+        # Not copied: another thread fills this queue.
+        return QueueSource(source)
+    if callable(source):
+        return ScriptedIntervention(copy.deepcopy(source))
     raise ConfigurationError(
-        f"The source of interventions is {given!r}: give a Keyboard, a Gamepad, a SpaceMouse, a "
+        f"The source of interventions is {source!r}: give a Keyboard, a Gamepad, a SpaceMouse, a "
         "function of the observation that returns an action or None, or a queue.Queue."
     )

@@ -51,6 +51,7 @@ class Arm:
         self._period: float = 1.0 / settings["fps"]
         self._on_stop, self._max_dropped = settings["on_stop"], settings["max_dropped"]
         self._connected = False
+        # `_dropped` counts the failures of one step, for the report; `_in_a_row` ends the run.
         self._dropped = self._in_a_row = 0
         self._seen: dict[str, Any] = {}
         self._due: float | None = None  # time of the last observation, on the clock's grid
@@ -66,11 +67,14 @@ class Arm:
         self._connected = True
         if not getattr(self._robot, "is_calibrated", True):
             raise RobotLost("it is not calibrated: calibrate it first (lerobot-calibrate)")
+        # A lost first frame is no error yet: `_call` raises after `max_dropped` failures in a
+        # row.
         while not self._seen:
             self._observe()
         missing = [name for name in self._limits if name not in self._seen]
         if missing:
             raise RobotLost(f"its observation has no {', '.join(missing)}, but actions set them")
+        # The speed limit of the first step starts from the measured position.
         self._sent = {name: float(self._seen[name]) for name in self._limits}
         return self._seen, {"sent": self._sent, "missed": 0, "dropped": 0}
 
@@ -84,11 +88,14 @@ class Arm:
         if self._due is None:
             self._due = now
         elif now - self._due > self._period:
+            # The arm stood still for these ticks.
             missed = int((now - self._due) / self._period)
             self._due = now  # a late action, too, gets a whole period
         goal = {name: self._limited(name, target[name]) for name in self._limits}
+        # If sending fails, `_sent` keeps its value, and the next step is limited from there.
         self._call(lambda: self._send(goal))
         self._due += self._period
+        # Sleeping also watches the heartbeat.
         self._sleep_until(self._due)
         self._observe()
         return self._seen, {"sent": self._sent, "missed": missed, "dropped": self._dropped}
@@ -103,6 +110,7 @@ class Arm:
         """Hold or relax the arm, as set, and return a message. May be called more than once."""
         if not self._connected:
             return "The arm was not connected."
+        # Before the attempts: a second `stop` must not command the arm again.
         self._connected, failure = False, ""
         for _ in range(STOP_ATTEMPTS):
             try:
@@ -110,8 +118,8 @@ class Arm:
                     self._robot.disconnect()
                     return "The arm is relaxed."
                 # The measured position, not the target: the arm may push against something.
-                seen = self._robot.get_observation()
-                self._robot.send_action({name: float(seen[name]) for name in self._limits})
+                observation = self._robot.get_observation()
+                self._robot.send_action({name: float(observation[name]) for name in self._limits})
                 return "The arm holds its position."
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
@@ -122,8 +130,9 @@ class Arm:
         if not math.isfinite(target):
             raise RobotLost(f"the action {name} is {target}")
         low, high = self._limits[name]
-        before, most = self._sent[name], self._speed[name] * self._period
-        return before + min(max(min(max(target, low), high) - before, -most), most)
+        position, max_move = self._sent[name], self._speed[name] * self._period
+        # First the limits, then the speed: an arm outside its limits comes back slowly.
+        return position + min(max(min(max(target, low), high) - position, -max_move), max_move)
 
     def _send(self, goal: dict[str, float]) -> None:
         # The robot returns what it sent, perhaps clipped by limits of its own.
@@ -132,8 +141,8 @@ class Arm:
 
     def _observe(self) -> None:
         def read() -> None:
-            seen = self._robot.get_observation()
-            self._seen = {key: _plain(seen[key]) for key in seen}
+            observation = self._robot.get_observation()
+            self._seen = {key: _plain(observation[key]) for key in observation}
 
         self._call(read)
 
@@ -169,8 +178,8 @@ class Leader:
         """Return its action, and its events if it has any."""
         events = getattr(self._leader, "get_teleop_events", None)
         action = {name: float(value) for name, value in self._leader.get_action().items()}
-        named = None if events is None else {_name(k): bool(v) for k, v in events().items()}
-        return action, named
+        flags = None if events is None else {_name(k): bool(v) for k, v in events().items()}
+        return action, flags
 
     def stop(self) -> str:
         """Disconnect it."""
@@ -185,6 +194,7 @@ class Server:
 
     def __init__(self, commands: Connection, beats: int) -> None:
         self._commands, self._beats = commands, beats
+        # Infinite until `connect`: see `run`.
         self._silence = math.inf
         self._alive_until = math.inf
 
@@ -193,14 +203,16 @@ class Server:
         served: Any = None
         try:
             settings = self._next()
-            made = _make(settings)
+            device = _make(settings)
             if "limits" in settings:
-                served = Arm(made, settings, self._sleep_until)
-                features = made.action_features, made.observation_features
+                served = Arm(device, settings, self._sleep_until)
+                features = device.action_features, device.observation_features
                 self._answer(tuple(_shapes(feature) for feature in features))
             else:
-                served = Leader(made)
-                self._answer(_shapes(made.action_features))
+                served = Leader(device)
+                self._answer(_shapes(device.action_features))
+            # An answer is sent for each command, so that the learner knows when the motion is
+            # over.
             while True:
                 name, *arguments = self._next()
                 if name == "close":
@@ -214,8 +226,8 @@ class Server:
         except LearnerGone as error:
             self._end(served, "gone", str(error) or "The learner has ended.")
         except Exception as error:
-            lost = isinstance(error, RobotLost)
-            text = str(error) if lost else f"{type(error).__name__}: {error}"
+            robot_is_lost = isinstance(error, RobotLost)
+            text = str(error) if robot_is_lost else f"{type(error).__name__}: {error}"
             self._end(served, "failed", f"The robot failed: {text}.")
 
     def _answer(self, answer: Any) -> None:
@@ -224,8 +236,8 @@ class Server:
         except OSError:
             raise LearnerGone from None
 
-    def _end(self, served: Any, kind: str, why: str) -> NoReturn:
-        text = f"{why} {served.stop()}".strip() if served is not None else why
+    def _end(self, served: Any, kind: str, reason: str) -> NoReturn:
+        text = f"{reason} {served.stop()}".strip() if served is not None else reason
         if kind == "gone":
             with suppress(OSError):  # the terminal is lost
                 os.write(sys.stderr.fileno(), f"{text}\n".encode())
@@ -236,6 +248,7 @@ class Server:
 
     def _next(self) -> Any:
         """Return the learner's next command."""
+        # Watch the heartbeat while no command waits.
         while not self._commands.poll(0):
             self._watch(None)
         try:
@@ -243,17 +256,20 @@ class Server:
         except (EOFError, OSError):
             raise LearnerGone from None
 
-    def _sleep_until(self, when: float) -> None:
-        while (left := when - time.monotonic()) > 0:
-            self._watch(left)
+    def _sleep_until(self, deadline: float) -> None:
+        while (remaining := deadline - time.monotonic()) > 0:
+            self._watch(remaining)
 
     def _watch(self, seconds: float | None) -> None:
         """Wait for a beat, for a command if `seconds` is None, or for `seconds`."""
-        left = self._alive_until - time.monotonic()
-        most = left if seconds is None else min(left, seconds)
-        awaited: list[Any] = [self._beats] + ([self._commands] if seconds is None else [])
-        ready = wait(awaited, None if most == math.inf else max(0.0, most))
-        if self._beats in ready:
+        remaining = self._alive_until - time.monotonic()
+        timeout = remaining if seconds is None else min(remaining, seconds)
+        # During a motion a command has to wait: the period must not become shorter.
+        channels: list[Any] = [self._beats] + ([self._commands] if seconds is None else [])
+        readable = wait(channels, None if timeout == math.inf else max(0.0, timeout))
+        if self._beats in readable:
+            # An empty read is the end of the pipe, which the system closes when the learner is
+            # killed.
             if not os.read(self._beats, 4096):
                 raise LearnerGone
             self._alive_until = time.monotonic() + self._silence

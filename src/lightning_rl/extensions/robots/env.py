@@ -101,6 +101,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             "step_size and kinematics both define the actions: give one of them.",
         )
         check_import_path("robot", robot)
+        # A copy: the class attribute is shared by all envs.
         self.metadata = {**self.metadata, "render_fps": fps}
         self.render_mode = render_mode
         names = list(limits)
@@ -110,6 +111,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         steps = None if step_size is None else _positive("step_size", step_size, names)
         home = {} if home is None else by_name("home", home, list(home))
         self._home = {name: float(at) for name, at in home.items()}
+        # User code for actions runs in the learner's process; only the robot runs in its own.
         self._kinematics: Any = None if kinematics is None else imported(kinematics)()
         self._script: Any = None if reset_script is None else imported(reset_script)
         self._reset_s, self._fps = reset_s, fps
@@ -125,9 +127,11 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             "heartbeat_s": heartbeat_s,
             "max_dropped": max_dropped,
         }
+        # The process makes the robot, but connects no motor before the first reset.
         self._process = RobotProcess(settings, timeout_s, python)
         try:
             self._take_features(steps, *self._process.described)
+        # Nothing closes an env whose constructor failed: end the process here.
         except BaseException:
             self._process.close()
             raise
@@ -137,28 +141,38 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if not self._connected:
+            # Connect before the way home: the answer tells the measured positions, where the way
+            # begins.
             self._take(self._process.ask("connect"))
             self._connected = True
         if self._home:
             self._go_home(self._home)
+        # Observe after the motion, so that the script sees the arm where it is now.
         observation = self._take(self._process.ask("observe"))
         if self._script is not None:
             while (action := self._script(observation)) is not None:
                 observation = self._move(self._target(np.asarray(action)))
         if self._reset_s:
             time.sleep(self._reset_s)
+        # The scene may have changed since. `observe` restarts the clock: waiting counts no late
+        # tick.
         return self._take(self._process.ask("observe")), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        before, space = self._sent, self.action_space
+        # `_move` replaces `_sent`.
+        previous_target, space = self._sent, self.action_space
         assert isinstance(space, gymnasium.spaces.Box)
         observation = self._move(self._target(action))
         info: dict[str, Any] = {"metrics": self._metrics}
+        # With kinematics the sent joint positions cannot be turned back into an action.
         if self._kinematics is None:
             executed = self._sent
             if self._step_sizes is not None:
-                executed = (self._sent - before) / self._step_sizes
+                # The part of the move that the limits and max_speed allowed.
+                executed = (self._sent - previous_target) / self._step_sizes
             info |= {
+                # The clip matters for an arm that starts outside its limits and is still on its
+                # way back.
                 EXECUTED_ACTION: executed.astype(np.float32).clip(space.low, space.high),
                 INTERVENED: False,  # clipping is no intervention
             }
@@ -184,6 +198,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         require(self._kinematics is None, "kinematics cannot turn positions into actions.")
         positions = np.array([target[name] for name in self._names])
         if self._step_sizes is not None:
+            # A leader arm that is further away than one step moves the arm by one whole step.
             positions = ((positions - self._sent) / self._step_sizes).clip(-1.0, 1.0)
         return positions.astype(np.float32)
 
@@ -199,11 +214,12 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             f"limits has {', '.join(self._limits) or 'nothing'}, but the robot takes the actions "
             f"{', '.join(actions)}: give each of them its [low, high].",
         )
-        wrong = set(self._home) - set(actions)
+        unknown = set(self._home) - set(actions)
         require(
-            not wrong, f"home has {', '.join(sorted(wrong))}, but the robot has no such action."
+            not unknown, f"home has {', '.join(sorted(unknown))}, but the robot has no such action."
         )
         self._names = list(actions)
+        # `bus` gives a number an empty shape.
         self._numbers = [name for name, shape in observations.items() if not shape]
         self._cameras = {name: shape for name, shape in observations.items() if shape}
         spaces = gymnasium.spaces
@@ -224,6 +240,7 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
 
     def _target(self, action: np.ndarray) -> dict[str, float]:
         if self._kinematics is not None:
+            # A copy, because user code might change it.
             joints = self._kinematics.joints(dict(self._state), action)
             missing = [name for name in self._names if name not in joints]
             require(
@@ -241,8 +258,10 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
     def _go_home(self, home: dict[str, float]) -> None:
         for _ in range(MOST_HOME_STEPS):
             now = dict(zip(self._names, map(float, self._sent), strict=True))
+            # Compare sent positions: under load the measured ones may never equal home.
             if all(abs(now[name] - at) < AT_HOME * self._speed[name] for name, at in home.items()):
                 return
+            # Joints without a home stay where they are.
             self._move({**now, **home})
         raise EnvFaultError(
             f"The arm is not at home after {MOST_HOME_STEPS} steps: it is at {now}, and home is "
@@ -251,30 +270,30 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
 
     def _take(self, answer: tuple[dict[str, Any], dict[str, Any]]) -> Any:
         """Return the observation in an answer; keep the report."""
-        seen, report = answer
-        missing = [name for name in (*self._numbers, *self._cameras) if name not in seen]
+        observation, report = answer
+        missing = [name for name in (*self._numbers, *self._cameras) if name not in observation]
         if missing:
             raise EnvFaultError(f"The robot's observation has no {', '.join(missing)}.")
         self._sent = np.array([report["sent"][name] for name in self._names])
         self._metrics = {"late_ticks": report["missed"], "dropped_frames": report["dropped"]}
-        self._state = {name: seen[name] for name in self._numbers}
+        self._state = {name: observation[name] for name in self._numbers}
         state = np.array(list(self._state.values()), np.float32)
         pictures = {
-            name: _picture(name, seen[name], shape) for name, shape in self._cameras.items()
+            name: _picture(name, observation[name], shape) for name, shape in self._cameras.items()
         }
         self._picture = next(iter(pictures.values()), None)
         return {"state": state, **pictures} if pictures else state
 
 
-def check_import_path(setting: str, given: str) -> None:
+def check_import_path(setting: str, import_path: str) -> None:
     """Refuse a text that is no import path. A checkpoint without trust cannot name an import path.
 
     Raises:
         ConfigurationError: names the setting.
     """
     require(
-        isinstance(given, str) and is_import_path(given),
-        f"{setting} must be the import path of a function, as my_robot.make, got {given!r}.",
+        isinstance(import_path, str) and is_import_path(import_path),
+        f"{setting} must be the import path of a function, as my_robot.make, got {import_path!r}.",
     )
 
 
@@ -285,21 +304,23 @@ def _positive(setting: str, value: Any, names: list[str]) -> dict[str, float]:
     return numbers
 
 
-def _interval(name: str, given: Any) -> tuple[float, float]:
-    pair = tuple(given) if isinstance(given, list | tuple) else ()
+def _interval(name: str, limits: Any) -> tuple[float, float]:
+    pair = tuple(limits) if isinstance(limits, list | tuple) else ()
     require(
         len(pair) == 2 and bool(np.isfinite(pair).all()) and pair[0] < pair[1],
-        f"The limits of {name} are {given!r}: give [low, high], finite, low below high.",
+        f"The limits of {name} are {limits!r}: give [low, high], finite, low below high.",
     )
     return float(pair[0]), float(pair[1])
 
 
 def _picture(name: str, parts: Any, shape: tuple[int, ...]) -> np.ndarray:
-    kind, given, content = parts if isinstance(parts, tuple) else ("number", (), b"")
-    if kind != "|u1" or tuple(given) != shape:
+    # A feature with a shape may still arrive as a plain number.
+    kind, sent_shape, content = parts if isinstance(parts, tuple) else ("number", (), b"")
+    if kind != "|u1" or tuple(sent_shape) != shape:
         raise EnvFaultError(
-            f"The robot's camera {name} returned {kind} {list(given)}, but its feature is a "
+            f"The robot's camera {name} returned {kind} {list(sent_shape)}, but its feature is a "
             f"picture uint8 {list(shape)}. Leave out other sensors, such as depth, in the robot's "
             "settings."
         )
+    # An array from `frombuffer` is read-only, and it shares the memory of the message.
     return np.frombuffer(content, np.uint8).reshape(shape).copy()

@@ -49,6 +49,7 @@ class RobotProcess:
         self._timeout_s = timeout_s
         ours, theirs = socket.socketpair()
         reads, self._beats = os.pipe()
+        # A full pipe must not block the heartbeat thread.
         os.set_blocking(self._beats, False)
         files = (theirs.fileno(), reads)
         # Another Python finds the user's modules in the working directory, but not our packages.
@@ -59,6 +60,7 @@ class RobotProcess:
             start_new_session=True,  # Ctrl+C, or a closed terminal, is the learner's affair
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
+        # Close our copies of the child's ends: otherwise its end would not end the pipe.
         theirs.close()
         os.close(reads)
         self._commands: Connection | None = Connection(ours.detach())
@@ -101,6 +103,7 @@ class RobotProcess:
                 )
             kind, answer = self._commands.recv()
         except (EOFError, OSError):
+            # The exit code exists only after the process has ended.
             code = self._process.wait(EXIT_SECONDS)
             raise self._fault(f"The robot's process ended with exit code {code}.") from None
         if kind != "ok":

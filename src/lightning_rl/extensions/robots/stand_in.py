@@ -29,7 +29,8 @@ class StandInArm:
         self, picture: int = 0, journal: str | None = None, fails: dict[int, Any] | None = None
     ) -> None:
         self._picture, self._journal = picture, journal
-        self._fails = {int(number): what for number, what in (fails or {}).items()}
+        # Keys that come from JSON are texts.
+        self._fails = {int(number): failure for number, failure in (fails or {}).items()}
         self._at = dict.fromkeys(JOINTS, 0.0)
         self._reads = 0
         self._lost = False
@@ -60,6 +61,7 @@ class StandInArm:
         """
         number, self._reads = self._reads, self._reads + 1
         failure = self._fails.get(number)
+        # A lost connection stays lost.
         self._lost |= failure == "lost"
         if self._lost or failure == "drop":
             raise ConnectionError("no status packet")
@@ -67,6 +69,7 @@ class StandInArm:
             time.sleep(float(failure))
         pixels = {}
         if self._picture:
+            # The frame's number is its brightness, so that a repeated frame shows.
             pixels["front"] = np.full((self._picture,) * 2 + (3,), number % 256, np.uint8)
         return {**self._at, **pixels}
 
@@ -89,6 +92,7 @@ class StandInArm:
 
     def _note(self, call: str, **values: float) -> None:
         if self._journal is not None:
+            # Open and close for each line: the process may be killed at any time.
             with open(self._journal, "a") as file:
                 file.write(json.dumps({"call": call, "at": time.time(), **values}) + "\n")
 
@@ -106,7 +110,9 @@ class StandInLeader:
         self, at: float = 5.0, events: bool = False, ends: dict[int, str] | None = None
     ) -> None:
         self._at, self._reads = at, 0
+        # Keys that come from JSON are texts.
         self._ends = {int(number): event for number, event in (ends or {}).items()}
+        # Only then, because `bus.Leader` asks whether the method exists.
         if events:
             self.get_teleop_events = self._events
 
@@ -127,8 +133,8 @@ class StandInLeader:
 
     def _events(self) -> dict[str, bool]:
         self._reads += 1
-        ended = {self._ends[self._reads]: True} if self._reads in self._ends else {}
-        return {"is_intervention": True, "success": False, **ended}
+        final_event = {self._ends[self._reads]: True} if self._reads in self._ends else {}
+        return {"is_intervention": True, "success": False, **final_event}
 
 
 def point_up(observation: Any) -> Any:
@@ -136,5 +142,6 @@ def point_up(observation: Any) -> Any:
 
     `observation` [2] are the positions; the action is a move.
     """
-    away = 30.0 - float(observation[0])
-    return [np.clip(away / 5.0, -1.0, 1.0), 0.0] if abs(away) > 20.0 else None
+    distance = 30.0 - float(observation[0])
+    # Within 20 degrees the policy acts.
+    return [np.clip(distance / 5.0, -1.0, 1.0), 0.0] if abs(distance) > 20.0 else None

@@ -67,11 +67,13 @@ class Teleoperator(InterventionSource):
             f"A Teleoperator steers a RobotEnv, but this env is {type(robot).__name__}: use a "
             "Gamepad, a Keyboard or a function.",
         )
+        # `require` narrows no type for mypy.
         assert isinstance(robot, RobotEnv)
         self._robot = robot
         self._process = RobotProcess(self._settings, self._timeout_s, self._python)
         names = list(self._process.described)
         require(
+            # The order may differ, because `action_of` matches by name.
             set(names) == set(robot.action_names),
             f"The teleoperator gives {', '.join(names)}, but the robot takes "
             f"{', '.join(robot.action_names)}.",
@@ -81,15 +83,18 @@ class Teleoperator(InterventionSource):
     def poll(self, observation: Any) -> InterventionDecision:
         assert self._process is not None
         action, events = self._process.ask("read")
+        # Only an answer tells whether the device has events.
         require(
             self._in_charge or events is not None,
             "This teleoperator has no get_teleop_events, so that it cannot say when it takes over: "
             "it can only act at every step, in rl-cli record without --script and --ckpt_path.",
         )
         events = events or {}
+        # The first match wins: success before failure.
         event = next((end for name, end in ENDS.items() if events.get(name)), None)
         if not (self._in_charge or events.get(TAKES_OVER)):
             return InterventionDecision(None, event)
+        # The robot may be slower than the leader arm: the action is a target, or a whole step.
         return InterventionDecision(self._robot.action_of(action), event)
 
     def close(self) -> None:
