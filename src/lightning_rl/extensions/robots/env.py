@@ -101,7 +101,6 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             "step_size and kinematics both define the actions: give one of them.",
         )
         check_import_path("robot", robot)
-        # A copy: the class attribute is shared by all envs.
         self.metadata = {**self.metadata, "render_fps": fps}
         self.render_mode = render_mode
         names = list(limits)
@@ -111,7 +110,6 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
         steps = None if step_size is None else _positive("step_size", step_size, names)
         home = {} if home is None else by_name("home", home, list(home))
         self._home = {name: float(at) for name, at in home.items()}
-        # User code for actions runs in the learner's process; only the robot runs in its own.
         self._kinematics: Any = None if kinematics is None else imported(kinematics)()
         self._script: Any = None if reset_script is None else imported(reset_script)
         self._reset_s, self._fps = reset_s, fps
@@ -127,12 +125,10 @@ class RobotEnv(gymnasium.Env[Any, np.ndarray]):
             "heartbeat_s": heartbeat_s,
             "max_dropped": max_dropped,
         }
-        # The process makes the robot, but connects no motor before the first reset.
-        self._process = RobotProcess(settings, timeout_s, python)
+        self._process = RobotProcess(settings, timeout_s, python)  # connects no motor yet
         try:
             self._take_features(steps, *self._process.described)
-        # Nothing closes an env whose constructor failed: end the process here.
-        except BaseException:
+        except BaseException:  # nothing closes an env whose constructor failed
             self._process.close()
             raise
 
