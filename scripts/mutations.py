@@ -1064,7 +1064,7 @@ MUTATIONS = (
         "extensions/wrappers/penalty.py",
         "a gripper between its thresholds forgets whether it was open",
         "self._side = side or old_side",
-        "self._side = now",
+        "self._side = side",
         "numerics/test_gripper.py",
     ),
     # --- robots ---

@@ -55,6 +55,7 @@ class ActionTerm(ABC, Configurable):
                 bool(numbers) and min(numbers) > 0,
                 f"{name}: {setting} must be above 0, got {value}.",
             )
+        # YAML has integers, but `scaled` looks for a float.
         self.scale: Numbers = float(scale) if isinstance(scale, int) else scale
         self.clip = clip
         self.drives = drives
@@ -65,6 +66,7 @@ class ActionTerm(ABC, Configurable):
         Raises:
             ConfigurationError: they name other drives; `label` names the term.
         """
+        # A copy, because several envs may share the configured term.
         term = copy.copy(self)
         for setting in ("scale", "clip"):
             if isinstance(value := getattr(self, setting), dict):
@@ -92,6 +94,7 @@ class ActionTerm(ABC, Configurable):
 
     def bounded(self, action: Tensor) -> Tensor:
         """Return a clamped float32 copy of actions [...] of any shape."""
+        # A copy, because `clamp_` would change the action in the rollout.
         action = action.to(torch.float32, copy=True)
         if self.clip is None:
             return action
@@ -182,6 +185,7 @@ class EndEffectorPose(ActionTerm):
         return self._size
 
     def target(self, action: Tensor, position: Tensor, env: EnvView | None = None) -> Tensor:
+        # The user's function: a wrong shape would broadcast silently.
         target: Tensor = self._inverse(env, self.scaled(action))
         require(
             target.shape == position.shape,
@@ -217,6 +221,7 @@ class Actions:
 
     def __init__(self, terms: Mapping[str, ActionTerm], drives: Sequence[str], owner: str) -> None:
         require(bool(terms), f"{owner} has no actions: add at least one action term.")
+        # First the drives of each term, then its numbers in the order of these drives.
         self.columns = {
             name: _columns(term, drives, f"{owner}: the action '{name}'")
             for name, term in terms.items()
@@ -227,6 +232,7 @@ class Actions:
             )
             for name, term in terms.items()
         }
+        # The later one of two targets of a drive would silently win.
         driven_by: dict[int, str] = {}
         for name, columns in self.columns.items():
             for column in columns:
@@ -237,6 +243,7 @@ class Actions:
                 )
                 driven_by[column] = name
         ordered = self.terms.items()
+        # A term may have fewer numbers than drives, such as the pose of an end effector.
         self._sizes = [term.size(len(self.columns[name])) for name, term in ordered]
         spaces = [term.space(size) for (_, term), size in zip(ordered, self._sizes, strict=True)]
         low, high = (
@@ -244,11 +251,13 @@ class Actions:
         )
         poses = [term for term in self.terms.values() if isinstance(term, EndEffectorPose)]
         columns = [column for columns in self.columns.values() for column in columns]
+        # The numbers of a pose belong to no single drive.
         self.names = [] if poses else [drives[column] for column in columns]
         self.space = named(gymnasium.spaces.Box(low, high, dtype=np.float32), self.names)
 
     def targets(self, env: EnvView, action: Tensor, position: Tensor) -> list[Drive]:
         """Return the targets of actions [N, A] at the positions [N, D] of all drives."""
+        # Each term gets its part of the action, and the positions of its own drives.
         parts = zip(self.terms.items(), action.split(self._sizes, 1), strict=True)
         return [
             Drive(
@@ -271,6 +280,7 @@ def _columns(term: ActionTerm, drives: Sequence[str], label: str) -> list[int]:
             f"{label} names the drive '{pattern}', which is none of {', '.join(drives)}"
             f"{closest(pattern, drives)}.",
         )
+        # Patterns may overlap: each drive counts once.
         columns += [i for i in matches if i not in columns]
     return columns
 

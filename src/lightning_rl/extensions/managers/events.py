@@ -67,6 +67,7 @@ class Events:
         for every_s, term in self._interval:
             countdown = entries[f"{term.prefix}left"] - 1
             fires = countdown <= 0
+            # Compute all rows and select below: a test for due rows would wait for the device.
             changed = _entries(term, term(env), entries, env.num_envs)
             for name, value in changed.items():
                 mask = fires.view(-1, *[1] * (value.dim() - 1))

@@ -43,6 +43,7 @@ def entry(env: EnvView, name: str) -> Tensor:
     try:
         value: Tensor = env.state[name]
     except KeyError:
+        # Names with a slash are memories of terms: do not offer them.
         names = [key for key in names_of(env.state) if "/" not in key]
         names += list(env.env.parameters())
         raise ConfigurationError(
@@ -112,6 +113,7 @@ def randomize(
         numbers = flat + numbers
     elif operation == "scale":
         numbers = flat * numbers
+    # A shared number changes the whole entry.
     return env.replaced(name, numbers.expand_as(flat).reshape(value.shape).to(value.dtype))
 
 
@@ -129,6 +131,7 @@ def by_success(
 
 def over_steps(env: EnvView, level: Tensor, steps: float, most: float = 1.0) -> Tensor:
     """Return the level [M], which rises from 0 to `most` within a number of steps."""
+    # The level counts at the end of an episode, when `elapsed` are all its steps.
     return (level + env.elapsed * (most / steps)).clamp(max=most)
 
 

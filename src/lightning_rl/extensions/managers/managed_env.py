@@ -112,6 +112,7 @@ class ManagedEnv(TorchEnv):
             key: (term.start or 0.0, BoundTerm(term, "curriculum", key, name, 2))
             for key, term in levels.items()
         }
+        # `TorchEnv` passes these entries on to the next episode.
         self.keeps = tuple(f"curriculum/{key}" for key in levels)
         for key, reward in rewards.items():
             require(
@@ -127,12 +128,14 @@ class ManagedEnv(TorchEnv):
         ]
         self._with_memory = [term for term in bound if term.has_memory]
         self.events = Events(self._event_terms, name)
+        # Most tasks measure in `simulate`: save them the call per step.
         self._measures = type(self).measure is not ManagedEnv.measure
         # Most runs need no entries of terms in the state, and skip these steps.
         self._adds_entries = bool(
             self._levels or self.events or self._with_memory or self.observations
         )
         self.make_constants()
+        # This start also checks what the events return.
         first = self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0))
         if self.observations:
             self.single_observation_space = self.observations.space(first)
@@ -179,6 +182,7 @@ class ManagedEnv(TorchEnv):
             level = torch.full((env.num_envs,), first, device=self.device)
             env.state[entry] = level if not kept else kept[entry]
         if self.events:
+            # Events come first: memories and observations begin with the changed state.
             self.events.start(env)
             env.state = self.refreshed(env.state)
         for term in self._with_memory:
@@ -190,11 +194,13 @@ class ManagedEnv(TorchEnv):
         env = self.view_class(self, state, self.stream_key, self.episode, action)
         if self._adds_entries:
             self.events.before_step(env)
+        # After the interval events, so that rewards compare with the state that was simulated.
         previous_state = env.state
         next_state = self.simulate(env)
         env.before, env.state = previous_state, next_state
         if self._measures:
             env.measured |= self.measure(env)
+        # Ends come first: rewards and metrics may read `success` and `fail`.
         info = self.terminations.judge(env)
         reward, info["rewards"] = self.rewards.total(env)
         info["metrics"] = self.metrics.values(env)
@@ -206,6 +212,7 @@ class ManagedEnv(TorchEnv):
         return next_state, reward, env.terminated, info
 
     def load_state_dict(self, state: dict[str, Any]) -> Observed:
+        # A state with other entries comes from an env with other terms.
         names = names_of(self.starts_of(self.stream_key[:, :1], self.episode[:1].clamp_min(0)))
         changed = sorted({*names} ^ {*state["state"]})
         if changed:
@@ -223,6 +230,7 @@ class ManagedEnv(TorchEnv):
     def _next_levels(self, env: EnvView, metrics: dict[str, Tensor]) -> None:
         for name, (_, term) in self._levels.items():
             metrics[name] = level = env.level(name)
+            # A term returns levels for all envs; those of running episodes are not used.
             next_level = checked(term, term(env, level), env)
             done = env.terminated | env.truncated
             env.remembered[f"curriculum/{name}"] = torch.where(done, next_level, level)
@@ -238,6 +246,7 @@ class ManagedEnv(TorchEnv):
 
     def _with_remembered(self, env: EnvView) -> TensorDict:
         state = env.state
+        # Only after all terms: none of them may read what another remembered in this step.
         for name, value in env.remembered.items():
             state[name] = value
         return state

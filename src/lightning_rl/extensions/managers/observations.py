@@ -39,6 +39,7 @@ class Observations:
     def compute(self, env: EnvView) -> None:
         for group, channels in self.groups.items():
             parts = [channel.value(env) for channel in channels]
+            # A single term keeps its shape, for pictures; several are flattened and joined.
             if len(parts) > 1 or parts[0].dim() == 1:
                 parts = [torch.cat([part.flatten(1).float() for part in parts], 1)]
             env.remembered[PREFIX + group] = parts[0]
@@ -91,9 +92,11 @@ class _Channel:
         value = self._finished(env, value).flatten(1)[:, None]
         length = self.most + self.history
         if env.at_reset:
+            # An episode begins with copies of its first value.
             queue = value.repeat(1, length, 1)
             env.stream = zlib.crc32(self._lag.encode())
             steps = env.uniform(1)[:, 0] * (self.most - self.least + 1)
+            # The product of a number below 1 may round up to the number of lags.
             lag = self.least + steps.long().clamp_max(self.most - self.least)
         else:
             memory = env.remembers(self.term.prefix)
@@ -102,6 +105,7 @@ class _Channel:
         env.remembered[self._queue], env.remembered[self._lag] = queue, lag
         if self.most == 0:
             return queue.flatten(1)
+        # queue [M, most + history]: the newest value is last; the window ends `lag` before it.
         index = torch.arange(self.most, length, device=env.device) - lag[:, None]
         delayed = queue.gather(1, index[:, :, None].expand(-1, -1, queue.shape[2]))
         return delayed.flatten(1)
@@ -110,6 +114,7 @@ class _Channel:
         settings = self.settings
         if (noise := settings.noise) is not None and (noise.std or noise.uniform):
             view = env.for_episode() if noise.per_episode else env
+            # A stream of its own: noise must not change the draws of the term.
             view.stream = self._noise_stream
             flat = value.flatten(1)
             if noise.std:

@@ -34,6 +34,7 @@ class Rewards:
                 f"{owner}: the weight of '{name}' must be finite, got {weight}.",
             )
             self.weights[name] = weight
+            # The weight is known before the first step: do not build terms that are never called.
             if weight != 0.0:
                 bound = BoundTerm(term, "rewards", name, owner)
                 self.terms.append((name, weight, term.level, bound))
@@ -45,6 +46,7 @@ class Rewards:
         for name, weight, level, term in self.terms:
             env.stream = term.stream
             value = term.call(env)
+            # The cheap test here, since it runs for each term and step; the message in `checked`.
             if value.__class__ is not Tensor or value.shape != shape:
                 checked(term, value, env)
             value = value * weight
@@ -83,11 +85,14 @@ class Terminations:
             flags = term.call(env)
             if flags.__class__ is not Tensor or flags.shape != shape or flags.dtype != torch.bool:
                 checked(term, flags, env, torch.bool)
+            # Several terms may set a flag: any of them suffices.
             for key in outcomes:
                 outcome[key] = outcome[key] | flags if key in outcome else flags
+        # In one step, a failure outweighs a success.
         if "success" in outcome and "fail" in outcome:
             outcome["success"] = outcome["success"] & ~outcome["fail"]
         env.outcome = outcome
+        # The env returns `terminated` itself; the terms still read it in `outcome`.
         info: dict[str, Any] = outcome.copy()
         info.pop("terminated", None)
         return info

@@ -137,9 +137,11 @@ def merged(
     label = kind.__name__.lower()
     terms = dict(defaults)
     for name, value in (user_terms or {}).items():
+        # null removes a term.
         if value is None and name in terms:
             del terms[name]
             continue
+        # A plain number sets the weight alone.
         if shorthand is not None and isinstance(value, int | float):
             number, value = float(value), kind()
             setattr(value, shorthand, number)
@@ -150,6 +152,7 @@ def merged(
             f"new one with `term`, its import path{closest(name, defaults)}.",
         )
         if default is not None and value.term is None:
+            # What the user left out keeps the task's setting; parameters are merged by name.
             params = {**default.params, **value.params}
             changes = {
                 setting.name: getattr(value, setting.name)
@@ -183,11 +186,13 @@ class BoundTerm:
         self.settings, self.kind, self.name = settings, kind, name
         self.label = f"{owner}: the term '{name}' of {kind}"
         self.prefix = f"{kind}/{name}/"
+        # From the name, not the place: another term does not change the random numbers of this one.
         self.stream = zlib.crc32(self.prefix.encode())
         function = function_of(settings.term, self.label)
         self._check_parameters(function, settings.params, inputs)
         self._memory: Callable[[EnvView], dict[str, Tensor]] | None = None
         if isinstance(function, type):
+            # A class is made once; with a method `start` it returns a memory with each value.
             self._object = function(**settings.params)
             self._memory = getattr(self._object, "start", None)
             function = self._object if self._memory is None else self._call_with_memory
@@ -202,6 +207,7 @@ class BoundTerm:
 
     def _call_with_memory(self, env: EnvView, *inputs: Any) -> Any:
         assert self._memory is not None
+        # At a reset there is no step before whose memory could be read.
         memory = self._memory(env) if env.at_reset else env.remembers(self.prefix)
         value, memory = self._object(env, memory, *inputs)
         self._remember(env, memory)
@@ -228,6 +234,7 @@ class BoundTerm:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
             return  # a builtin without a signature: its call raises the error
+        # A class takes its parameters alone, a function after the view and the inputs.
         skipped = 0 if isinstance(function, type) else inputs
         parameters = list(signature.parameters.values())[skipped:]
         kinds = {parameter.kind for parameter in parameters}

@@ -84,6 +84,7 @@ class EnvView:
         self.rows_shape = episode.shape
         self.episode = episode
         if action is not None:
+            # Replaces the cached property below, which is for resets.
             self.action = action
         self.measured: dict[str, Tensor] = {}
         self.outcome: dict[str, Tensor] = {}
@@ -163,6 +164,7 @@ class EnvView:
         the index of the draw within the term: a second call returns the same numbers.
         """
         key = hash32(self._key ^ self.stream)
+        # Most terms draw once: part 0 needs no second hash.
         key = hash32(key ^ part) if part else key
         return uniforms(key, self.episode, self.elapsed, count)
 
@@ -192,6 +194,7 @@ class EnvView:
         return {key.removeprefix(prefix): state[key] for key in keys}
 
     def _flags(self, name: str) -> Tensor:
+        # Several terms may ask for a flag that none has set.
         if name not in self.outcome:
             self.outcome[name] = torch.zeros_like(self.episode, dtype=torch.bool)
         flags: Tensor = self.outcome[name]

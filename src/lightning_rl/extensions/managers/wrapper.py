@@ -66,13 +66,16 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         name = f"{type(self).__name__} around {type(self.env).__name__}"
         self.step_dt = 1.0 / self.env.render_fps
         if terminations:
+            # An end must precede the autoreset: the terms wrap the single envs.
             self._end_each(terminations, name)
+        # As a term, the env's own reward can be weighted or removed.
         defaults = {"env": Reward("measurement", {"name": "reward"}, weight=1.0)}
         self._rewards = Rewards(merged(Reward, defaults, rewards, name, "weight"), name)
         self._metrics = Metrics(merged(Metric, {}, metrics, name), name)
         self._observations = Observations(observations or {}, name)
         self._with_memory = [
             term
+            # Only these: observations are computed at a reset, and begin their memories there.
             for term in (*(term for *_, term in self._rewards.terms), *self._metrics.terms.values())
             if term.has_memory
         ]
@@ -84,6 +87,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         self.seed = self.episode = self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
         self._seeds(0)
         self._before: dict[str, Any] = {}
+        # Zeros show the shapes of the terms without a reset of the env.
         first = self._start(_zeros(self.env.single_observation_space), slice(0, 1))
         if self._observations:
             self.single_observation_space = self._observations.space(first)
@@ -99,10 +103,13 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         env_action = action
         if self._action is not None:
             bounded = self._action.bounded(action)
+            # The allowed terms ignore the position, for which any tensor of this shape will do.
             env_action = self._action.target(bounded, bounded)
         observation, reward, terminated, truncated, info = self.env.step(env_action)
         done = terminated | truncated
+        # In this step, terms see the last observation of an episode, not the first of the next.
         env = self._view(self._last_of(observation, info, done), action)
+        # In the view, memories stand next to the observation, as in the state of a task.
         previous = self._before | entries_of(self._memory)
         env.before = TensorDict(previous, [self.num_envs])
         env.measured["reward"] = reward
@@ -114,9 +121,11 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         self._observations.compute(env)
         memory = TensorDict(env.remembered, [self.num_envs])
         if "final_obs" in info:
+            # `memory` still belongs to the ended episodes; `starts`, below, to the next ones.
             info["final_obs"] = self._observed(memory, info["final_obs"])
         self.elapsed = (self.elapsed + 1).masked_fill_(done, 0)
         self.episode = self.episode + done
+        # After the counters, from which the draws of the new episodes follow.
         starts = self._start(observation, slice(None))
         self._memory = TensorDict(_where(done, starts, memory), [self.num_envs])
         observed = self._observed(self._memory, observation)
@@ -156,6 +165,7 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         )
 
     def _seeds(self, seed: Seed) -> None:
+        # Without a seed, the streams continue with the next episode.
         rows = torch.arange(self.num_envs, device=self.device)
         if seed is None:
             self.episode = self.episode + 1
@@ -241,7 +251,9 @@ class EndsByTerms(gymnasium.Wrapper, SeesNoState):
         self._before = entries_of(env.state) | env.remembered
         self.elapsed = self.elapsed + 1
         terminated = bool(terminated) or bool(env.terminated)
+        # The env's own ends remain; `judge` returns no `terminated`.
         truncated = bool(truncated) or ends.pop("truncated", False)
+        # A failure by a term outweighs a success that the env reports.
         if ends.get("fail") and "success" in info:
             ends["success"] = False
         return observation, reward, terminated, truncated, info | ends
@@ -260,6 +272,7 @@ def _entries(observation: Any) -> dict[str, Any]:
 
 def _where(done: Tensor, done_tree: Any, running_tree: Any) -> Any:
     def choose(running_leaf: Tensor, done_leaf: Tensor) -> Tensor:
+        # `done` [N] needs the dimensions of a leaf [N, ...].
         return torch.where(done.view(-1, *[1] * (running_leaf.dim() - 1)), done_leaf, running_leaf)
 
     return map_tree(choose, running_tree, done_tree)

@@ -48,6 +48,7 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
     hide_token()
     # No CPUs, so that Ray places no other collectors here.
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}"]
+    # --block: the process of `ray start` lives as long as the connection to the cluster.
     command += ["--num-cpus=0", f"--num-gpus={num_gpus:g}", "--block", "--disable-usage-stats"]
     command += [f"--resources={json.dumps({resource_of(run): 1})}"]
     # Like `rl-cli fit`, import the env's module from the working directory.
@@ -70,6 +71,7 @@ def _run_until_stopped(address: str, run: str, num_gpus: float) -> None:
     joined, output = False, ""
     for line in process.stdout:
         if not joined:
+            # Errors are part of this output: keep it for the message until the machine joins.
             output += line
         if STARTED in line:
             joined = True

@@ -128,6 +128,7 @@ class RayCollector(Collector):
             check_range(name, seconds, above=0)
         _refuse_misplaced(address, run)
         if run is not None:
+            # `rl-cli collect` adds machines without CPUs: only this resource places collectors.
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
         assert context.make_env is not None, "set by the data module"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
@@ -153,6 +154,7 @@ class RayCollector(Collector):
         self._measured = time.perf_counter(), 0
 
     def _seed_of(self, index: int, generation: int) -> int:
+        # The seed of `SyncCollector`: with one collector, both collect the same rollouts.
         if index == generation == 0:
             return self.context.seed
         words = np.random.SeedSequence([self.context.seed, index, generation]).generate_state(1)
@@ -164,6 +166,7 @@ class RayCollector(Collector):
         while True:
             received = self._remotes.take()
             rollout, notes = self._copy_into_storage(received.value)
+            # Without the bootstrap slot, in which no action is taken.
             oldest = int(rollout["policy_version"][:, :-1].min())
             self._staleness = int(self.policy.version) - oldest
             if self._staleness <= self.max_staleness:
@@ -182,6 +185,7 @@ class RayCollector(Collector):
     def _copy_into_storage(self, message: dict[str, Any]) -> tuple[TensorDict, dict[str, Any]]:
         fields = _from_message(message["rollout"])
         finals = fields.pop("final_observation")
+        # Messages are time-major. Copy them, because their arrays are read-only memory of Ray.
         fields = map_tree(lambda leaf: leaf.transpose(0, 1), fields)
         source = rollout_from(fields | {"final_observation": finals})
         check_fits(self._segment, source)
@@ -192,6 +196,7 @@ class RayCollector(Collector):
     def _start(self) -> None:
         setup = Setup(
             self.context.make_env,
+            # The collectors move it to their own devices.
             acting_copy(self.policy, torch.device("cpu")),
             self.num_steps,
             self.context.episode_settings,
@@ -272,6 +277,7 @@ class RayCollector(Collector):
     def close(self) -> None:
         self._remotes.closed = True
         if self._cluster.connected:
+            # Ask before killing: a killed process cannot close its env.
             self._cluster.stop([remote.handle for remote in self._remotes.remotes if remote.handle])
             self._remotes.end()
             self._cluster.disconnect()
@@ -340,8 +346,10 @@ class RayCluster(Cluster):
             num_cpus=self._num_cpus,
             num_gpus=self._num_gpus,
             resources=self._resources,
+            # `RemoteCollectors` replaces collectors, with other seeds: Ray must not restart them.
             max_restarts=0,
             max_task_retries=0,
+            # A thread for the weights, because `collect` occupies the main one during a rollout.
             concurrency_groups={"weights": 1},
         )(RayActor)
         self._setup = ray.put(cloudpickle.dumps(setup))
@@ -384,6 +392,7 @@ class RayCluster(Cluster):
         by_first = {request[0]: request for request in requests}
         first = list(by_first)
         finished, _ = self._ray.wait(first, num_returns=1, timeout=timeout_s)
+        # After the first answer, return all others that are there, without waiting.
         if finished and len(first) > 1:
             finished, _ = self._ray.wait(first, num_returns=len(first), timeout=0)
         return [(by_first[ref], self._answer(by_first[ref])) for ref in finished]
@@ -396,6 +405,7 @@ class RayCluster(Cluster):
             cause.add_note(f"In the collector's process:\n{error}")
             return Answer(None, cause)
         except self._ray.exceptions.RayError as error:
+            # Twice the lines: the only line of a short message is then also its last.
             cause, *_, last = COLOUR.sub("", str(error)).strip().splitlines() * 2
             if "creation task" in cause:  # a traceback follows; its last line is the cause
                 cause = f"{cause}: {last}"
@@ -467,6 +477,7 @@ class RayActor:
         setup.machine.apply()
         flush_denormals(setup.flush_denormal)
         self._compute_alike = computing_alike()
+        # Ray leaves this variable empty for an actor that has reserved no GPU.
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
         self._env = env = _env_made_by(setup.make_env)
@@ -528,6 +539,7 @@ class RayActor:
             raise BufferClosed("The learner has ended.")
         if self._newest is None:
             return False
+        # Before the exchange: the finished steps still need the old weights.
         finish()
         with self._arrived:
             weights, self._newest = self._newest, None  # frees the memory in Ray's object store
@@ -606,6 +618,7 @@ def _to_message(tree: Any) -> Any:
     if not isinstance(tree, Tensor):
         return {key: _to_message(child) for key, child in tree.items()}
     tensor = tree.detach().cpu()
+    # NumPy has no bfloat16: send its bits.
     if tensor.dtype == torch.bfloat16:
         return _Bits("bfloat16", tensor.view(torch.int16).numpy())
     return tensor.numpy()

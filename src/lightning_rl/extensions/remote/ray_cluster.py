@@ -62,6 +62,7 @@ class Connection:
         Raises:
             ConfigurationError: if the cluster cannot be started or joined.
         """
+        # Ray reads these variables when it is imported.
         prepare_environment(self._address is None)
         with _signals_kept():
             import ray
@@ -139,6 +140,7 @@ class KillReporter:
     """A process that prints a message if this process is killed, because Ray prints none."""
 
     def __init__(self) -> None:
+        # The pipe ends without a byte if this process is killed; `close` sends one.
         code = "import sys; sys.stdin.read() or sys.stderr.write(sys.argv[1])"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code, ENDED],
@@ -185,6 +187,7 @@ def make_token() -> None:
         return
     with suppress(OSError):  # the file exists, or Ray reports why it is not writable
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # O_EXCL: an existing token may belong to a running cluster.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
 
@@ -296,6 +299,7 @@ def _signals_kept() -> Iterator[None]:
 def _stderr_kept() -> Iterator[Callable[[], str]]:
     """Capture stderr, also of native code: Ray prints a line per second about a wrong token."""
     sys.stderr.flush()
+    # Replace the descriptor, because native code does not write to `sys.stderr`.
     saved_fd = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)

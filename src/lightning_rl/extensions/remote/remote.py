@@ -179,6 +179,7 @@ class RemoteCollectors:
         began = self.clock()
         while True:
             self.poll(0.0)
+            # Look for a rollout first: a ready one is returned even after `interrupt`.
             remote = self._choose()
             if remote is not None:
                 break
@@ -189,10 +190,12 @@ class RemoteCollectors:
             if self._waits_too_long(began):
                 raise HungCollectorError(self._no_rollout_message()) from self._last_error()
             self.poll(LOOK_SECONDS)
+        # Only now: until a rollout is taken, a checkpoint holds the state before it.
         rollout, remote.state = remote.value
         received = ReceivedRollout(remote.index, remote.version, rollout)
         remote.value, remote.status = None, "idle"
         self.counts.taken += 1
+        # The update has not raised the version yet: `_may_start_rollout` adds this turn to it.
         self._training = True
         self._begin()
         return received
@@ -201,6 +204,7 @@ class RemoteCollectors:
         """Return whether no rollout came in time; the first start of a process has its own time."""
         unfailed = [remote for remote in self.remotes if remote.failures == 0]
         starts = any(remote.status == "starting" for remote in unfailed)
+        # Count from the newest start, so that each collector has its full time.
         since = max([began, *(remote.since for remote in unfailed)])
         return self.clock() - since > self.settings.timeout_s + (START_SECONDS if starts else 0.0)
 
@@ -210,6 +214,7 @@ class RemoteCollectors:
 
     def publish(self, version: int) -> None:
         """Send new weights to collecting collectors, and begin the rollouts that may begin."""
+        # A publication within an update has the same version, and does not end the update.
         self._training &= version == self.version
         self.version = version
         self._publications += 1
@@ -232,6 +237,7 @@ class RemoteCollectors:
             if remote.status == "failed" and now >= remote.again_at:
                 self._start(remote)
         waiting = {remote.request: remote for remote in self.remotes if remote.request is not None}
+        # Read the answers before the times: a rollout that has just arrived is not late.
         for request, answer in self.cluster.wait_for_answers(list(waiting), timeout_s):
             self._handle_answer(waiting[request], answer)
         for remote in self.remotes:
@@ -267,6 +273,7 @@ class RemoteCollectors:
     def _begin(self) -> None:
         if self.closed:
             return
+        # In the order of their last rollouts, so that no collector is passed over.
         for remote in sorted(self.remotes, key=lambda remote: remote.begun):
             if remote.status == "idle" and self._may_start_rollout(self.version):
                 remote.request = self.cluster.collect(remote.handle, self.version)
@@ -285,12 +292,14 @@ class RemoteCollectors:
         """Return whether all rollouts stay fresh enough if each update from `turn` on takes one."""
         if self.settings.overflow == "overwrite":
             return True
+        # With one rollout per update, the i-th oldest is trained at version turn + i.
         oldest_first = enumerate(sorted(begun_with))
         limit = self.settings.max_staleness
         return all(turn + place - version <= limit for place, version in oldest_first)
 
     def _choose(self) -> Remote | None:
         under_way = [remote for remote in self.remotes if remote.status in ("collecting", "done")]
+        # A finished rollout waits if taking it now would make an unfinished one too old.
         for remote in sorted(under_way, key=lambda remote: remote.begun):
             versions = [other.version for other in under_way if other is not remote]
             if remote.status == "done" and self._all_fresh(versions, self.version + 1):
@@ -318,6 +327,7 @@ class RemoteCollectors:
 
     def _fail(self, remote: Remote, error: Exception) -> None:
         self.cluster.kill(remote.handle)
+        # A hang is a ConfigurationError by its base class, but a new process may cure it.
         hung = isinstance(error, HungCollectorError)
         if isinstance(error, ConfigurationError) and not hung and not self.counts.taken:
             raise error

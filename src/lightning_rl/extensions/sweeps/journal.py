@@ -127,10 +127,12 @@ class SweepJournal:
         attrs = attempt.user_attrs
         params = [*attempt.system_attrs.get("fixed_params", {}).items(), *attempt.params.items()]
         return (
+            # type(), because isinstance takes True for an int.
             type(attrs.get("point")) is int
             and attrs["point"] >= 0
             and type(attrs.get("seed")) is int
             and attrs["seed"] in self._seeds
+            # Trials begin in order: this process did not write one beyond the begun ones.
             and self._number(attempt) <= min(started, self.total - 1)
             and all(
                 name in self._space and holds(self._space[name], value) for name, value in params
@@ -153,6 +155,7 @@ class SweepJournal:
         self._lock = lock_file(self._directory / LOCK, running)
         with writing(self.path):
             for trial in self.trials().values():
+                # With the lock held, no process runs a trial that the journal calls running.
                 if trial.state in (TrialState.FAIL, TrialState.RUNNING):
                     self._queue_again(trial)
 
@@ -191,6 +194,7 @@ class SweepJournal:
         settings = self._settings
         params: Point = {}  # left to the sampler
         if seed > 0:
+            # Further seeds of a point repeat the parameters of its first seed.
             params = trials[len(trials) - seed].params
         elif settings.search == GRID:
             params = grid_point(self._space, point)
@@ -201,6 +205,7 @@ class SweepJournal:
     def _queue_again(self, attempt: FrozenTrial) -> None:
         if attempt.state == TrialState.RUNNING:
             self._study.tell(attempt.number, state=TrialState.FAIL)
+        # Optuna cannot restart a trial: queue a new one with the same parameters.
         params = {**attempt.system_attrs.get("fixed_params", {}), **attempt.params}
         attrs = {name: attempt.user_attrs[name] for name in ("point", "seed")}
         self._study.enqueue_trial(params, attrs)
@@ -211,6 +216,7 @@ class SweepJournal:
         with writing(self.path):
             reported = self.trials()[trial.number].intermediate_values
             for env_steps, score in curve:
+                # Optuna ignores a second report of a step, with a warning.
                 if env_steps not in reported:
                     trial.asked.report(score, env_steps)
             return bool(trial.asked.should_prune())
@@ -248,6 +254,7 @@ def _drop_cut_off_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
+        # A process that was killed may have written half of its last line.
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         if size and file.read() != b"\n":

@@ -44,6 +44,7 @@ def space_of(user_space: Mapping[str, Any]) -> Space:
 def _distribution(path: str, value: Any) -> BaseDistribution:
     if isinstance(value, list):
         require(len(value) > 0, f"{path} is an empty list: add values.")
+        # Optuna's choices are numbers or text; as JSON, lists are text, too.
         texts = [json.dumps(choice, default=str) for choice in value]  # YAML has dates
         duplicate = next((text for text in texts if texts.count(text) > 1), None)
         require(
@@ -64,6 +65,7 @@ def _distribution(path: str, value: Any) -> BaseDistribution:
         require(_is_number(number), f"{path}: {key} must be a number, got {number!r}{cure}.")
     log = value.get("log", False)
     require(isinstance(log, bool), f"{path}: log must be true or false, got {log!r}.")
+    # Two integers make a range of integers: a size of 2.5 would fail in its trial.
     integral = all(isinstance(number, int) for number in numbers.values())
     try:
         return (
@@ -171,6 +173,7 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
     if search == "QMCSampler":
         seed = settings.seed  # one sequence for all points; the journal stores its position
     searches = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
+    # `search_args` may replace the seed.
     args = {"seed": seed, **settings.search_args}
     sampler: optuna.samplers.BaseSampler = _construct(
         optuna.samplers, "search", search, args, searches

@@ -122,6 +122,7 @@ def _new(
         "sweep needs a config for all trials, --config FILE; or --resume last to resume a sweep. "
         f"Shipped: {', '.join(shipped_configs())}.",
     )
+    # Parse all values of the space now: otherwise a wrong one fails hours later, in its trial.
     text = parse(fit_options, list(_probes(_space_of(settings))))
     base = read_yaml(text, "The configuration")
     if settings.seeds is None:
@@ -243,6 +244,7 @@ class _Sweep:
 
     def _check_seeds(self) -> None:
         seeds = self.settings.seeds
+        # `true` is an int in Python, and would be one seed.
         if isinstance(seeds, int) and not isinstance(seeds, bool):
             check_range("sweep.seeds", seeds, minimum=1, maximum=MOST_TRIALS)
             seeds = list(range(1, seeds + 1))
@@ -321,6 +323,7 @@ class _Sweep:
             try:
                 while self._signal is None and not (all_begun and not self._running):
                     if len(self._running) < self.jobs and not all_begun:
+                        # Fill all jobs before the first pause.
                         trial = journal.claim()
                         if trial is not None:
                             self._begin(trial, begin)
@@ -341,6 +344,7 @@ class _Sweep:
         resumable = None
         runs = sorted(self.directory.glob(f"{trial.name}_2*"))
         for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
+            # A link could lead `rmtree`, or the writes of the trial, to other directories.
             is_log = path.suffix == ".log"
             require(
                 not path.is_symlink() and (path.is_file() if is_log else path.is_dir()),
@@ -387,12 +391,15 @@ class _Sweep:
                 running.pruned = True
                 running.process.terminate()
         now = time.monotonic()
+        # The longer the curve, the rarer the check: reading takes a constant share of the time.
         running.next_check = now + max(0.1, (now - began) / SHARE_OF_READING)
 
     def _finish(self, running: _Running) -> None:
         trial, code = running.trial, running.process.exit_code or 0
         curve, run = self._curve(trial), self._run_of(trial)
+        # A trial that had finished before the signal arrived is not pruned.
         pruned = running.pruned and code != 0
+        # -N: killed by signal N; 128 + N: rl-cli saved, and exited with the signal's code.
         ended_by = max(-code, code - 128)
         score, reason = None, ""
         if (code == 0 or pruned) and run is not None:
@@ -420,6 +427,7 @@ class _Sweep:
         tables = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
         if not tables:
             return []
+        # The names end with the time of the run: the last one is the newest.
         steps, columns = read_columns(tables[-1].parents[1], [self.metric])
         scores = columns[self.metric]
         pairs = zip(steps, scores, strict=True)
@@ -445,6 +453,7 @@ class _Sweep:
     def _end_all(self) -> None:
         for running in self._running.values():
             running.process.terminate()
+        # All trials have their signal now, and save in parallel.
         deadline = time.monotonic() + SAVING_SECONDS
         for running in self._running.values():
             while not (running.process.wait(0.1) or self._hurried):
@@ -474,6 +483,7 @@ class _Sweep:
             table.add_column(name, overflow="fold")  # no name may be cut
         rows = [self._row(point, trials) for point, trials in self.journal.points()]
         best_first = self.mode == "max"
+        # Points without a score come last.
         rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
         for _, cells in rows:
             table.add_row(*cells)

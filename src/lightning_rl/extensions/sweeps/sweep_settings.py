@@ -100,10 +100,12 @@ def sweep_settings(options: Sequence[str]) -> SweepSettings:
             name = _check_name(flag.removeprefix("--sweep."), "--sweep has no option")
             from_yaml.pop(name, None)
         elif flag == "--sweep":
+            # `--sweep=FILE` is one argument, `--sweep FILE` two.
             at = i if inline else i + 1
             require(at < len(options), "--sweep needs a YAML file, or YAML.")
             text, name = _text_of(inline or options[at])
             content = _content(text, name)
+            # As JSON: the parser reads the same content, and opens no file.
             arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
             from_yaml |= content
     with explained_refusals(options):
@@ -126,6 +128,7 @@ def _settings(parsed: Namespace, from_yaml: dict[str, Any]) -> SweepSettings:
 
 
 def _check_name(path: str, message: str) -> str:
+    # `--sweep.seeds+` appends to a list.
     name = path.split(".")[0].rstrip("+")
     names = [setting.name for setting in fields(SweepSettings)]
     if name in names:
