@@ -124,7 +124,7 @@ MUTATIONS = (
         "equivalence/test_mujoco_env.py",
     ),
     Mutation(
-        "functional/rotations.py",
+        "extensions/mujoco/rotations.py",
         "quaternions are multiplied in the other order",
         "w1 * u2 + w2 * u1 + torch.linalg.cross(u1, u2)",
         "w1 * u2 + w2 * u1 - torch.linalg.cross(u1, u2)",

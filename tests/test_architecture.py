@@ -52,7 +52,7 @@ ROOMS = (
 """Each room imports from rows above its own only, so that rooms form no circle."""
 
 LEVELS = {room: level for level, row in enumerate(ROOMS) for room in row.split()}
-OUTSIDE = ("__init__", "__main__")
+OUTSIDE = ("__init__", "__main__", "extend")
 
 
 def none(offenders, rule=""):
@@ -96,9 +96,10 @@ def files_imported(path):
 
 
 def where_defined(home, name):
-    """The file of a name: that which a folder re-exports it from."""
-    if home.name == "__init__.py" and home.parent != SOURCE:
-        for node in tree(home).body:
+    """The file of a name: that which a folder or a stub re-exports it from."""
+    stub = home.with_suffix(".pyi")
+    if stub.exists() or home.name == "__init__.py":
+        for node in tree(stub if stub.exists() else home).body:
             if isinstance(node, ast.ImportFrom) and name in {one.name for one in node.names}:
                 return where_defined(MODULES[node.module], name)
     return home
@@ -146,6 +147,48 @@ def test_the_core_imports_no_extension():
         for imported in files_imported(path)
         if imported.relative_to(SOURCE).parts[0] in ("extensions", "extend")
     )
+
+
+TIERS = ("lightning_rl", "lightning_rl.functional", "lightning_rl.extend")
+MOST_NAMES_FOR_EXTENSIONS = 265
+
+
+def test_extensions_import_the_core_by_its_public_names_alone():
+    """So an outsider can write any of them."""
+    none(
+        f"{of_file(path)} imports {node.module}"
+        for path in FILES
+        if path.relative_to(SOURCE).parts[0] == "extensions"
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom)
+        and f"{node.module}".startswith("lightning_rl.")
+        and not node.module.startswith(("lightning_rl.extend.", "lightning_rl.extensions."))
+        and node.module not in TIERS
+    )
+
+
+def test_each_name_for_extensions_is_used_by_one_or_explained():
+    page = (SOURCE.parents[1] / "docs/extending.md").read_text()
+    used = {
+        f"{node.module}.{name.name}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    roles = [
+        import_module(module) for module in MODULES if module.startswith("lightning_rl.extend.")
+    ]
+    names = [f"{role.__name__}.{name}" for role in roles for name in role.__all__]
+    none(
+        name
+        for name in names
+        if name not in used and f"`{name.rpartition('.')[2]}`" not in page and ".ranks." not in name
+    )
+    assert len(names) <= MOST_NAMES_FOR_EXTENSIONS
+    for role in roles:
+        for name in role.__all__:
+            getattr(role, name)
 
 
 def test_extensions_do_not_import_each_other_in_a_circle():
@@ -466,7 +509,11 @@ def test_every_defect_of_the_mutations_can_still_be_made(mutations):
 
 def test_every_package_has_a_defect_among_the_mutations(mutations):
     found = {mutation.package for mutation in mutations.MUTATIONS}
-    packages = {path.parent.relative_to(SOURCE).as_posix() for path in FILES} - {".", "extensions"}
+    packages = {path.parent.relative_to(SOURCE).as_posix() for path in FILES} - {
+        ".",
+        "extend",
+        "extensions",
+    }
     assert packages <= found
 
 

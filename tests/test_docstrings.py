@@ -19,6 +19,7 @@ INTERNAL = (
     "*__init__.py",
     "__main__.py",
     "cli/*",
+    "extend/*",
     "extensions/*command.py",
     "system/[!efms]*",
     "system/moved.py",

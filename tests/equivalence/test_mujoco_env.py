@@ -24,7 +24,13 @@ from lightning_rl.extensions.managers.term import Metric, Reward
 from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.mujoco.reach import ARM
 from lightning_rl.extensions.mujoco.rendering import Marker
-from lightning_rl.functional.rotations import angle_between, heading, inverse, product, rotate
+from lightning_rl.extensions.mujoco.rotations import (
+    angle_between,
+    heading,
+    inverse,
+    product,
+    rotate,
+)
 from tests.commands import rl_cli
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 from tests.messages import assert_names, refused

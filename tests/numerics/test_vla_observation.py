@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
 from lightning_rl.cli.app import run as run_cli
-from lightning_rl.policies.statistics import read_action_bounds
+from lightning_rl.extensions.vla.statistics import read_action_bounds
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import make_collector
 from tests.messages import assert_names, refused

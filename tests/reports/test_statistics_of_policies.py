@@ -24,7 +24,7 @@ from lightning_rl.extensions.tasks.probes import TwoDoors
 from lightning_rl.extensions.vla.lerobot.directory import Feature
 from lightning_rl.extensions.vla.lerobot.inputs import names_of_inputs
 from lightning_rl.extensions.vla.lerobot.processors import _normalizers
-from lightning_rl.policies.statistics import read_statistics
+from lightning_rl.extensions.vla.statistics import read_statistics
 from lightning_rl.rollout.names import named
 from tests.helpers import last, load
 from tests.messages import refused

@@ -3,6 +3,7 @@
 from lightning_rl.functional.advantages import discounted_return as discounted_return
 from lightning_rl.functional.advantages import explained_variance as explained_variance
 from lightning_rl.functional.advantages import gae as gae
+from lightning_rl.functional.advantages import reversed_scan as reversed_scan
 from lightning_rl.functional.advantages import vtrace as vtrace
 from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
 from lightning_rl.functional.flows import flow_matching_loss as flow_matching_loss

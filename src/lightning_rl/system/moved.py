@@ -37,7 +37,12 @@ MODULES = {
     "envs.people": {"tasks": "gym_hil"},
     "envs.torch": {"simulators": "rsl_rl_env tensor_simulator"},
     "envs.wrappers": {"vla": "vla_observation"},
-    "policies": {"algorithms": "gripper residual steering teacher", "recap": "conditioned"},
+    "functional": {"mujoco": "rotations"},
+    "policies": {
+        "algorithms": "gripper residual steering teacher",
+        "recap": "conditioned",
+        "vla": "statistics",
+    },
     "policies.networks": {"vla": "resnet"},
     "system": {"fsdp": "strategy"},
 }

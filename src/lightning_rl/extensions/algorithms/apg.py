@@ -6,15 +6,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.collectors import EpisodeSettings, SyncCollector
-from lightning_rl.envs import TorchEnv
+from lightning_rl import ActorOnly, Algorithm, SyncCollector, TorchEnv
+from lightning_rl.extend.algorithms import Objective, OptimizerFactory
+from lightning_rl.extend.collectors import EpisodeSettings
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import TanhGaussian
+from lightning_rl.extend.rollout import flat_transitions
 from lightning_rl.extensions.algorithms.differentiable import check_differentiable, gain_of
-from lightning_rl.optim.update import Objective, OptimizerFactory
-from lightning_rl.policies.actor_critic import ActorOnly
-from lightning_rl.policies.distributions.gaussians import TanhGaussian
-from lightning_rl.rollout.contract import flat_transitions
-from lightning_rl.system.errors import check_range, require
 
 
 class APG(Algorithm):

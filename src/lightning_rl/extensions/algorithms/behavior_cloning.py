@@ -9,31 +9,37 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.action_parts import (
+from lightning_rl import Algorithm, ConfigurationError, Policy
+from lightning_rl.extend import ranks
+from lightning_rl.extend.algorithms import (
+    Objective,
+    RankState,
+    SequenceLength,
     add_part_weights,
+    check_batch_size,
+    check_entropy,
+    check_sequences,
+    epochs,
+    make_sampler,
+    micro_batches,
+    most_minibatches,
     part_weights_over_ranks,
+    states_of,
+    steps_of,
     weigh_parts,
 )
-from lightning_rl.algorithms.base import Algorithm, RankState
-from lightning_rl.algorithms.checks import check_batch_size, check_entropy, check_sequences
-from lightning_rl.algorithms.on_policy import epochs, make_sampler
-from lightning_rl.algorithms.rollout_evaluation import states_of
-from lightning_rl.algorithms.sequence_sampler import SequenceLength, most_minibatches, steps_of
-from lightning_rl.extensions.algorithms.teacher import Teacher
-from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
-from lightning_rl.extensions.datasets.episode import CODES, CONDITION
-from lightning_rl.functional import advantage_weight
-from lightning_rl.optim.update import Objective, micro_batches
-from lightning_rl.policies import Policy
-from lightning_rl.rollout.contract import (
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import (
     add_transition_field,
     check_time,
     flat_transitions,
     map_tree,
     time_major,
 )
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.extensions.algorithms.teacher import Teacher
+from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
+from lightning_rl.extensions.datasets.episode import CODES, CONDITION
+from lightning_rl.functional import advantage_weight
 
 MOST_WEIGHT = 20.0
 """Largest weight of a step, before scaling to mean 1."""

@@ -7,8 +7,8 @@ import torch
 from gymnasium.spaces import Box, Dict
 from torch import Tensor
 
-from lightning_rl.envs import TorchEnv, VectorEnv
-from lightning_rl.system.errors import require
+from lightning_rl import TorchEnv, VectorEnv
+from lightning_rl.extend.errors import require
 
 
 def gain_of(

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from lightning_rl.envs import TorchEnv
+from lightning_rl import RLDataModule, TorchEnv
+from lightning_rl.extend.rollout import leaves_of_tree
 from lightning_rl.extensions.algorithms.differentiable import check_differentiable, gain_of
-from lightning_rl.rollout.contract import leaves_of_tree
-from lightning_rl.training.data import RLDataModule
 
 DIFFERENCE = 0.02
 """Change of an action for finite differences, in units of half the width of its bounds."""

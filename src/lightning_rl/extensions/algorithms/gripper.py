@@ -10,13 +10,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.policies.base import RNG, noise_for
-from lightning_rl.policies.distributions.base import widened
-from lightning_rl.policies.networks.perceptron import Normalization, mlp
-from lightning_rl.policies.networks.q_networks import refuse_batch
-from lightning_rl.policies.q_actor_critic import SquashedActorCritic
-from lightning_rl.rollout.structured_actions import StructuredActions
-from lightning_rl.system.errors import require
+from lightning_rl import SquashedActorCritic
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.policies import RNG, Normalization, mlp, noise_for, refuse_batch, widened
+from lightning_rl.extend.spaces import StructuredActions
 
 CLOSE, STAY, OPEN = 0, 1, 2
 """Commands of a gripper: minimum, middle and maximum of the last action dimension.

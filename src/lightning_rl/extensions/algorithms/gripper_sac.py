@@ -7,12 +7,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.sac import SAC
+from lightning_rl import SAC, QActorCritic
+from lightning_rl.extend.algorithms import Objective
+from lightning_rl.extend.errors import check_range
 from lightning_rl.extensions.algorithms.gripper import GripperActorCritic
 from lightning_rl.functional import double_q_target
-from lightning_rl.optim.update import Objective
-from lightning_rl.policies import QActorCritic
-from lightning_rl.system.errors import check_range
 
 
 class GripperSAC(SAC):

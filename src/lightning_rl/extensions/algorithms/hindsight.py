@@ -8,11 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.buffers.base import Replay
-from lightning_rl.buffers.columns import Column
-from lightning_rl.buffers.replay_buffer import ASIDE, ReplayBuffer
-from lightning_rl.rollout.goals import ACHIEVED, DESIRED, GoalFunction
-from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl import ConfigurationError, Replay, ReplayBuffer
+from lightning_rl.extend.algorithms import ASIDE, Column
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import ACHIEVED, DESIRED, GoalFunction
 
 Strategy = Literal["future", "final", "episode"]
 """Steps of an episode whose achieved goal becomes the goal of a sample."""

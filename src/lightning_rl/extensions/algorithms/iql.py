@@ -9,19 +9,20 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.off_policy import check_q_policy
-from lightning_rl.algorithms.on_policy import epochs, make_sampler
-from lightning_rl.algorithms.rollout_evaluation import write_values
+from lightning_rl import Algorithm, SquashedActorCritic
+from lightning_rl.extend import ranks
+from lightning_rl.extend.algorithms import (
+    Objective,
+    check_q_policy,
+    epochs,
+    make_sampler,
+    write_values,
+)
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import mlp, widened
+from lightning_rl.extend.rollout import add_transition_field, next_observations
 from lightning_rl.extensions.datasets.demonstrations import DatasetCollector
 from lightning_rl.functional import advantage_weight, ensemble_loss, expectile_loss, gae
-from lightning_rl.optim.update import Objective
-from lightning_rl.policies import SquashedActorCritic
-from lightning_rl.policies.distributions.base import widened
-from lightning_rl.policies.networks.perceptron import mlp
-from lightning_rl.rollout.contract import add_transition_field, next_observations
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import check_range, require
 
 
 class DatasetActorCritic(Algorithm):

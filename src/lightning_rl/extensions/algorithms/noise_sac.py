@@ -6,11 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.off_policy import NextStep
-from lightning_rl.algorithms.sac import SAC
+from lightning_rl import SAC, QActorCritic
+from lightning_rl.extend.algorithms import NextStep, Objective
 from lightning_rl.extensions.algorithms.steering import SteeredActorCritic
-from lightning_rl.optim.update import Objective
-from lightning_rl.policies import QActorCritic
 
 
 class NoiseSAC(SAC):

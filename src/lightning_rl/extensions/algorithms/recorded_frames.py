@@ -6,14 +6,11 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.on_policy import TransitionSampler, epochs
+from lightning_rl import Algorithm, Policy
+from lightning_rl.extend.algorithms import Objective, TransitionSampler, check_batch_size, epochs
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import flat_transitions
 from lightning_rl.extensions.datasets.frames import RecordedFrames
-from lightning_rl.optim.update import Objective
-from lightning_rl.policies import Policy
-from lightning_rl.rollout.contract import flat_transitions
-from lightning_rl.system.errors import check_range, require
 
 
 class FrameAlgorithm(Algorithm):

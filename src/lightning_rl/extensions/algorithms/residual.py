@@ -10,13 +10,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import RNG, noise_for
-from lightning_rl.policies.frozen import frozen_policy
-from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, PerceptronEncoder
-from lightning_rl.policies.q_actor_critic import SquashedActorCritic
-from lightning_rl.policies.slow import PolicyFactory
-from lightning_rl.policies.spaces import part_for
-from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl import ConfigurationError, Encoder, PerceptronEncoder, SquashedActorCritic
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import (
+    RNG,
+    EncoderFactory,
+    PolicyFactory,
+    frozen_policy,
+    noise_for,
+)
+from lightning_rl.extend.spaces import part_for
 
 BASE_ACTION = "base_action"
 """Key of the base policy's action [A], in units of its bounds, among the networks' inputs."""

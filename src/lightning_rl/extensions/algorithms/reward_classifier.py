@@ -9,16 +9,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors.evaluation import logged_values, summarize
-from lightning_rl.envs.vector_env import Observation
+from lightning_rl import Policy
+from lightning_rl.extend import ranks
+from lightning_rl.extend.collectors import logged_values, summarize
+from lightning_rl.extend.envs import Observation
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import autocast, check_weights_are_numbers
+from lightning_rl.extend.spaces import fits
 from lightning_rl.extensions.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.extensions.datasets.frames import SuccessFramesEnv
-from lightning_rl.policies import Policy
-from lightning_rl.policies.base import check_weights_are_numbers
-from lightning_rl.policies.precision import autocast
-from lightning_rl.policies.spaces import fits
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import check_range, require
 
 FRAMES_AT_ONCE = 256
 """Frames per forward pass of an evaluation."""

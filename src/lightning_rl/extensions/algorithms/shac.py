@@ -10,16 +10,20 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.on_policy import epochs, make_sampler
-from lightning_rl.algorithms.rollout_evaluation import write_values
+from lightning_rl import ActorCritic
+from lightning_rl.extend.algorithms import (
+    Objective,
+    OptimizerFactory,
+    check_batch_size,
+    epochs,
+    make_sampler,
+    write_values,
+)
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import widened
+from lightning_rl.extend.rollout import add_transition_field
 from lightning_rl.extensions.algorithms.apg import APG
 from lightning_rl.functional import gae
-from lightning_rl.optim.update import Objective, OptimizerFactory
-from lightning_rl.policies.actor_critic import ActorCritic
-from lightning_rl.policies.distributions.base import widened
-from lightning_rl.rollout.contract import add_transition_field
-from lightning_rl.system.errors import check_range, require
 
 
 class SHAC(APG):

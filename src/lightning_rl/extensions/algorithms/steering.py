@@ -9,18 +9,19 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl import ActorCritic, ConfigurationError, Encoder, SquashedActorCritic
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import (
+    NOISE,
+    RNG,
+    PerceptronPolicy,
+    PolicyFactory,
+    QEnsemble,
+    StateStdTanhGaussian,
+    frozen_policy,
+)
+from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.policy import ChunkPolicy
-from lightning_rl.policies.actor_critic import ActorCritic
-from lightning_rl.policies.base import NOISE, RNG
-from lightning_rl.policies.distributions.gaussians import StateStdTanhGaussian
-from lightning_rl.policies.frozen import frozen_policy
-from lightning_rl.policies.networks.encoders import Encoder
-from lightning_rl.policies.networks.q_networks import QEnsemble
-from lightning_rl.policies.perceptron_policy import PerceptronPolicy
-from lightning_rl.policies.q_actor_critic import SquashedActorCritic
-from lightning_rl.policies.slow import PolicyFactory
-from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class SteeringPolicy(PerceptronPolicy):

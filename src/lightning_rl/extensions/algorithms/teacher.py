@@ -8,10 +8,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.policies.base import Policy, RolloutActor, first_state
-from lightning_rl.policies.spaces import fits, part_for
-from lightning_rl.rollout.contract import copy_tree, map_tree, step_views, time_major
-from lightning_rl.system.errors import check_range, require
+from lightning_rl import Policy
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import RolloutActor, first_state
+from lightning_rl.extend.rollout import copy_tree, map_tree, step_views, time_major
+from lightning_rl.extend.spaces import fits, part_for
 
 
 class Teacher:

@@ -19,15 +19,11 @@ from gymnasium.utils.env_checker import check_reset_options, check_reset_seed_de
 from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
 from torch import Tensor
 
-from lightning_rl.envs.chunks import ActionChunk
-from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
-from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
-from lightning_rl.envs.vector_env import RestoreError, VectorEnv
-from lightning_rl.envs.watch import EnvWatch
+from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
+from lightning_rl.extend.envs import EnvFactory, EnvWatch, RestoreError, env_factory, make_env
+from lightning_rl.extend.rollout import leaves_of_tree
+from lightning_rl.extend.spaces import as_env_counts, first_choice, space_spec
 from lightning_rl.extensions.audit.play import ArraySeen, Play, RandomPolicy, random_actions
-from lightning_rl.rollout.contract import leaves_of_tree, space_spec
-from lightning_rl.rollout.structured_actions import as_env_counts, first_choice
-from lightning_rl.system.errors import ConfigurationError
 
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str

@@ -10,19 +10,27 @@ from typing import Any, cast
 import numpy as np
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
-from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
-from lightning_rl.envs import ActionChunk, GymnasiumEnv
-from lightning_rl.envs.step_results import bounds_of
+from lightning_rl import (
+    ActionChunk,
+    Algorithm,
+    ConfigurationError,
+    GymnasiumEnv,
+    OnPolicyAlgorithm,
+    RLDataModule,
+    RLTrainer,
+)
+from lightning_rl.extend.collectors import (
+    BestCheckpoint,
+    VideoRecorder,
+    algorithm_of,
+    data_of,
+    draw_once,
+)
+from lightning_rl.extend.envs import bounds_of
+from lightning_rl.extend.errors import check_range
+from lightning_rl.extend.files import expanded, remove_refused, write_atomically
 from lightning_rl.extensions.audit.check_env import EnvCheck, Finding, Level, Scaling
 from lightning_rl.extensions.audit.play import Play
-from lightning_rl.system.errors import ConfigurationError, check_range
-from lightning_rl.system.files import expanded, write_atomically
-from lightning_rl.system.runs import remove_refused
-from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
-from lightning_rl.training.callbacks.typed import algorithm_of, data_of
-from lightning_rl.training.callbacks.video import VideoRecorder, draw_once
-from lightning_rl.training.data import RLDataModule
-from lightning_rl.training.trainer import RLTrainer
 
 SHARE_OF_THE_ENV = 0.7
 """Share of the check's time for the env; the policy gets the rest."""

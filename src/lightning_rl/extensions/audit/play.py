@@ -14,14 +14,17 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors import CollectorContext, SyncCollector
-from lightning_rl.envs.step_results import bounds_of
-from lightning_rl.envs.vector_env import VectorEnv
-from lightning_rl.policies import Policy
-from lightning_rl.rollout.contract import final_observations, leaves_of_tree, space_spec
-from lightning_rl.rollout.masks import MASK, allowed_random_action, has_mask
-from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
-from lightning_rl.system.phases import PhaseTimer
+from lightning_rl import CollectorContext, Policy, SyncCollector, VectorEnv
+from lightning_rl.extend.envs import PhaseTimer, bounds_of
+from lightning_rl.extend.rollout import final_observations, leaves_of_tree
+from lightning_rl.extend.spaces import (
+    MASK,
+    allowed_random_action,
+    as_policy_counts,
+    first_choice,
+    has_mask,
+    space_spec,
+)
 
 ROLLOUT_BYTES = 2**23
 """Maximum memory of a rollout, in bytes."""

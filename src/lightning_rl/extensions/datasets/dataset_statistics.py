@@ -8,11 +8,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.extend.collectors import algorithm_of
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.policies import RunningMoments
 from lightning_rl.extensions.datasets.lerobot_format import Leaf, leaves_of
-from lightning_rl.policies.normalization import RunningMoments
-from lightning_rl.policies.statistics import Statistics, choose, numbers, read_statistics
-from lightning_rl.system.errors import require
-from lightning_rl.training.callbacks.typed import algorithm_of
+from lightning_rl.extensions.vla.statistics import Statistics, choose, numbers, read_statistics
 
 
 class DatasetStatistics(Callback):

@@ -9,22 +9,23 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors import Collector, CollectorContext
-from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
-from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl import (
+    ActionChunk,
+    Collector,
+    CollectorContext,
+    ConfigurationError,
+    TorchEnv,
+    VectorEnv,
+)
+from lightning_rl.extend.envs import PhaseTimer, no_phases, single
+from lightning_rl.extend.errors import check_range, closest, require
+from lightning_rl.extend.rollout import allocate_rollout, clear_final_observations, map_tree
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION, Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.playing import play_side_by_side
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
 from lightning_rl.functional import first_episode_mask
-from lightning_rl.rollout.contract import (
-    allocate_rollout,
-    clear_final_observations,
-    map_tree,
-)
-from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.system.phases import PhaseTimer, no_phases
 
 
 class DatasetCollector(Collector):

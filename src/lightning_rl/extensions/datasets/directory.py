@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from lightning_rl.system.errors import require
-from lightning_rl.system.files import TEMPORARY, lock_file, move, writing
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import TEMPORARY, lock_file, move, writing
 
 TOPS = ("data", "videos", "meta")
 

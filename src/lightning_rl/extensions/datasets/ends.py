@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
 
 Ends = Literal["success", "terminated", "truncated"]
 """How episodes ended if the dataset has no flag for it: see `EndRule`."""

@@ -13,9 +13,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import PENALTY_FIELD
-from lightning_rl.extensions.datasets.ends import EndRule
-from lightning_rl.rollout.contract import (
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.envs import PENALTY_FIELD
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.rollout import (
     FieldSpec,
     allocate_rollout,
     copy_tree,
@@ -23,13 +24,8 @@ from lightning_rl.rollout.contract import (
     leaves_of_tree,
     map_tree,
 )
-from lightning_rl.rollout.structured_actions import (
-    StructuredActions,
-    as_env_counts,
-    choices_of,
-    first_choice,
-)
-from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.extend.spaces import StructuredActions, as_env_counts, choices_of, first_choice
+from lightning_rl.extensions.datasets.ends import EndRule
 
 Outside = Literal["clip", "refuse"]
 """Treatment of actions outside the bounds of a Box action space."""

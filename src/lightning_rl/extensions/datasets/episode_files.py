@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import writing
 from lightning_rl.extensions.datasets import lerobot_format as lerobot
 from lightning_rl.extensions.datasets.lerobot_format import Leaf
 from lightning_rl.extensions.datasets.pictures import PngEncoder, VideoWriter
 from lightning_rl.extensions.datasets.statistics import ColumnStatistics
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import writing
 
 ROW_GROUP_BYTES = 2**20
 """Bytes of an episode in memory before a row group is written."""

@@ -11,14 +11,14 @@ from gymnasium.spaces import Discrete
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs import TorchEnv
-from lightning_rl.envs.vector_env import Observation
+from lightning_rl import TorchEnv
+from lightning_rl.extend.envs import Observation
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import FieldSpec, leaves_of_tree, map_tree
+from lightning_rl.extend.spaces import space_of
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.label import LabelSettings, Rewards, by_task, returns_of
 from lightning_rl.extensions.datasets.reader import read_episodes
-from lightning_rl.rollout.contract import FieldSpec, leaves_of_tree, map_tree
-from lightning_rl.rollout.spaces import space_of
-from lightning_rl.system.errors import check_range, require
 
 FRAMES_PER_EPISODE = 100
 """Frames per episode of the env; the return is the percentage of correct answers."""

@@ -15,6 +15,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import expanded
 from lightning_rl.extensions.datasets import lerobot_format as lerobot
 from lightning_rl.extensions.datasets.directory import (
     LOCK,
@@ -33,9 +35,7 @@ from lightning_rl.extensions.datasets.statistics import (
     quantiles_of,
 )
 from lightning_rl.extensions.datasets.tables import TableFile, with_column, write_tables
-from lightning_rl.functional.advantages import reversed_scan
-from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.files import expanded
+from lightning_rl.functional import reversed_scan
 
 Rewards = Literal["success", "env"]
 """Reward of a step: time until success, or the recorded reward of the env."""

@@ -28,10 +28,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.rollout.contract import leaves_by_path
-from lightning_rl.rollout.names import names_in, names_of
-from lightning_rl.system import errors, files
-from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import import_extra as import_package
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import read_json as read_object
+from lightning_rl.extend.files import write_atomically
+from lightning_rl.extend.rollout import leaves_by_path
+from lightning_rl.extend.spaces import names_in, names_of
 
 VERSION = "v3.0"
 
@@ -55,7 +58,7 @@ _FIELD = re.compile(r"\{(chunk_index|file_index|video_key)(?::0?([1-9])?d)?\}")
 EXTRA = "complementary_info."
 """Prefix of the columns that an env or a person adds to a step."""
 
-INTERVENED = f"{EXTRA}is_intervention"
+INTERVENED: str = f"{EXTRA}is_intervention"
 
 LABELS = ("reward", "return", "value", "advantage", "advantage_positive")
 """Extras that `label_dataset` writes."""
@@ -82,7 +85,7 @@ INDEX_COLUMNS = {
 TEXTS = ("string", "language", "str", "object")
 """Dtypes of text columns in `info.json`, which the reader skips."""
 
-QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+QUANTILES: dict[str, float] = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
 GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
 """LeRobot's names for parts of the observations of its simulated envs."""
@@ -415,9 +418,9 @@ def _is_dtype(name: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`."""
+    """Read a JSON object of a dataset."""
     try:
-        return files.read_json(path, None)  # the Hugging Face cache has links
+        return read_object(path, None)  # the Hugging Face cache has links
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} cannot be read: the file is missing. Restore it, or give another dataset."
@@ -427,13 +430,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
     text = json.dumps(content, indent=4, ensure_ascii=False)
-    files.write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def import_extra(name: str) -> Any:
     """Import a module of the extra `data`."""
     missing = "Datasets need a package that is not installed: pip install -e '.[data]'"
-    return errors.import_extra(name, missing)
+    return import_package(name, missing)
 
 
 def as_column(values: np.ndarray) -> Any:
@@ -495,7 +498,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
 def write_table(path: Path, table: Any) -> None:
     """Write a small table atomically."""
     parquet = import_extra("pyarrow.parquet")
-    files.write_atomically(path, lambda file: parquet.write_table(table, file))
+    write_atomically(path, lambda file: parquet.write_table(table, file))
 
 
 def tasks_table(tasks: Sequence[str]) -> Any:

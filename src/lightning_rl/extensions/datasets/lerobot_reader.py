@@ -13,7 +13,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_rl.buffers.columns import available_bytes
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.algorithms import available_bytes
+from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.rollout import tree_of_leaves
+from lightning_rl.extend.spaces import as_policy_counts, first_choice, named, order_of, space_of
 from lightning_rl.extensions.datasets import lerobot_format as lerobot
 from lightning_rl.extensions.datasets.directory import has_no_episodes, part_of
 from lightning_rl.extensions.datasets.ends import FLAGS, EndRule, Ends, as_flags, check_times
@@ -21,11 +25,6 @@ from lightning_rl.extensions.datasets.episode import Episode, Episodes
 from lightning_rl.extensions.datasets.lerobot_format import Leaf, leaves_of
 from lightning_rl.extensions.datasets.pictures import CURE, decode_picture, read_frames
 from lightning_rl.extensions.datasets.tables import TableFile, read_table, readable
-from lightning_rl.rollout.contract import tree_of_leaves
-from lightning_rl.rollout.names import named, order_of
-from lightning_rl.rollout.spaces import space_of
-from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
-from lightning_rl.system.errors import ConfigurationError, closest, require
 
 _ROW = ("episode_index", "length", "dataset_from_index", "dataset_to_index", "success")
 _PLACES = ("data/", "videos/", "meta/episodes/")

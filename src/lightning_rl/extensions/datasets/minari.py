@@ -19,7 +19,12 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_rl.buffers.columns import available_bytes
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.algorithms import available_bytes
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded, move, writing
+from lightning_rl.extend.rollout import map_tree, tree_of_leaves
+from lightning_rl.extend.spaces import as_env_counts, as_policy_counts, choices_of, first_choice
 from lightning_rl.extensions.datasets.ends import EndRule, Ends, as_flags
 from lightning_rl.extensions.datasets.episode import Episode, Episodes
 from lightning_rl.extensions.datasets.lerobot_format import (
@@ -33,15 +38,6 @@ from lightning_rl.extensions.datasets.lerobot_format import (
 from lightning_rl.extensions.datasets.lerobot_reader import MOST_STEPS
 from lightning_rl.extensions.datasets.pictures import jpeg_bytes
 from lightning_rl.extensions.datasets.tables import TableFile
-from lightning_rl.rollout.contract import map_tree, tree_of_leaves
-from lightning_rl.rollout.structured_actions import (
-    as_env_counts,
-    as_policy_counts,
-    choices_of,
-    first_choice,
-)
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, move, writing
 
 METADATA = "metadata.json"
 """File that describes a dataset, and each episode unless the format is HDF5."""

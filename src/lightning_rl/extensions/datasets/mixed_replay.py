@@ -11,18 +11,16 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.buffers import OfflineRewards, Replay, ReplayBuffer, ReplayFactory
-from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
-from lightning_rl.checkpoints.format import read_checkpoint
+from lightning_rl import Replay, ReplayBuffer
+from lightning_rl.extend.algorithms import CURE, REPLAY_FOLDER, OfflineRewards, ReplayFactory
+from lightning_rl.extend.checkpoints import find_checkpoint, read_checkpoint
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import expanded
+from lightning_rl.extend.rollout import INFO, GoalFunction, final_observations, map_tree
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.episode import Episode, Episodes, Outside
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.datasets.replays import rewarded
-from lightning_rl.rollout.contract import INFO, final_observations, map_tree
-from lightning_rl.rollout.goals import GoalFunction
-from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.files import expanded
-from lightning_rl.system.saved_runs import find_checkpoint
 
 FIELDS = ("observation", "action", "reward", "next_observation", "discount")
 """Fields of each minibatch, in a fixed order."""

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.factories import EnvFactory
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl import ConfigurationError, VectorEnv
+from lightning_rl.extend.envs import EnvFactory, Observation, Seed
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.spaces import flat_actions
 from lightning_rl.extensions.datasets.ends import Ends
 from lightning_rl.extensions.datasets.reader import read_episodes
-from lightning_rl.rollout.structured_actions import flat_actions
-from lightning_rl.system.errors import ConfigurationError, require
 
 
 class DatasetSpaces(VectorEnv):

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.datasets.lerobot_format import check_file, import_extra
-from lightning_rl.system.errors import ConfigurationError, require
 
 CODEC = "libsvtav1"
 SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}

@@ -8,19 +8,26 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors.evaluation import action_function, generators_of
-from lightning_rl.collectors.loop import ActionFunction, FirstEpisodes
-from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.chunk_wrapper import single
-from lightning_rl.envs.step_results import refuse_missing_end
-from lightning_rl.envs.vector_env import RESULTS, Observation, interventions
+from lightning_rl import Policy, VectorEnv
+from lightning_rl.extend.collectors import (
+    ActionFunction,
+    FirstEpisodes,
+    action_function,
+    generators_of,
+)
+from lightning_rl.extend.envs import (
+    RESULTS,
+    Observation,
+    PhaseTimer,
+    interventions,
+    no_phases,
+    refuse_missing_end,
+    single,
+)
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.policies import NOISE, autocast, check_weights_are_numbers
+from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extensions.datasets.episode import Episode
-from lightning_rl.policies import Policy
-from lightning_rl.policies.base import NOISE, check_weights_are_numbers
-from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.system.errors import require
-from lightning_rl.system.phases import PhaseTimer, no_phases
 
 
 class ChunkActor:

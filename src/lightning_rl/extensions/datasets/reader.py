@@ -8,13 +8,13 @@ from typing import Any, get_args
 import gymnasium
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded
 from lightning_rl.extensions.datasets.ends import EndRule, Ends
 from lightning_rl.extensions.datasets.episode import Episodes, Outside
 from lightning_rl.extensions.datasets.lerobot_reader import LeRobotEpisodes
 from lightning_rl.extensions.datasets.minari import MinariEpisodes, minari_folder
 from lightning_rl.extensions.wrappers.encoded import encoded, recorded_space
-from lightning_rl.system.errors import require
-from lightning_rl.system.files import expanded
 
 
 def read_episodes(

@@ -16,12 +16,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
-from lightning_rl.collectors.loop import ActionFunction, run_steps
-from lightning_rl.envs import ActionChunk, GymnasiumEnv, VectorEnv
-from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED, report_intervention
-from lightning_rl.envs.step_results import one_number
-from lightning_rl.envs.vector_env import Observation
+from lightning_rl import ActionChunk, ConfigurationError, GymnasiumEnv, VectorEnv
+from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, ActionFunction, run_steps
+from lightning_rl.extend.envs import (
+    EXECUTED_ACTION,
+    INTERVENED,
+    Observation,
+    one_number,
+    report_intervention,
+)
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import map_tree
+from lightning_rl.extend.spaces import MASK, allowed_random_action, as_policy_counts, first_choice
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.people.intervention import (
     Event,
@@ -29,10 +35,6 @@ from lightning_rl.extensions.people.intervention import (
     InterventionSource,
     Pace,
 )
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.rollout.masks import MASK, allowed_random_action
-from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
-from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 MOST_FRAMES_AHEAD = 32
 """Maximum number of frames that wait for the writer thread; at the limit, the env waits."""

@@ -13,36 +13,39 @@ from typing import Any, Literal, cast
 import gymnasium
 from jsonargparse import Namespace
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
-from lightning_rl.checkpoints.saved import settings_of
-from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.cli.arguments import is_trusted
-from lightning_rl.cli.checking import check_options
-from lightning_rl.cli.config_files import find_config
-from lightning_rl.cli.imports import only_allowed_imports
-from lightning_rl.cli.options import (
+from lightning_rl import VectorEnv
+from lightning_rl.extend.checkpoints import (
+    CONFIG_KEY,
+    checked_config,
+    find_checkpoint,
+    load_trained,
+    read_checkpoint,
+    settings_of,
+)
+from lightning_rl.extend.cli import (
     FOR_CHECKPOINTS,
     NEEDED,
+    CommandLine,
     Option,
-    explained_refusals,
-    option_parser,
-)
-from lightning_rl.cli.parsing import (
+    accept_plain_numpy_numbers,
     asks_for_help,
     check_names,
+    check_options,
+    explained_refusals,
+    find_config,
+    handle_signals,
+    is_trusted,
     normalize_options,
+    only_allowed_imports,
+    option_parser,
     read_config,
     value_of,
     without,
 )
-from lightning_rl.cli.subcommands import CommandLine
-from lightning_rl.collectors.ahead import ChunksAhead
-from lightning_rl.collectors.evaluation import action_function
-from lightning_rl.collectors.loop import ActionFunction
-from lightning_rl.deploy.loading import load_trained
-from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.chunk_wrapper import single
-from lightning_rl.envs.factories import EnvFactory, make_env
+from lightning_rl.extend.collectors import ActionFunction, ChunksAhead, action_function
+from lightning_rl.extend.envs import EnvFactory, make_env, single
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import tell, tell_from_handler
 from lightning_rl.extensions.datasets.playing import ChunkActor
 from lightning_rl.extensions.datasets.record import (
     Recorded,
@@ -53,11 +56,6 @@ from lightning_rl.extensions.datasets.record import (
 )
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.people.intervention import Event, InterventionSource
-from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.jsonargparse_private import accept_plain_numpy_numbers
-from lightning_rl.system.output import tell, tell_from_handler
-from lightning_rl.system.saved_runs import find_checkpoint
-from lightning_rl.system.signals import handle_signals
 
 OPTIONS = {
     "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),

@@ -7,11 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.buffers import ReplayBuffer
+from lightning_rl import ReplayBuffer
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.spaces import first_choice
 from lightning_rl.extensions.datasets.episode import Episode, Episodes
 from lightning_rl.extensions.datasets.writer import EpisodeWriter, Pictures
-from lightning_rl.rollout.structured_actions import first_choice
-from lightning_rl.system.errors import require
 
 
 def write_replay(

@@ -7,8 +7,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.datasets.lerobot_format import check_file, import_extra
-from lightning_rl.system.errors import ConfigurationError, require
 
 MOST_BYTES = 2**30
 """Maximum bytes of one row group in memory."""

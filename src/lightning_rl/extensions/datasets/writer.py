@@ -11,6 +11,11 @@ from typing import Any, Literal, get_args
 import gymnasium
 import numpy as np
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import expanded, move, write_atomically, writing
+from lightning_rl.extend.rollout import map_tree
+from lightning_rl.extend.spaces import StructuredActions, as_env_counts, choices_of, first_choice
 from lightning_rl.extensions.datasets import lerobot_format as lerobot
 from lightning_rl.extensions.datasets.directory import (
     BEGUN,
@@ -27,15 +32,6 @@ from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.episode_files import ROWS, EpisodeFiles
 from lightning_rl.extensions.datasets.joining import join_files
 from lightning_rl.extensions.datasets.lerobot_reader import LeRobotEpisodes
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.rollout.structured_actions import (
-    StructuredActions,
-    as_env_counts,
-    choices_of,
-    first_choice,
-)
-from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.files import expanded, move, write_atomically, writing
 
 Pictures = Literal["video", "png"]
 """Storage of pictures: lossy in a video, or lossless in the table."""

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
-from lightning_rl.cli.subcommands import CommandLine
-from lightning_rl.deploy.loading import Trained, env_of, load_trained
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.checkpoints import Trained, env_of, load_trained
+from lightning_rl.extend.cli import FOR_CHECKPOINTS, NEEDED, CommandLine, Option, parse_options
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded, shown, tell
 from lightning_rl.extensions.export.formats import (
     SUFFIXES,
     Exported,
@@ -16,9 +18,6 @@ from lightning_rl.extensions.export.formats import (
 from lightning_rl.extensions.export.graph import ports_of, why_not_traced
 from lightning_rl.extensions.export.metadata import directory_of, metadata_of
 from lightning_rl.extensions.export.weights import construction_of
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, shown
-from lightning_rl.system.output import tell
 
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl import ConfigurationError, Policy
+from lightning_rl.extend.checkpoints import TrainedPolicy
+from lightning_rl.extend.errors import import_extra, require
+from lightning_rl.extend.files import check_writable, write_atomically
+from lightning_rl.extend.policies import check_weights_are_numbers
 from lightning_rl.extensions.export.graph import ActingGraph, Ports, onnx_of, traced, unwrapped
 from lightning_rl.extensions.export.metadata import as_properties
 from lightning_rl.extensions.export.parity import Acts, Arrays, flat, graph_acts, parity
 from lightning_rl.extensions.export.weights import CONSTRUCTION, description_of, write_weights
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy
-from lightning_rl.policies import Policy
-from lightning_rl.policies.base import check_weights_are_numbers
-from lightning_rl.system.errors import ConfigurationError, import_extra, require
-from lightning_rl.system.files import check_writable, write_atomically
 
 Format = Literal["onnx", "torch", "safetensors", "lerobot"]
 """File formats."""

@@ -14,18 +14,17 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lightning_rl.deploy.acting import executed_tensors
+from lightning_rl import ConfigurationError, Policy, PolicyWrapper
+from lightning_rl.extend.checkpoints import executed_tensors
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import EXPORTERS
+from lightning_rl.extend.policies import first_state
+from lightning_rl.extend.rollout import leaves_of_tree
+from lightning_rl.extend.spaces import MASK, StructuredActions, space_spec
 from lightning_rl.extensions.vla.custom import CustomVLA
 from lightning_rl.extensions.vla.lerobot.policy import LeRobotPolicy
 from lightning_rl.extensions.vla.policy import ChunkPolicy
 from lightning_rl.extensions.vla.transformers_backbone import TransformersBackbone
-from lightning_rl.policies import Policy, PolicyWrapper
-from lightning_rl.policies.base import first_state
-from lightning_rl.rollout.contract import leaves_of_tree, space_spec
-from lightning_rl.rollout.masks import MASK
-from lightning_rl.rollout.structured_actions import StructuredActions
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.torch_private import EXPORTERS
 
 OBSERVATION, ACTION, STATE, NEXT_STATE = "observation", "action", "state", "next_state"
 """Names of inputs and outputs; entries of a Dict append their keys: `observation.rgb`."""

@@ -15,15 +15,12 @@ import gymnasium
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_rl.checkpoints.format import STATE_KEY, own_version
-from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.step_results import bounds_of
+from lightning_rl import ConfigurationError, Policy, VectorEnv
+from lightning_rl.extend.checkpoints import CHECKPOINTS, STATE_KEY, own_version
+from lightning_rl.extend.envs import bounds_of
+from lightning_rl.extend.files import open_file, read_json
 from lightning_rl.extensions.export.graph import NEXT_STATE, STATE, Port, Ports, unwrapped
 from lightning_rl.extensions.export.weights import plain_json
-from lightning_rl.policies import Policy
-from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.files import open_file, read_json
-from lightning_rl.system.saved_runs import CHECKPOINTS
 
 MOST_METRICS = 2**30
 """Most bytes of a run's metrics.csv."""

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space
 
-from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl import Policy
+from lightning_rl.extend.checkpoints import TrainedPolicy
+from lightning_rl.extend.rollout import leaves_of_tree
+from lightning_rl.extend.spaces import MASK, choices_of
 from lightning_rl.extensions.export.graph import (
     ACTION,
     NEXT_STATE,
@@ -19,10 +22,6 @@ from lightning_rl.extensions.export.graph import (
     ports_of,
     why_not_traced,
 )
-from lightning_rl.policies import Policy
-from lightning_rl.rollout.contract import leaves_of_tree
-from lightning_rl.rollout.masks import MASK
-from lightning_rl.rollout.structured_actions import choices_of
 
 Arrays = dict[str, np.ndarray]
 """Arrays [N, ...] by the names of inputs or outputs."""

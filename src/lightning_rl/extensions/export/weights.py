@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_rl.checkpoints.format import (
-    CONFIG_KEY,
-    STATE_KEY,
-    check_schema,
-    weights_of,
-)
-from lightning_rl.policies import Policy
-from lightning_rl.system.errors import ConfigurationError, import_extra
-from lightning_rl.system.files import read_json, write_atomically
-from lightning_rl.system.plain_yaml import dump_yaml
+from lightning_rl import ConfigurationError, Policy
+from lightning_rl.extend.checkpoints import CONFIG_KEY, STATE_KEY, check_schema, weights_of
+from lightning_rl.extend.errors import import_extra
+from lightning_rl.extend.files import dump_yaml, read_json, write_atomically
 
 SUFFIX = ".safetensors"
 """Suffix of files of weights."""

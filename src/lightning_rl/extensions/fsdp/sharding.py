@@ -24,12 +24,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from lightning_rl import Policy
+from lightning_rl.extend import ranks
+from lightning_rl.extend.algorithms import whole
+from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.rollout import allocate_rollout
 from lightning_rl.extensions.fsdp.update import ShardedUpdate
-from lightning_rl.policies.base import Policy
-from lightning_rl.rollout.contract import allocate_rollout
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import closest, require
-from lightning_rl.system.sharded import whole
 
 Acting = Literal["whole", "sharded"]
 """How a sharded policy acts; see `FSDP2Strategy`."""

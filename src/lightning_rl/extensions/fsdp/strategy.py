@@ -8,11 +8,9 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lightning_rl import Policy, PolicyWrapper
+from lightning_rl.extend.algorithms import load_whole, shard_like, use_all_processes_for_data, whole
 from lightning_rl.extensions.fsdp.sharding import Acting, Sharding
-from lightning_rl.policies.base import Policy
-from lightning_rl.policies.wrapper import PolicyWrapper
-from lightning_rl.system.lightning_private import use_all_processes_for_data
-from lightning_rl.system.sharded import load_whole, shard_like, whole
 
 
 class FSDP2Strategy(ModelParallelStrategy):

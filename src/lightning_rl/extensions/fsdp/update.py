@@ -8,9 +8,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from lightning_rl.optim.update import Update
-from lightning_rl.system import ranks
-from lightning_rl.system.sharded import whole
+from lightning_rl.extend import ranks
+from lightning_rl.extend.algorithms import Update, whole
 
 
 class ShardedUpdate(Update):

@@ -1,6 +1,6 @@
 """Terms of tasks: rewards, terminations, observations, actions, events, curriculum, metrics."""
 
-from lightning_rl.envs.events import Event as Event
+from lightning_rl.extend.envs import Event as Event
 from lightning_rl.extensions.managers.actions import Actions as Actions
 from lightning_rl.extensions.managers.actions import ActionTerm as ActionTerm
 from lightning_rl.extensions.managers.actions import DeltaPosition as DeltaPosition

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.extend.errors import Configurable, closest, require
+from lightning_rl.extend.spaces import by_name, named
 from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.extensions.managers.view import EnvView
-from lightning_rl.rollout.names import by_name, named
-from lightning_rl.system.construction import Configurable
-from lightning_rl.system.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
 """Kind of an action's target: position (m), velocity (m/s) or force (N)."""

@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.events import Event
+from lightning_rl.extend.envs import Event
+from lightning_rl.extend.errors import EnvFaultError, closest
 from lightning_rl.extensions.managers.term import BoundTerm, check_event
 from lightning_rl.extensions.managers.view import EnvView, entries_of
-from lightning_rl.system.errors import EnvFaultError, closest
 
 
 class Events:

@@ -5,8 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import closest
 from lightning_rl.extensions.managers.view import EnvView, names_of
-from lightning_rl.system.errors import ConfigurationError, closest
 
 
 def is_success(env: EnvView) -> Tensor:

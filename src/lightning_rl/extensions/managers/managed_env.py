@@ -10,11 +10,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.events import Event
-from lightning_rl.envs.torch.counter_random import uniforms
-from lightning_rl.envs.torch.torch_env import TorchEnv, Transition
-from lightning_rl.envs.vector_env import Observation as Observed
-from lightning_rl.envs.vector_env import RestoreError
+from lightning_rl import TorchEnv
+from lightning_rl.extend.envs import Event, RestoreError, Transition, uniforms
+from lightning_rl.extend.envs import Observation as Observed
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.managers.events import Events
 from lightning_rl.extensions.managers.observations import Observations
 from lightning_rl.extensions.managers.outcome import Metrics, Rewards, Terminations, checked
@@ -28,7 +27,6 @@ from lightning_rl.extensions.managers.term import (
     merged,
 )
 from lightning_rl.extensions.managers.view import EnvView, entries_of, names_of
-from lightning_rl.system.errors import require
 
 Groups = Mapping[str, Mapping[str, Observation]]
 """Observation terms by name, by group."""

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.extend.errors import EnvFaultError, check_range, require
 from lightning_rl.extensions.managers.term import BoundTerm, Observation
 from lightning_rl.extensions.managers.view import EnvView
-from lightning_rl.system.errors import EnvFaultError, check_range, require
 
 PREFIX = "observation/"
 """State entries of the observations, `observation/<group>`."""

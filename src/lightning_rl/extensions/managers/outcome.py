@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.extend.errors import EnvFaultError, require
 from lightning_rl.extensions.managers.term import BoundTerm, Ends, Metric, Reward, Termination
 from lightning_rl.extensions.managers.view import EnvView
-from lightning_rl.system.errors import EnvFaultError, require
 
 OUTCOMES: dict[Ends, tuple[str, ...]] = {
     "terminated": ("terminated",),

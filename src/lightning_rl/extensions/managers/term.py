@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from lightning_rl.checkpoints.registry import present_settings
-from lightning_rl.envs.events import Event, Function, Term
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.checkpoints import present_settings
+from lightning_rl.extend.envs import Event, Function, Term
+from lightning_rl.extend.errors import check_range, closest, imported, is_import_path, require
 from lightning_rl.extensions.managers import functions
 from lightning_rl.extensions.managers.view import EnvView
-from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.system.texts import imported, is_import_path
 
 
 @dataclass

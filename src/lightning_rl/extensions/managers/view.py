@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.torch.counter_random import hash32, uniforms
-from lightning_rl.system.errors import require
+from lightning_rl.extend.envs import hash32, uniforms
+from lightning_rl.extend.errors import require
 
 ENDLESS = 2**31
 """Time limit that terms see if the env has none."""

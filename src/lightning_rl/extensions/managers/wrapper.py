@@ -10,11 +10,20 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.chunks import WrapsSingleEnvs
-from lightning_rl.envs.torch.counter_random import key_of, seeds_of
-from lightning_rl.envs.vector_env import Info, Options, RestoreError, Seed, VectorEnv
-from lightning_rl.envs.vector_env import Observation as Observed
-from lightning_rl.envs.wrapper import VectorEnvWrapper
+from lightning_rl import ConfigurationError, VectorEnv, VectorEnvWrapper
+from lightning_rl.extend.envs import (
+    Info,
+    Options,
+    RestoreError,
+    Seed,
+    WrapsSingleEnvs,
+    key_of,
+    seeds_of,
+)
+from lightning_rl.extend.envs import Observation as Observed
+from lightning_rl.extend.errors import EnvFaultError, require
+from lightning_rl.extend.rollout import map_tree
+from lightning_rl.extend.spaces import named, names_of
 from lightning_rl.extensions.managers.actions import (
     ActionTerm,
     Force,
@@ -26,9 +35,6 @@ from lightning_rl.extensions.managers.observations import Observations
 from lightning_rl.extensions.managers.outcome import Metrics, Rewards, Terminations
 from lightning_rl.extensions.managers.term import Metric, Observation, Reward, Termination, merged
 from lightning_rl.extensions.managers.view import EnvView, SeesNoState, entries_of
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.rollout.names import named, names_of
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, require
 
 
 class TermWrapper(VectorEnvWrapper, SeesNoState):

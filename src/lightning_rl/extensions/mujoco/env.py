@@ -9,7 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.gymnasium.mujoco_bindings import convert_mujoco_warnings
+from lightning_rl.extend.envs import convert_mujoco_warnings
+from lightning_rl.extend.errors import check_range, closest, require
+from lightning_rl.extend.spaces import named
 from lightning_rl.extensions.managers import Event
 from lightning_rl.extensions.managers.actions import Actions, ActionTerm, DeltaPosition, Position
 from lightning_rl.extensions.managers.managed_env import ManagedEnv, TermSettings
@@ -33,8 +35,6 @@ from lightning_rl.extensions.mujoco.quantities import fields_of, nominal_of
 from lightning_rl.extensions.mujoco.rendering import Camera, Marker
 from lightning_rl.extensions.mujoco.threads import ThreadedPhysics
 from lightning_rl.extensions.mujoco.warp import WarpPhysics
-from lightning_rl.rollout.names import named
-from lightning_rl.system.errors import check_range, closest, require
 
 Backend = Literal["auto", "c", "warp"]
 """The simulator: MuJoCo's C library, MuJoCo Warp, or the choice by the device."""

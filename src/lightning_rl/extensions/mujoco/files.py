@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lightning_rl.system.errors import require
-from lightning_rl.system.files import open_file
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import open_file
 
 LARGEST_FILE, MOST_FILES, MOST_COPIES, LONGEST_SIDE = 2**26, 1_000, 200_000, 10_000
 """Most bytes of a file of a model, files, copies of an element, and pixels in a row."""

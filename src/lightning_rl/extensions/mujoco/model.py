@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.envs import offscreen_renderer
+from lightning_rl.extend.errors import closest, import_extra, is_import_path, is_model_file, require
 from lightning_rl.extensions.managers.term import function_of
 from lightning_rl.extensions.mujoco.files import check_files
-from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
-from lightning_rl.system.machine import offscreen_renderer
-from lightning_rl.system.texts import is_import_path, is_model_file
 
 STATE = ("time", "qpos", "qvel", "act")
 """State entries that a simulation step reads and writes, each [N, size] float32."""

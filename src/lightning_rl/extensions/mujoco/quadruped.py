@@ -18,8 +18,8 @@ from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
 from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.mujoco.rendering import Marker
+from lightning_rl.extensions.mujoco.rotations import heading, inverse, rotate
 from lightning_rl.extensions.tasks.drawing import GREEN
-from lightning_rl.functional.rotations import heading, inverse, rotate
 
 JOINTS = tuple(f"{part}_{leg}" for leg in (1, 2, 3, 4) for part in ("hip", "ankle"))
 """Driven joints of Ant."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_rl.system.errors import require
+from lightning_rl.extend.errors import require
 
 INSTEAD = {
     "body_inertia": "mass",

@@ -14,8 +14,8 @@ from lightning_rl.extensions.managers.term import Metric, Observation, Reward, T
 from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.extensions.mujoco.env import MujocoEnv, MujocoView
 from lightning_rl.extensions.mujoco.rendering import Marker
+from lightning_rl.extensions.mujoco.rotations import angle_between, inverse, product, rotate
 from lightning_rl.extensions.tasks.drawing import GREEN, RED
-from lightning_rl.functional.rotations import angle_between, inverse, product, rotate
 
 ARM = Path(__file__).parent / "assets" / "arm.xml"
 """The model: six joints, position servos, and the site `tip` on the body `tool`."""

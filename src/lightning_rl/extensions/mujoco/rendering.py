@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lightning_rl.extend.errors import closest, require
 from lightning_rl.extensions.mujoco.model import import_mujoco
 from lightning_rl.extensions.tasks.drawing import BLUE, GREY, PAPER, Canvas, Colour
-from lightning_rl.system.errors import closest, require
 
 SIZE = (256, 384)
 """Height and width of a picture, in pixels."""

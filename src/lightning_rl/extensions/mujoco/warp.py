@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import EnvFaultError, import_extra
 from lightning_rl.extensions.mujoco.model import RECOMPUTED, STATE, Layout, Physics, fields_in
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, import_extra
 
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0")
 """Fields that `set_const` computes for each world."""

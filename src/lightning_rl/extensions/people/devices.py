@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.step_results import name_of
-from lightning_rl.envs.vector_env import one_picture
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.envs import name_of, one_picture
+from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.people.intervention import (
     Event,
     InterventionDecision,
     InterventionSource,
 )
-from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 INSTALL = "pip install -e '.[hil-devices]'"
 """How to install the packages."""

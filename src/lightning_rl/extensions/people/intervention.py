@@ -11,8 +11,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from lightning_rl.envs.infos import report_intervention
-from lightning_rl.system.errors import ConfigurationError, check_range
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.envs import report_intervention
+from lightning_rl.extend.errors import check_range
 
 Event = Literal["success", "failure", "rerecord"]
 """How a person ends an episode: success, failure, or record it again."""

@@ -15,24 +15,28 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-from lightning_rl.algorithms import Algorithm
-from lightning_rl.cli.arguments import is_trusted
-from lightning_rl.cli.checking import check_options, check_run
-from lightning_rl.cli.config_files import find_config
-from lightning_rl.cli.imports import only_allowed_imports
-from lightning_rl.cli.options import (
+from lightning_rl import Algorithm, ConfigurationError, VectorEnv
+from lightning_rl.extend.checkpoints import find_checkpoint
+from lightning_rl.extend.cli import (
     FOR_CHECKPOINTS,
     NEEDED,
+    CommandLine,
     Option,
+    check_options,
+    check_run,
     explained_refusals,
+    find_config,
+    is_trusted,
+    normalize_options,
+    only_allowed_imports,
     option_parser,
     parse_options,
+    read_config,
 )
-from lightning_rl.cli.parsing import normalize_options, read_config
-from lightning_rl.cli.subcommands import CommandLine
-from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS, wilson_interval
-from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.factories import EnvFactory, make_env
+from lightning_rl.extend.collectors import MAX_EPISODE_STEPS, wilson_interval
+from lightning_rl.extend.envs import EnvFactory, make_env
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import expanded, shown, tell, write_atomically
 from lightning_rl.extensions.datasets.episode import Episode
 from lightning_rl.extensions.datasets.label import LabelSettings, label_dataset
 from lightning_rl.extensions.datasets.playing import play_policy
@@ -41,10 +45,6 @@ from lightning_rl.extensions.datasets.record_command import without_chunks
 from lightning_rl.extensions.datasets.writer import EpisodeWriter
 from lightning_rl.extensions.recap.label_command import Run, fit_value, summary, value_config
 from lightning_rl.extensions.recap.value_fit import ValueFit
-from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.files import expanded, shown, write_atomically
-from lightning_rl.system.output import tell
-from lightning_rl.system.saved_runs import find_checkpoint
 
 OPTIONS = {
     "config": Option(str, NEEDED, "of BehaviorCloning with a ConditionedPolicy, or with weights"),

@@ -9,12 +9,18 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl import ConfigurationError, PolicyWrapper
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import (
+    ABSENT,
+    GUIDANCE,
+    RNG,
+    PolicyFactory,
+    RolloutActor,
+    StepwiseActor,
+)
+from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.datasets.episode import CODES, CONDITION
-from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, RolloutActor, StepwiseActor
-from lightning_rl.policies.slow import PolicyFactory
-from lightning_rl.policies.wrapper import PolicyWrapper
-from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 Quality = Literal["absent", "good", "bad"]
 """Condition of a step."""

@@ -11,8 +11,11 @@ from typing import Any, Literal
 import gymnasium
 from jsonargparse import Namespace
 
-from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
-from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl.extend.cli import FOR_CHECKPOINTS, NEEDED, CommandLine, Option, parse_options
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import dump_yaml, tell, write_atomically
+from lightning_rl.extend.policies import picture_keys
+from lightning_rl.extend.spaces import space_of
 from lightning_rl.extensions.datasets.label import (
     Chosen,
     LabelSettings,
@@ -23,12 +26,6 @@ from lightning_rl.extensions.datasets.label import (
 )
 from lightning_rl.extensions.datasets.reader import read_episodes
 from lightning_rl.extensions.recap.value_fit import ValueFit
-from lightning_rl.policies.networks.encoders import picture_keys
-from lightning_rl.rollout.spaces import space_of
-from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.files import write_atomically
-from lightning_rl.system.output import tell
-from lightning_rl.system.plain_yaml import dump_yaml
 
 Run = Callable[[Sequence[str]], None]
 """Runs a command line of `rl-cli`."""

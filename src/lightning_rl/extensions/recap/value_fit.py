@@ -10,16 +10,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.checkpoints.format import STATE_KEY
-from lightning_rl.collectors.evaluation import logged_values, summarize
+from lightning_rl.extend import ranks
+from lightning_rl.extend.algorithms import Objective
+from lightning_rl.extend.checkpoints import STATE_KEY
+from lightning_rl.extend.collectors import logged_values, summarize
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.policies import PerceptronPolicy, autocast, check_weights_are_numbers
 from lightning_rl.extensions.algorithms.recorded_frames import FrameAlgorithm
 from lightning_rl.extensions.datasets.frames import ReturnFramesEnv
-from lightning_rl.optim.update import Objective
-from lightning_rl.policies.base import check_weights_are_numbers
-from lightning_rl.policies.perceptron_policy import PerceptronPolicy
-from lightning_rl.policies.precision import autocast
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import require
 
 STEPS_AT_ONCE = 256
 """Steps per forward pass of an evaluation."""

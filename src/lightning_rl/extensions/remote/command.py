@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from lightning_rl.cli.options import NEEDED, Option, parse_options
-from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, handle_signals, parse_options
+from lightning_rl.extend.files import tell
 from lightning_rl.extensions.remote.ray import resource_of
 from lightning_rl.extensions.remote.ray_cluster import (
     check_answers,
@@ -18,9 +19,6 @@ from lightning_rl.extensions.remote.ray_cluster import (
     refuse_without_ray,
     why_not_joined,
 )
-from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.output import tell
-from lightning_rl.system.signals import handle_signals
 
 OPTIONS = {
     "address": Option(

@@ -17,27 +17,23 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.buffers import BufferClosed
-from lightning_rl.buffers.segments import check_fits
-from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import (
-    CollectorContext,
+from lightning_rl import Collector, CollectorContext, ConfigurationError, Policy, VectorEnv
+from lightning_rl.extend import ranks
+from lightning_rl.extend.algorithms import BufferClosed, check_fits
+from lightning_rl.extend.collectors import (
     EpisodeSettings,
+    EpisodeStatistics,
     RolloutLoop,
+    acting_copy,
+    changing_weights,
+    computing_alike,
+    flush_denormals,
+    flushes_denormals,
     segments_for,
 )
-from lightning_rl.collectors.statistics import EpisodeStatistics
-from lightning_rl.collectors.weights import acting_copy, changing_weights
-from lightning_rl.envs import VectorEnv
-from lightning_rl.extensions.remote.ray_cluster import (
-    Connection,
-    check_versions,
-    refuse_without_ray,
-    versions,
-)
-from lightning_rl.extensions.remote.remote import Answer, Cluster, RemoteCollectors, RemoteSettings
-from lightning_rl.policies import Policy
-from lightning_rl.rollout.contract import (
+from lightning_rl.extend.envs import MachineSettings, settings
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import (
     clear_bootstrap_slot,
     copy_rollout,
     final_storage,
@@ -46,10 +42,13 @@ from lightning_rl.rollout.contract import (
     rollout_from,
     time_major,
 )
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.machine import MachineSettings, settings
-from lightning_rl.system.process import computing_alike, flush_denormals, flushes_denormals
+from lightning_rl.extensions.remote.ray_cluster import (
+    Connection,
+    check_versions,
+    refuse_without_ray,
+    versions,
+)
+from lightning_rl.extensions.remote.remote import Answer, Cluster, RemoteCollectors, RemoteSettings
 
 CLOSE_SECONDS = 5.0
 """Seconds that collectors get to stop between two env steps and to close their envs."""

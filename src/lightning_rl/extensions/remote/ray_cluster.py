@@ -19,7 +19,8 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
 
 CONNECT_SECONDS = 5.0
 """Timeout of a connection to the head of a cluster, in seconds."""

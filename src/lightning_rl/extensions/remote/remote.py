@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from lightning_rl.buffers import BufferClosed, ReadInterrupted, WriterError
-from lightning_rl.buffers.waiting import LOOK_SECONDS
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.algorithms import LOOK_SECONDS, BufferClosed, ReadInterrupted, WriterError
+from lightning_rl.extend.errors import EnvFaultError
 
 MOST_SENT = 8
 """Maximum number of collectors per publication: each call takes about a millisecond."""

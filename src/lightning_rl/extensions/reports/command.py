@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from lightning_rl.cli.options import NEEDED, Option, parse_options
-from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl.extend.cli import NEEDED, CommandLine, Option, parse_options
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.files import expanded, tell, write_atomically
 from lightning_rl.extensions.reports.comparison import METRIC, Comparison, compare
 from lightning_rl.extensions.reports.rendering import as_data, as_markdown, as_page
-from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.files import expanded, write_atomically
-from lightning_rl.system.output import tell
 
 Format = Literal["html", "md", "json"]
 

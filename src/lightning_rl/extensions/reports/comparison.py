@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.collectors.evaluation import logged_values
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.collectors import logged_values
+from lightning_rl.extend.errors import closest, require
 from lightning_rl.extensions.reports.runs import CURVES, RunRecord, find_runs, read_curves, read_run
 from lightning_rl.extensions.reports.statistics import (
     interval_of_improvement,
@@ -18,7 +20,6 @@ from lightning_rl.extensions.reports.statistics import (
     iqm_curve,
     probability_of_improvement,
 )
-from lightning_rl.system.errors import ConfigurationError, closest, require
 
 METRIC = "eval/avg_reward"
 """Default metric of a comparison."""

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lightning_rl.checkpoints.format import own_version
+from lightning_rl.extend.checkpoints import own_version
 from lightning_rl.extensions.reports.comparison import (
     ABSENT,
     Comparison,

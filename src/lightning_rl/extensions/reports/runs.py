@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.collectors.evaluation import logged_values
-from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import open_file, read_json, read_text
-from lightning_rl.system.plain_yaml import read_yaml
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.collectors import logged_values
+from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.files import open_file, read_json, read_text, read_yaml
 
 MANIFEST, EVALUATION, NUMBERS = "run.json", "evaluation.json", Path("logs", "metrics.csv")
 """Files of a run: manifest (marks a run directory), last evaluation, and metrics."""

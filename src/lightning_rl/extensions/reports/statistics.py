@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.system.errors import require
+from lightning_rl.extend.errors import require
 
 RESAMPLES = 10_000
 """Number of bootstrap samples."""

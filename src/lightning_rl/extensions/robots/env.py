@@ -7,11 +7,10 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.infos import EXECUTED_ACTION, INTERVENED
+from lightning_rl.extend.envs import EXECUTED_ACTION, INTERVENED
+from lightning_rl.extend.errors import EnvFaultError, check_range, imported, is_import_path, require
+from lightning_rl.extend.spaces import by_name, named
 from lightning_rl.extensions.robots.process import RobotProcess
-from lightning_rl.rollout.names import by_name, named
-from lightning_rl.system.errors import EnvFaultError, check_range, require
-from lightning_rl.system.texts import imported, is_import_path
 
 MOST_HOME_STEPS = 10_000
 """Maximum steps on the way home."""

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from lightning_rl.extend.errors import EnvFaultError
 from lightning_rl.extensions.robots import bus
-from lightning_rl.system.errors import EnvFaultError
 
 BEATS_PER_TIMEOUT = 4
 """Heartbeats sent within `heartbeat_s`."""

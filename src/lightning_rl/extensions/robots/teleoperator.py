@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 
+from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.people.intervention import (
     Event,
     InterventionDecision,
@@ -12,7 +13,6 @@ from lightning_rl.extensions.people.intervention import (
 )
 from lightning_rl.extensions.robots.env import RobotEnv, check_import_path
 from lightning_rl.extensions.robots.process import RobotProcess
-from lightning_rl.system.errors import check_range, require
 
 TAKES_OVER = "is_intervention"
 """Event of LeRobot: the person acts."""

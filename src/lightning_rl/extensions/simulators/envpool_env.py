@@ -13,11 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.infos import InfoReader, to_tensors
-from lightning_rl.envs.torch.counter_random import seeds_of
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv, wrap_arrays
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.system.errors import ConfigurationError, closest, import_extra, require
+from lightning_rl import ConfigurationError, VectorEnv
+from lightning_rl.extend.envs import (
+    Info,
+    InfoReader,
+    Observation,
+    Options,
+    Seed,
+    seeds_of,
+    to_tensors,
+    wrap_arrays,
+)
+from lightning_rl.extend.errors import closest, import_extra, require
+from lightning_rl.extend.rollout import map_tree
 
 OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
 """EnvPool settings that `env_kwargs` cannot set."""

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import EnvFaultError, closest
 
 
 class RslRlVecEnv:

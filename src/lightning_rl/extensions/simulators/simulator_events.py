@@ -7,12 +7,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.events import Event
-from lightning_rl.envs.torch.counter_random import key_of
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.envs import Event, key_of
+from lightning_rl.extend.errors import EnvFaultError
 from lightning_rl.extensions.managers.events import steps_until
 from lightning_rl.extensions.managers.term import BoundTerm, check_event, merged
 from lightning_rl.extensions.managers.view import EnvView, SeesNoState
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 
 class SimulatorView(EnvView):

@@ -10,15 +10,24 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.infos import TREES
-from lightning_rl.envs.other_libraries import replacement
-from lightning_rl.envs.step_results import KINDS, check_vector, refuse_missing_end, shortened
-from lightning_rl.envs.torch.counter_random import seeds_of
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
+from lightning_rl import ConfigurationError, VectorEnv
+from lightning_rl.extend.envs import (
+    KINDS,
+    TREES,
+    Info,
+    Observation,
+    Options,
+    Seed,
+    check_vector,
+    refuse_missing_end,
+    replacement,
+    seeds_of,
+    shortened,
+)
+from lightning_rl.extend.errors import EnvFaultError, closest, require
+from lightning_rl.extend.rollout import FieldSpec, map_tree
+from lightning_rl.extend.spaces import space_of
 from lightning_rl.extensions.simulators.simulator_events import SimulatorEvents
-from lightning_rl.rollout.contract import FieldSpec, map_tree
-from lightning_rl.rollout.spaces import space_of
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, closest, require
 
 Resets = Literal["by_itself", "a_step_late", "by_index"]
 """What resets finished envs: the simulator (in the step, or in the next step), or this class."""

@@ -11,6 +11,9 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import lock_file, open_file, writing
 from lightning_rl.extensions.sweeps.search import (
     GRID,
     Point,
@@ -24,8 +27,6 @@ from lightning_rl.extensions.sweeps.search import (
     size_of,
 )
 from lightning_rl.extensions.sweeps.sweep_settings import TRIALS, SweepSettings
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import lock_file, open_file, writing
 
 JOURNAL, LOCK = "journal.log", ".lock"
 """Files of a sweep: its journal, and the lock of the process that runs it."""

@@ -15,8 +15,9 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import closest, require
 from lightning_rl.extensions.sweeps.sweep_settings import SweepSettings
-from lightning_rl.system.errors import ConfigurationError, closest, require
 
 GRID, RANDOM = "grid", "random"
 """Searches that are not classes of Optuna."""

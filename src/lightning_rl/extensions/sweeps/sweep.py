@@ -18,9 +18,20 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
-from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.cli.parsing import value_of
-from lightning_rl.cli.subcommands import CommandLine
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.checkpoints import CHECKPOINTS
+from lightning_rl.extend.cli import CommandLine, handle_signals, shipped_configs, value_of
+from lightning_rl.extend.errors import check_range, closest, require
+from lightning_rl.extend.files import (
+    dump_yaml,
+    expanded,
+    new_run_dir,
+    read_text,
+    read_yaml,
+    tell,
+    tell_from_handler,
+    write_atomically,
+)
 from lightning_rl.extensions.reports.comparison import short_names, value_text
 from lightning_rl.extensions.reports.runs import NUMBERS, read_columns
 from lightning_rl.extensions.reports.statistics import interval_of_iqm, iqm
@@ -44,13 +55,6 @@ from lightning_rl.extensions.sweeps.sweep_settings import (
     sweep_settings,
 )
 from lightning_rl.extensions.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, usable_cores
-from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.system.files import expanded, read_text, write_atomically
-from lightning_rl.system.output import tell, tell_from_handler
-from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
-from lightning_rl.system.runs import new_run_dir
-from lightning_rl.system.saved_runs import CHECKPOINTS
-from lightning_rl.system.signals import handle_signals
 
 SETTINGS, BASE = "sweep.yaml", "base.yaml"
 """Files of a sweep: its settings, and the base configuration of all trials."""

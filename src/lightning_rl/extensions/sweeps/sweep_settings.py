@@ -10,12 +10,9 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.options import OptionParser, explained_refusals
-from lightning_rl.cli.parsing import UsageError
-from lightning_rl.system.errors import closest, require
-from lightning_rl.system.files import expanded, read_text
-from lightning_rl.system.plain_yaml import read_yaml
+from lightning_rl.extend.cli import HelpFormatter, OptionParser, UsageError, explained_refusals
+from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.files import expanded, read_text, read_yaml
 
 TRIALS = 20
 """Default number of points, except for a grid."""

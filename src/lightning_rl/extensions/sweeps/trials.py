@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from lightning_rl.system.errors import require
+from lightning_rl.extend.errors import require
 
 PR_SET_PDEATHSIG = 1
 """Option of Linux's `prctl`: the signal at the end of the parent process."""

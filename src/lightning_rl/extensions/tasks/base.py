@@ -11,8 +11,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.events import Event
-from lightning_rl.envs.vector_env import Observation as Observed
+from lightning_rl.extend.envs import Event
+from lightning_rl.extend.envs import Observation as Observed
+from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.managers.actions import ActionTerm, Kind, require_kind
 from lightning_rl.extensions.managers.managed_env import ManagedEnv, TermSettings
 from lightning_rl.extensions.managers.term import (
@@ -22,7 +23,6 @@ from lightning_rl.extensions.managers.term import (
     Reward,
     Termination,
 )
-from lightning_rl.system.errors import check_range, require
 
 
 @dataclass

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 
+from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.algorithms.gripper import CLOSE, OPEN, STAY
 from lightning_rl.extensions.people.intervention import InterventionDecision, InterventionSource
-from lightning_rl.system.errors import check_range, require
 
 HOME = np.array((0.0, 0.195, 0.0, -2.43, 0.0, 2.62, 0.785))
 """Initial joint angles of the arm, in rad."""

@@ -9,13 +9,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import VectorEnv
+from lightning_rl import ConfigurationError, VectorEnv
+from lightning_rl.extend.rollout import map_tree
 from lightning_rl.extensions.tasks.base import Task
 from lightning_rl.extensions.tasks.cart_pole import CartPole
 from lightning_rl.extensions.tasks.point_mass import PointMass
 from lightning_rl.extensions.tasks.push_cube import PushCube
-from lightning_rl.rollout.contract import map_tree
-from lightning_rl.system.errors import ConfigurationError
 
 TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
     "CartPole": CartPole,

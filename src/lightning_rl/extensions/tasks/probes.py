@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.torch.torch_env import TorchEnv, Transition
-from lightning_rl.envs.vector_env import Observation
+from lightning_rl import TorchEnv
+from lightning_rl.extend.envs import Observation, Transition
 
 
 class Probe(TorchEnv):

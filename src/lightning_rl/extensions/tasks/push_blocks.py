@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.managers.actions import DeltaPosition
 from lightning_rl.extensions.managers.term import Metric, Reward, Termination
 from lightning_rl.extensions.managers.view import EnvView
 from lightning_rl.extensions.tasks.base import Task
 from lightning_rl.extensions.tasks.drawing import BLUE, INK, PAPER, RED, Canvas
-from lightning_rl.system.errors import require
 
 BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
 """m: half edges of the blocks, of the pusher and of the table."""

@@ -8,9 +8,8 @@ import gymnasium
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.extend.errors import Configurable, require
 from lightning_rl.functional import guide
-from lightning_rl.system.construction import Configurable
-from lightning_rl.system.errors import require
 
 
 class Features(NamedTuple):

@@ -10,6 +10,17 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl import ConfigurationError, Policy
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import (
+    HALF_LOG_TWO_PI,
+    RNG,
+    fill_with_weights,
+    noise_for,
+    one_message,
+    summed,
+)
+from lightning_rl.extend.rollout import FieldSpec, allocate_rollout
 from lightning_rl.extensions.vla.adapters import with_fresh_adapter
 from lightning_rl.extensions.vla.backbone import members_of_lists
 from lightning_rl.extensions.vla.interface import has_method
@@ -19,12 +30,6 @@ from lightning_rl.extensions.vla.loading import (
     import_model_class,
     instantiate_model,
 )
-from lightning_rl.policies.base import RNG, Policy, noise_for
-from lightning_rl.policies.distributions.base import summed
-from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.weights import fill_with_weights, one_message
-from lightning_rl.rollout.contract import FieldSpec, allocate_rollout
-from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class CustomVLA(Policy):

@@ -8,10 +8,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
+from lightning_rl import Encoder
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.vla.backbone import Backbone
 from lightning_rl.extensions.vla.policy import example
-from lightning_rl.policies.networks.encoders import Encoder
-from lightning_rl.system.errors import require
 
 
 class BackboneEncoder(Encoder):

@@ -9,13 +9,12 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import HALF_LOG_TWO_PI, mlp
+from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.heads import ActionHead, Level, Statistics
 from lightning_rl.functional import flow_matching_loss, flow_transition, interpolate
-from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.networks.perceptron import mlp
-from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.errors import check_range, require
 
 FREQUENCIES = 4
 """Number of sines, and of cosines, of the time: pi t, 2 pi t, 4 pi t, ..."""

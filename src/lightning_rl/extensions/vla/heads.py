@@ -9,11 +9,10 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import HALF_LOG_TWO_PI, choose, gumbel_
+from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
-from lightning_rl.policies.distributions.base import choose, gumbel_
-from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.errors import check_range, require
 
 Level = Literal["token", "action", "chunk"]
 """Granularity of the log-prob: per number, per action or per chunk."""

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded
+from lightning_rl.extend.policies import extra
 from lightning_rl.extensions.vla.lerobot.directory import read_directory
 from lightning_rl.extensions.vla.lerobot.processors import Processors, find_local
-from lightning_rl.policies.weights import extra
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded
 
 
 class InstructionTokenizer:

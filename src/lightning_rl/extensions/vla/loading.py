@@ -14,12 +14,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_rl.extensions.vla.adapters import (
-    add_fresh_adapter,
-    add_saved_adapter,
-    name_without_adapter,
-)
-from lightning_rl.policies.weights import (
+from lightning_rl import ConfigurationError
+from lightning_rl.extend import ranks
+from lightning_rl.extend.errors import OF_A_HUB, asks_a_hub, closest, imported, require
+from lightning_rl.extend.files import expanded, read_json
+from lightning_rl.extend.policies import (
     KeyReport,
     check_report,
     extra,
@@ -27,10 +26,11 @@ from lightning_rl.policies.weights import (
     one_message,
     quiet,
 )
-from lightning_rl.system import ranks
-from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import expanded, read_json
-from lightning_rl.system.texts import OF_A_HUB, asks_a_hub, imported
+from lightning_rl.extensions.vla.adapters import (
+    add_fresh_adapter,
+    add_saved_adapter,
+    name_without_adapter,
+)
 
 Kind = Literal["class", "hf", "hf_config"]
 """Source of a model: a class, a directory of transformers, or a configuration alone."""

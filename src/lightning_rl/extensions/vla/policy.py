@@ -11,6 +11,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl import Policy
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import ABSENT, GUIDANCE, RNG, in_float32, noise_for
+from lightning_rl.extend.rollout import FieldSpec
+from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.vla.adapters import with_fresh_adapter
 from lightning_rl.extensions.vla.backbone import Backbone, Features
 from lightning_rl.extensions.vla.flow import FlowHead, FlowSettings, SlotExpert
@@ -22,13 +27,8 @@ from lightning_rl.extensions.vla.heads import (
     TokenHead,
     action_bounds,
 )
+from lightning_rl.extensions.vla.statistics import action_bounds_of, read_action_bounds
 from lightning_rl.extensions.vla.tiny import TinyVLA
-from lightning_rl.policies.base import ABSENT, GUIDANCE, RNG, Policy, noise_for
-from lightning_rl.policies.precision import in_float32
-from lightning_rl.policies.statistics import action_bounds_of, read_action_bounds
-from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.rollout.names import names_of
-from lightning_rl.system.errors import check_range, require
 
 
 class ChunkPolicy(Policy):

@@ -11,9 +11,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_rl.policies.networks.encoders import Encoder, PictureEncoder
-from lightning_rl.policies.weights import fitting, weights_at
-from lightning_rl.system.errors import check_range, require
+from lightning_rl import Encoder
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.policies import PictureEncoder, fitting, weights_at
 
 Pool = Literal["mean", "none"]
 """Features of a picture: the mean of the last planes, or all their numbers."""

@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.policies import mlp
 from lightning_rl.extensions.vla.backbone import Backbone, Features, refuse_unknown_tokens
-from lightning_rl.policies.networks.perceptron import mlp
-from lightning_rl.system.errors import require
 
 SHARPNESS = 5.0
 """Factor of feature maps before the softmax over pixels, which would be flat otherwise."""

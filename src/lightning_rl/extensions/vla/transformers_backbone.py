@@ -8,9 +8,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_rl.extend.errors import check_range, require
 from lightning_rl.extensions.vla.backbone import Backbone, Features, refuse_unknown_tokens
 from lightning_rl.extensions.vla.loading import image_statistics, load_vla_model
-from lightning_rl.system.errors import check_range, require
 
 
 class TransformersBackbone(Backbone):

@@ -6,8 +6,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import check_range, closest, require
 from lightning_rl.extensions.vla.instructions import InstructionTokenizer
-from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
 
 
 class VLAObservation(gymnasium.Wrapper):

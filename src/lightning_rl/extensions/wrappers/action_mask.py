@@ -5,9 +5,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.rollout.masks import MASK
-from lightning_rl.rollout.structured_actions import choices_of, flat_actions
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import EnvFaultError
+from lightning_rl.extend.spaces import MASK, choices_of, flat_actions
 
 
 class ActionMask(gymnasium.Wrapper):

@@ -9,10 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import Info, Observation, Options, Seed, VectorEnv
-from lightning_rl.envs.wrapper import VectorEnvWrapper
-from lightning_rl.policies.networks.encoders import Encoder
-from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl import ConfigurationError, Encoder, VectorEnv, VectorEnvWrapper
+from lightning_rl.extend.envs import Info, Observation, Options, Seed
+from lightning_rl.extend.errors import closest, require
 
 ENCODED_TOGETHER = 256
 """Recorded pictures per pass of an encoder."""

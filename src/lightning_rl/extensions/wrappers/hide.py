@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from lightning_rl.system.errors import ConfigurationError
+from lightning_rl import ConfigurationError
 
 
 class PartialObservation(gymnasium.ObservationWrapper):

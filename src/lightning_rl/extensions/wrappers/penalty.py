@@ -5,7 +5,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import EnvFaultError, check_range, require
 
 ROUNDING = 1e-6
 """Tolerance at the thresholds, as a share of half their distance: observations are float32."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_rl.extend.errors import require
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.heads import ActionHead, GaussianHead, Statistics
 from lightning_rl.extensions.vla.lerobot.directory import (
@@ -21,7 +22,6 @@ from lightning_rl.extensions.vla.lerobot.directory import (
 )
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
 from lightning_rl.extensions.vla.resnet import BLOCKS, ResNet
-from lightning_rl.system.errors import require
 
 
 @dataclass(frozen=True)

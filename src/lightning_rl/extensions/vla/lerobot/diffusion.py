@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import check_range, require
+from lightning_rl.extend.rollout import FieldSpec
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.heads import ActionHead, Level, Statistics
 from lightning_rl.extensions.vla.lerobot.act import blocks_of
@@ -22,8 +25,6 @@ from lightning_rl.extensions.vla.lerobot.directory import (
 )
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
 from lightning_rl.extensions.vla.resnet import ResNet
-from lightning_rl.rollout.contract import FieldSpec
-from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 @dataclass(frozen=True)

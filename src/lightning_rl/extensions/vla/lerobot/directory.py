@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.weights import extra, fitting, refuse_adapter, weights_at
-from lightning_rl.system.errors import closest, require
-from lightning_rl.system.files import expanded, read_json, write_atomically
+from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.files import expanded, read_json, write_atomically
+from lightning_rl.extend.policies import extra, fitting, refuse_adapter, weights_at
 
 KINDS = ("act", "diffusion", "smolvla")
 """Types of policies that are read."""

@@ -10,6 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.extend.errors import closest, require
+from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.vla.lerobot.directory import (
     ENVIRONMENT,
     STATE,
@@ -17,8 +19,6 @@ from lightning_rl.extensions.vla.lerobot.directory import (
 )
 from lightning_rl.extensions.vla.lerobot.network import Network
 from lightning_rl.extensions.vla.lerobot.processors import Processors
-from lightning_rl.rollout.names import names_of
-from lightning_rl.system.errors import closest, require
 
 LANGUAGE = "language"
 """Key of an instruction's tokens in an observation."""

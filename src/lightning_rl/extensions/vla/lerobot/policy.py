@@ -12,6 +12,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import config_of, do_weights_follow, require
+from lightning_rl.extend.files import expanded
+from lightning_rl.extend.policies import check_weights_are_numbers, one_message
+from lightning_rl.extend.spaces import names_of
 from lightning_rl.extensions.vla.backbone import Backbone, Features
 from lightning_rl.extensions.vla.heads import ActionHead, Level, Statistics
 from lightning_rl.extensions.vla.lerobot.act import ACTNetwork, ACTSettings
@@ -42,12 +47,6 @@ from lightning_rl.extensions.vla.lerobot.smolvla import (
 )
 from lightning_rl.extensions.vla.loading import freeze_matching
 from lightning_rl.extensions.vla.policy import ChunkPolicy
-from lightning_rl.policies.base import check_weights_are_numbers
-from lightning_rl.policies.weights import one_message
-from lightning_rl.rollout.names import names_of
-from lightning_rl.system.construction import config_of, do_weights_follow
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded
 
 OF_KIND = {
     "act": ("log_std_init",),

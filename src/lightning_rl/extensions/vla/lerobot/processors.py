@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import do_weights_follow, is_plain_name, require
+from lightning_rl.extend.files import read_json
+from lightning_rl.extend.policies import extra, load_weights
 from lightning_rl.extensions.vla.lerobot.directory import (
     ACTION,
     Feature,
@@ -16,7 +20,7 @@ from lightning_rl.extensions.vla.lerobot.directory import (
     write_text,
     write_weights,
 )
-from lightning_rl.policies.statistics import (
+from lightning_rl.extensions.vla.statistics import (
     Statistics,
     choose,
     grouped,
@@ -24,11 +28,6 @@ from lightning_rl.policies.statistics import (
     read_statistics,
     with_width,
 )
-from lightning_rl.policies.weights import extra, load_weights
-from lightning_rl.system.construction import do_weights_follow
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import read_json
-from lightning_rl.system.texts import is_plain_name
 
 MODES = {
     "MEAN_STD": ("mean", "std"),

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_rl.extend.errors import require
+from lightning_rl.extend.files import expanded, read_json
+from lightning_rl.extend.policies import extra, one_message, quiet
 from lightning_rl.extensions.vla.adapters import add_fresh_adapter
 from lightning_rl.extensions.vla.backbone import Features
 from lightning_rl.extensions.vla.flow import FlowHead, FlowSettings
@@ -21,9 +24,6 @@ from lightning_rl.extensions.vla.lerobot.directory import (
     refuse_unsupported,
 )
 from lightning_rl.extensions.vla.lerobot.network import Exploration, Network
-from lightning_rl.policies.weights import extra, one_message, quiet
-from lightning_rl.system.errors import require
-from lightning_rl.system.files import expanded, read_json
 
 PROJECTIONS = (*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),)
 """Layers that a LoRA adapter adapts by default."""

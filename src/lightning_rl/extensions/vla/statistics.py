@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_rl.rollout.names import names_in, order_of
-from lightning_rl.system.construction import do_weights_follow
-from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, read_json
+from lightning_rl import ConfigurationError
+from lightning_rl.extend.errors import do_weights_follow, require
+from lightning_rl.extend.files import expanded, read_json
+from lightning_rl.extend.spaces import names_in, order_of
 
 FILES = ("meta/stats.json", "dataset_statistics.json", "norm_stats.json")
 """Files in directories of LeRobot's datasets, OpenVLA's models and openpi's models."""

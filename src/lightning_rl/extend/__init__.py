@@ -1,0 +1,1 @@
+"""Names for those who write algorithms, policies, envs, collectors and datasets, by role."""

@@ -1,0 +1,45 @@
+"""Parts of policies: actors, distributions, networks, noise."""
+
+from lightning_rl.policies.base import ABSENT as ABSENT
+from lightning_rl.policies.base import GUIDANCE as GUIDANCE
+from lightning_rl.policies.base import NOISE as NOISE
+from lightning_rl.policies.base import RNG as RNG
+from lightning_rl.policies.base import RolloutActor as RolloutActor
+from lightning_rl.policies.base import StepwiseActor as StepwiseActor
+from lightning_rl.policies.base import check_weights_are_numbers as check_weights_are_numbers
+from lightning_rl.policies.base import first_state as first_state
+from lightning_rl.policies.base import noise_for as noise_for
+from lightning_rl.policies.distributions.base import choose as choose
+from lightning_rl.policies.distributions.base import gumbel_ as gumbel_
+from lightning_rl.policies.distributions.base import summed as summed
+from lightning_rl.policies.distributions.base import widened as widened
+from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI as HALF_LOG_TWO_PI
+from lightning_rl.policies.distributions.gaussians import (
+    StateStdTanhGaussian as StateStdTanhGaussian,
+)
+from lightning_rl.policies.distributions.gaussians import TanhGaussian as TanhGaussian
+from lightning_rl.policies.frozen import frozen_policy as frozen_policy
+from lightning_rl.policies.networks.encoders import EncoderFactory as EncoderFactory
+from lightning_rl.policies.networks.encoders import PictureEncoder as PictureEncoder
+from lightning_rl.policies.networks.encoders import picture_keys as picture_keys
+from lightning_rl.policies.networks.perceptron import Normalization as Normalization
+from lightning_rl.policies.networks.perceptron import mlp as mlp
+from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
+from lightning_rl.policies.networks.q_networks import refuse_batch as refuse_batch
+from lightning_rl.policies.normalization import RunningMoments as RunningMoments
+from lightning_rl.policies.perceptron_policy import PerceptronPolicy as PerceptronPolicy
+from lightning_rl.policies.precision import autocast as autocast
+from lightning_rl.policies.precision import in_float32 as in_float32
+from lightning_rl.policies.slow import PolicyFactory as PolicyFactory
+from lightning_rl.policies.weights import KeyReport as KeyReport
+from lightning_rl.policies.weights import check_report as check_report
+from lightning_rl.policies.weights import extra as extra
+from lightning_rl.policies.weights import fill_with_weights as fill_with_weights
+from lightning_rl.policies.weights import fitting as fitting
+from lightning_rl.policies.weights import load_weights as load_weights
+from lightning_rl.policies.weights import one_message as one_message
+from lightning_rl.policies.weights import quiet as quiet
+from lightning_rl.policies.weights import refuse_adapter as refuse_adapter
+from lightning_rl.policies.weights import weights_at as weights_at
+
+__all__: list[str]
