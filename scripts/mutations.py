@@ -354,15 +354,15 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "sequences: the state goes on over an episode's end",
-        "        starts = self._ring[DONE][previous] & (wanted > first[:, None])\n",
+        "        starts = self._ring[DONE][previous] & (unrolled_slots > first[:, None])\n",
         "        starts = self._ring[DONE][previous] & False\n",
         "numerics/test_replay_sequences.py",
     ),
     Mutation(
         "buffers/replay_buffer.py",
         "sequences: the burn-in goes through a rollout that was dropped",
-        "        goes_on = self._ring[JOINS][rows] & (behind_burn_in > 0)",
-        "        goes_on = behind_burn_in > 0",
+        "        continues = self._ring[JOINS][rows] & (burn_in_slots > 0)",
+        "        continues = burn_in_slots > 0",
         "numerics/test_replay_sequences.py",
     ),
     Mutation(
@@ -445,8 +445,8 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "hindsight: an n-step sum goes on after the new goal",
-        "            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)\n",
-        "            goes_on = self._ring[ASIDE].index_select(0, last) < 0\n",
+        "            continues = ~terminated & (self._ring[ASIDE].index_select(0, last) < 0)\n",
+        "            continues = self._ring[ASIDE].index_select(0, last) < 0\n",
         "numerics/test_hindsight.py",
     ),
     Mutation(
@@ -744,8 +744,8 @@ MUTATIONS = (
     Mutation(
         "compiled/steps.py",
         "a compiled step keeps the policy's state over an episode's end",
-        'result["next_state"].masked_fill(ended, 0)',
-        'result["next_state"]',
+        'output["next_state"].masked_fill(done, 0)',
+        'output["next_state"]',
         "equivalence/test_compiled_steps.py",
     ),
     Mutation(
@@ -758,15 +758,15 @@ MUTATIONS = (
     Mutation(
         "compiled/steps.py",
         "looking whether steps can be compiled changes what a policy remembers",
-        "            held.restore()\n",
+        "            attributes.restore()\n",
         "            pass\n",
         "equivalence/test_compiled_steps.py",
     ),
     Mutation(
         "compiled/steps.py",
         "steps are taken ahead although somebody looks at each",
-        "if self._slots % n == 0) if ahead else 1",
-        "if self._slots % n == 0)",
+        "MOST_BYTES // max(size, 1))) if defer_reads else 1",
+        "MOST_BYTES // max(size, 1)))",
         "equivalence/test_compiled_steps.py",
     ),
     Mutation(
@@ -779,7 +779,7 @@ MUTATIONS = (
     Mutation(
         "compiled/choice.py",
         "a resumed run chooses anew whether to compile",
-        'self.compiled, self.why = before["compiled"], "as in the checkpoint"',
+        'self.compiled, self.why = saved["compiled"], "as in the checkpoint"',
         'self.compiled, self.why = (count or 0) >= self.pays_from, "as in the checkpoint"',
         "equivalence/test_compile_auto.py",
     ),
@@ -1706,21 +1706,21 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: n-step sums go on over an episode's end",
-        "            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)\n",
-        "            goes_on = torch.ones_like(last, dtype=torch.bool)\n",
+        "            continues = ~terminated & (self._ring[ASIDE].index_select(0, last) < 0)\n",
+        "            continues = torch.ones_like(last, dtype=torch.bool)\n",
         "numerics/test_replay.py",
     ),
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: n-step sums go on over the write cursor",
-        "            goes_on &= behind + step * self.num_envs < held\n",
+        "            continues &= distances + step * self.num_envs < stored_rows\n",
         "",
         "numerics/test_replay.py",
     ),
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: what follows n steps has the discount of n, however few were summed",
-        "            discount = torch.where(goes_on, discount * factor, discount)\n",
+        "            discount = torch.where(continues, discount * factor, discount)\n",
         "            discount = discount * factor\n",
         "numerics/test_replay.py",
     ),

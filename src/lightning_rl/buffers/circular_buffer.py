@@ -64,6 +64,7 @@ class CircularBuffer:
         self.overflow = overflow
         self.timeout_s = timeout_s
         self.segments = segments
+        # Reentrant: a signal handler may call `interrupt` while its thread holds the lock.
         self._changed = threading.Condition()  # guards everything below
         self._free = deque(self.segments)
         self._unread: deque[Window] = deque()
@@ -111,6 +112,7 @@ class CircularBuffer:
             raise ValueError(f"num_steps must lie in [1, {self.num_steps}], got {num_steps}.")
         if self._writing is None:
             raise RuntimeError("No segment is being written: call begin_write() first.")
+        # Without the lock: until it is passed on, the segment belongs to the writer alone.
         clear_bootstrap_slot(self._writing.steps[num_steps])
         with self._changed:
             self._refuse_stopped()
@@ -138,6 +140,7 @@ class CircularBuffer:
             TimeoutError: if no window arrived in time; `take` may be called again.
         """
         with self._changed:
+            # Before the wait: the writer may need this segment for the rollout that is waited for.
             self._free_held()
             came = self._wait(
                 "reader", lambda: bool(self._unread) or self._interrupted, self.timeout_s
@@ -207,11 +210,11 @@ class CircularBuffer:
             RuntimeError: if the buffer is in use.
         """
         with self._changed:
-            if len(self._free) < len(self.segments):
+            if len(self._free) < len(self.segments):  # a segment is written, unread or held
                 raise RuntimeError("Load a state before the first begin_write().")
             self._counters = {key: state[key] for key in self._counters}
-            for kept in state["windows"]:
-                saved = saved_rollout(kept)
+            for window_state in state["windows"]:
+                saved = saved_rollout(window_state)
                 try:
                     check_fits(self.segments[0], saved)
                 except ValueError as error:
@@ -219,7 +222,7 @@ class CircularBuffer:
                     warnings.warn(f"A rollout of the checkpoint is dropped: {error}", stacklevel=2)
                     continue
                 segment = self._free.popleft() if self._free else self._drop_oldest()
-                window = Window(segment, saved.batch_size[1] - 1, kept["notes"])
+                window = Window(segment, saved.batch_size[1] - 1, window_state["notes"])
                 copy_rollout(window.rollout(), saved)
                 self._unread.append(window)
 

@@ -57,6 +57,7 @@ def reserve(
             continue
         length = max(1, prod(size) * dtype.itemsize)
         memory = _mapped_file(length, directory) if place == "disk" else _untouched(length)
+        # The tensor keeps the mapping open.
         columns[column] = torch.frombuffer(memory, dtype=dtype, count=prod(size)).view(size)
     return columns
 
@@ -84,10 +85,10 @@ def _mapped_file(length: int, directory: Path) -> mmap.mmap:
 def available_bytes(place: Place, device: torch.device, directory: Path) -> int | None:
     """Return the bytes available for columns; None if the system does not report it."""
     if place == "disk":
-        there = directory.absolute()
-        while not there.exists():
-            there = there.parent
-        return shutil.disk_usage(there).free
+        folder = directory.absolute()
+        while not folder.exists():  # the run directory is made later
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
     if place == "device" and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return _available_memory()
@@ -97,11 +98,11 @@ def _available_memory() -> int | None:
     """Return the free memory of this process, within a container's limit (Linux only)."""
     if sys.platform != "linux":
         return None
-    found = []
+    limits = []
     with suppress(OSError, StopIteration, ValueError):
         lines = MEMINFO.read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
-        found.append(1024 * int(available.split()[1]))
+        limits.append(1024 * int(available.split()[1]))
     with suppress(OSError, ValueError):  # "max" means no limit
-        found.append(int(CONTAINER.read_text()))
-    return min(found, default=None)
+        limits.append(int(CONTAINER.read_text()))
+    return min(limits, default=None)

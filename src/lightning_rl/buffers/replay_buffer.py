@@ -133,10 +133,20 @@ class ReplayBuffer(Replay):
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._place: Place = storage
+        # Samples are gathered where the ring is; only minibatches move to the learner.
         self._home = self.device if storage == "device" else torch.device("cpu")
         self._directory = directory
         self._observation = leaves_of_space("observation", observation_space)
         self._action = leaves_of_space("action", action_space)
+        # Two envs; an episode of env 0 ends with step 1, the rollout of env 1 is cut after step 2:
+        #
+        #   slot     0      1      2      3     ...   S - 1    S
+        #   env 0   o[0]   o[1] | p[0]   p[1]   ...          (spare)
+        #   env 1   q[0]   q[1]   q[2] | r[0]   ...
+        #   row     0, 1   2, 3   4, 5   6, 7           slot * N + env
+        #
+        # q[1] follows q[0] in the next slot. What follows o[1] and q[2] (at |) is stored aside, by
+        # the number in column ASIDE. A slot is overwritten S + 1 steps later.
         self._slots = capacity // num_envs
         self._rows = (self._slots + 1) * num_envs  # one more slot for the last next observation
         self._row_bytes = bytes_of(self._specs())
@@ -163,12 +173,12 @@ class ReplayBuffer(Replay):
         if free is None or needed <= free:
             return
         fits = max(0, free // self._row_bytes - self.num_envs)
-        where = {"cpu": "of memory", "device": f"on {self._home}", "disk": "on the disk"}
+        locations = {"cpu": "of memory", "device": f"on {self._home}", "disk": "on the disk"}
         other = "" if self._place == "disk" else ", or set data.replay.storage to disk"
         raise ConfigurationError(
             f"data.replay.capacity of {self.capacity:,} needs {needed:,} bytes "
-            f"{where[self._place]} ({self._row_bytes:,} for each transition), and {free:,} are "
-            f"free. Lower data.replay.capacity, to {fits:,} at most{other}."
+            f"{locations[self._place]} ({self._row_bytes:,} for each transition), and {free:,} "
+            f"are free. Lower data.replay.capacity, to {fits:,} at most{other}."
         )
 
     def _reserve(self, specs: _Specs, rows: int) -> dict[Column, Tensor]:
@@ -208,30 +218,31 @@ class ReplayBuffer(Replay):
         if not self._ring:
             validate(rollout)
             self._allocate(self._specs(_specs_of(rollout)))
-        held = {column for column in self._ring if column[0].startswith(INFO)}
+        infos = {column for column in self._ring if column[0].startswith(INFO)}
         require(
-            held == _infos_of(rollout).keys(),
-            f"The restored replay holds {', '.join(c for (c,) in sorted(held)) or 'no entry'} of "
+            infos == _infos_of(rollout).keys(),
+            f"The restored replay holds {', '.join(c for (c,) in sorted(infos)) or 'no entry'} of "
             "the infos, but data.extra_fields differs: resume with the same fields, or start with "
             "an empty replay: --restore_replay false.",
         )
         steps = rollout.batch_size[1] - 1
-        left_out = max(0, steps - self._slots)
-        first = self._end + left_out
-        if left_out == 0:
+        num_skipped = max(0, steps - self._slots)  # these would be overwritten immediately
+        first = self._end + num_skipped
+        if num_skipped == 0:
+            # Now, because slot 0 of the rollout overwrites the last step's next observation.
             self._end_streams(rollout)
         for column in self._ring:
             if column not in (ASIDE, JOINS):
                 # The bootstrap slot, of which only observations matter, is copied too: excluding it
                 # takes as long as the copy.
                 values = _values(rollout, column).transpose(0, 1)
-                self._write(column, values[left_out:] if left_out else values, first)
-        for part, _, _ in self._places(ASIDE, first, steps - left_out):
-            part.fill_(-1)
+                self._write(column, values[num_skipped:] if num_skipped else values, first)
+        for part, _, _ in self._places(ASIDE, first, steps - num_skipped):
+            part.fill_(-1)  # the ring's previous steps may have had numbers
         if STATE in self._ring:
-            self._join(rollout, first, steps - left_out)
+            self._join(rollout, first, steps - num_skipped)
         self._end += steps
-        self._keep_ends(rollout, left_out, first)
+        self._keep_ends(rollout, num_skipped, first)  # after `_end`, by which `put` drops old steps
         self._offsets = None
         self._beginnings.clear()
 
@@ -242,11 +253,11 @@ class ReplayBuffer(Replay):
 
     def _places(self, name: Column, first: int, count: int) -> list[tuple[Tensor, int, int]]:
         """Return one or two parts of a column for a range of slots, with the range of each part."""
-        column, place, slots = self._by_slot[name], first % (self._slots + 1), self._slots + 1
-        if place + count <= slots:
-            return [(column.narrow(0, place, count), 0, count)]
-        ahead = slots - place
-        return [(column[place:], 0, ahead), (column[: count - ahead], ahead, count)]
+        column, start, slots = self._by_slot[name], first % (self._slots + 1), self._slots + 1
+        if start + count <= slots:
+            return [(column.narrow(0, start, count), 0, count)]
+        room = slots - start
+        return [(column[start:], 0, room), (column[: count - room], room, count)]
 
     def _end_streams(self, rollout: TensorDict) -> None:
         """Store the last steps' next observations in envs that the rollout does not continue."""
@@ -257,15 +268,15 @@ class ReplayBuffer(Replay):
             continues = continues[:, 0].to(self._home)
             if continues.all():
                 return
-        last, following = ((self._end + i) % (self._slots + 1) for i in (-1, 0))
-        cut = self._by_slot[ASIDE][last] < 0
+        last_slot, next_slot = ((self._end + i) % (self._slots + 1) for i in (-1, 0))
+        cut = self._by_slot[ASIDE][last_slot] < 0  # after the end of an episode it is aside already
         if continues is not None:
             cut &= ~continues
         if ("padding",) in self._ring:
-            cut &= ~self._by_slot["padding",][last]
+            cut &= ~self._by_slot["padding",][last_slot]  # a padded step is never drawn
         envs = cut.nonzero().flatten()
-        kept = {name: self._by_slot[name][following, envs] for name in self._observation}
-        self._keep_aside((self._end - 1) * self.num_envs + envs, kept)
+        observations = {name: self._by_slot[name][next_slot, envs] for name in self._observation}
+        self._keep_aside((self._end - 1) * self.num_envs + envs, observations)
 
     def _join(self, rollout: TensorDict, first: int, steps: int) -> None:
         """Write whether the slots from `first` on continue the stream."""
@@ -276,33 +287,34 @@ class ReplayBuffer(Replay):
         if not joins.all():
             self._last_break = first
 
-    def _keep_ends(self, rollout: TensorDict, left_out: int, first: int) -> None:
+    def _keep_ends(self, rollout: TensorDict, num_skipped: int, first: int) -> None:
         """Store the next observations of steps that end an episode or precede padding."""
         done = rollout.get("done")
         if not done.any() and ("padding",) not in self._ring:
             return
         steps = rollout.batch_size[1] - 1
-        ends = done = done[:, left_out:steps].transpose(0, 1)
+        ends = done = done[:, num_skipped:steps].transpose(0, 1)
         if ("padding",) in self._ring:
-            padding = rollout.get("padding")[:, left_out:steps].transpose(0, 1)
+            padding = rollout.get("padding")[:, num_skipped:steps].transpose(0, 1)
             ends = ends.clone()
+            # A sum of rewards must not run into padding, and a step with a number ends a sum.
             ends[:-1] |= padding[1:]
             ends &= ~padding
-        slots, envs = ends.nonzero(as_tuple=True)
-        steps_of, names = slots + left_out, self._observation
-        ended = done[slots, envs]
-        if ended.all():
-            kept = _finals(rollout, envs, steps_of, names)
+        slots, envs = ends.nonzero(as_tuple=True)  # ordered by slot, as `_Aside.between` requires
+        indices, names = slots + num_skipped, self._observation
+        is_done = done[slots, envs]
+        if is_done.all():
+            observations = _finals(rollout, envs, indices, names)
         else:  # the others precede padding: their next observation is in the next slot
-            kept = {name: _at(rollout, name)[envs, steps_of + 1] for name in names}
-            for name, final in _finals(rollout, envs[ended], steps_of[ended], names).items():
-                kept[name][ended] = final
-        self._keep_aside((first + slots) * self.num_envs + envs, kept)
+            observations = {name: _at(rollout, name)[envs, indices + 1] for name in names}
+            for name, final in _finals(rollout, envs[is_done], indices[is_done], names).items():
+                observations[name][is_done] = final
+        self._keep_aside((first + slots) * self.num_envs + envs, observations)
 
     def _keep_aside(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
         """Store the next observations of steps [M], given as slot * N + env and ordered by slot."""
         cells = cells.to(self._home)  # a rollout may be on another device
-        observations = {name: kept.to(self._home) for name, kept in observations.items()}
+        observations = {name: leaf.to(self._home) for name, leaf in observations.items()}
         numbers = self._aside.put(cells, observations, self._oldest)
         self._ring[ASIDE][cells % self._rows] = numbers
 
@@ -313,15 +325,17 @@ class ReplayBuffer(Replay):
     ) -> Iterator[TensorDict]:
         self._check_drawing(n_steps)
         size = (count * batch_size,)
-        drawn = torch.randint(len(self), size, generator=self._generator, device=self._home)
-        return self._minibatches(drawn, batch_size, n_steps, gamma)
+        indices = torch.randint(len(self), size, generator=self._generator, device=self._home)
+        return self._minibatches(indices, batch_size, n_steps, gamma)
 
     def _minibatches(
-        self, drawn: Tensor, batch_size: int, n_steps: int, gamma: float
+        self, indices: Tensor, batch_size: int, n_steps: int, gamma: float
     ) -> Iterator[TensorDict]:
         end = self._end
+        # Small minibatches are gathered together, because each call has a cost. Factor 2: a sample
+        # has two observations, a row has one.
         together = max(1, GATHER_BYTES // (2 * self._row_bytes * batch_size))
-        for group in _cut(drawn, together * batch_size):
+        for group in _cut(indices, together * batch_size):
             fields = self._samples(group, n_steps, gamma)
             if self.device != self._home:
                 fields = {name: field.to(self.device) for name, field in fields.items()}
@@ -335,6 +349,7 @@ class ReplayBuffer(Replay):
             raise RuntimeError("The replay is empty: nothing can be drawn. Call extend() first.")
         check_range("n_steps", n_steps, minimum=1)
 
+    # Called when the caller wants the next minibatch, and may have extended the replay before.
     def _check_undisturbed(self, end: int) -> None:
         if self._end != end:
             raise RuntimeError(
@@ -342,26 +357,26 @@ class ReplayBuffer(Replay):
                 "overwritten samples. Use all minibatches of batches() before the next extend()."
             )
 
-    def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
+    def _samples(self, indices: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
         offsets = self._drawable()
-        behind = drawn if offsets is None else offsets[drawn]
-        return self._fields(self._row(behind), behind, n_steps, gamma)[0]
+        distances = indices if offsets is None else offsets[indices]
+        return self._fields(self._row(distances), distances, n_steps, gamma)[0]
 
-    def _row(self, behind: Tensor) -> Tensor:
+    def _row(self, distances: Tensor) -> Tensor:
         """Return the rows at these distances [M] from the oldest row."""
-        return (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
+        return (distances + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
 
     def _fields(
-        self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
+        self, rows: Tensor, distances: Tensor, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor]:
-        """Gather samples [M] from `rows` [M], which are `behind` [M] rows after the oldest.
+        """Gather samples [M] from `rows` [M], at these `distances` [M] from the oldest row.
 
         Also return the row [M] of the last summed reward of each.
         """
-        sums, discount, last = self._sums(rows, behind, n_steps, gamma)
-        following = (last + self.num_envs).remainder_(self._rows)
-        aside = self._ring[ASIDE].index_select(0, last)
-        from_aside = (aside >= 0).nonzero().flatten()
+        sums, discount, last = self._sums(rows, distances, n_steps, gamma)
+        next_rows = (last + self.num_envs).remainder_(self._rows)
+        numbers = self._ring[ASIDE].index_select(0, last)
+        from_aside = (numbers >= 0).nonzero().flatten()
         fields: dict[Column, Tensor] = {}
         for name in self._observation:
             fields[name] = self._ring[name].index_select(0, rows)
@@ -369,9 +384,10 @@ class ReplayBuffer(Replay):
             fields[name] = self._ring[name].index_select(0, rows)
         fields |= sums
         for name in self._observation:
-            values = self._ring[name].index_select(0, following)
+            values = self._ring[name].index_select(0, next_rows)
+            # The next slot of these rows belongs to another episode.
             if len(from_aside):
-                values[from_aside] = self._aside.get(name, aside[from_aside])
+                values[from_aside] = self._aside.get(name, numbers[from_aside])
             fields["next_observation", *name[1:]] = values
         fields["discount",] = discount
         for name in self._ring:
@@ -397,6 +413,7 @@ class ReplayBuffer(Replay):
             "Sequences need a policy with a memory, but the rollouts in the replay have no state.",
         )
         beginnings = self._beginnings_of(length)
+        # The last L - 1 slots are too near to the end of the ring.
         choices = max(0, self._end - self._oldest - length + 1) * self.num_envs
         choices = choices if beginnings is None else len(beginnings)
         if choices == 0:
@@ -405,18 +422,19 @@ class ReplayBuffer(Replay):
                 "model.sequence_length, or raise data.replay.capacity."
             )
         size = (count, num_sequences)
-        drawn = torch.randint(choices, size, generator=self._generator, device=self._home)
-        behind = drawn if beginnings is None else beginnings[drawn]
-        return self._minibatches_of_sequences(behind, length, burn_in, n_steps, gamma)
+        indices = torch.randint(choices, size, generator=self._generator, device=self._home)
+        distances = indices if beginnings is None else beginnings[indices]
+        return self._minibatches_of_sequences(distances, length, burn_in, n_steps, gamma)
 
     def _minibatches_of_sequences(
         self, beginnings: Tensor, length: int, burn_in: int, n_steps: int, gamma: float
     ) -> Iterator[TensorDict]:
         end = self._end
-        for behind in beginnings.unbind(0):
-            fields, last = self._samples_of_sequences(behind, length, n_steps, gamma)
-            unrolled, first = self._steps(behind, burn_in, length + n_steps - 1)
+        for distances in beginnings.unbind(0):
+            fields, last = self._samples_of_sequences(distances, length, n_steps, gamma)
+            unrolled, first = self._steps(distances, burn_in, length + n_steps - 1)
             steps = _as_tensordict(unrolled, *first.shape[:1], unrolled["starts",].shape[1])
+            # Stored with older weights; the burn-in steps bring it closer to the current ones.
             state = self._ring[STATE].index_select(0, first)
             sequences = Sequences(
                 steps.to(self.device),
@@ -436,49 +454,51 @@ class ReplayBuffer(Replay):
         None for all rows. The end of an episode is no break: the next slot continues with a zero
         state.
         """
-        if self._last_break <= self._oldest:
+        if self._last_break <= self._oldest:  # a break at the oldest slot lies before it
             return None
         if length not in self._beginnings:
             slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
             breaks = (~self._by_slot[JOINS][slots]).cumsum(0)
             # Of the slots t to t + L - 1, only the first may be a break.
-            whole = breaks[length - 1 :] == breaks[: max(0, len(slots) - length + 1)]
-            self._beginnings[length] = whole.flatten().nonzero().flatten()
+            unbroken = breaks[length - 1 :] == breaks[: max(0, len(slots) - length + 1)]
+            self._beginnings[length] = unbroken.flatten().nonzero().flatten()
         return self._beginnings[length]
 
     def _samples_of_sequences(
-        self, behind: Tensor, length: int, n_steps: int, gamma: float
+        self, distances: Tensor, length: int, n_steps: int, gamma: float
     ) -> tuple[dict[Column, Tensor], Tensor]:
         steps = torch.arange(length, device=self._home)
-        of_each = (behind[:, None] + steps * self.num_envs).flatten()
-        rows = self._row(of_each)
-        fields, last = self._fields(rows, of_each, n_steps, gamma)
-        further = (last - rows).remainder_(self._rows) // self.num_envs
+        step_distances = (distances[:, None] + steps * self.num_envs).flatten()
+        rows = self._row(step_distances)
+        fields, last = self._fields(rows, step_distances, n_steps, gamma)
+        extra_steps = (last - rows).remainder_(self._rows) // self.num_envs
         unrolled = length + n_steps - 1
-        first = torch.arange(len(behind), device=self._home)[:, None] * unrolled
-        return fields, (first + steps).flatten() + further
+        first = torch.arange(len(distances), device=self._home)[:, None] * unrolled
+        return fields, (first + steps).flatten() + extra_steps  # where each sum of rewards ends
 
     def _steps(
-        self, behind: Tensor, burn_in: int, length: int
+        self, distances: Tensor, burn_in: int, length: int
     ) -> tuple[dict[Column, Tensor], Tensor]:
         """Gather the steps [S, C + L, ...] to run a policy through, and their first rows [S].
 
         At the beginning of the ring or of a stream, copies of the first real step replace missing
         burn-in steps.
         """
-        slots, envs = behind // self.num_envs, behind % self.num_envs
-        held = self._end - self._oldest
-        behind_burn_in = slots[:, None] - torch.arange(burn_in - 1, -1, -1, device=self._home)
-        rows = self._row(behind_burn_in.clamp(min=0) * self.num_envs + envs[:, None])
-        goes_on = self._ring[JOINS][rows] & (behind_burn_in > 0)  # from the previous slot
-        real = goes_on.flip(1).cumprod(1).flip(1).bool()
+        slots, envs = distances // self.num_envs, distances % self.num_envs
+        stored_slots = self._end - self._oldest
+        burn_in_slots = slots[:, None] - torch.arange(burn_in - 1, -1, -1, device=self._home)
+        rows = self._row(burn_in_slots.clamp(min=0) * self.num_envs + envs[:, None])
+        continues = self._ring[JOINS][rows] & (burn_in_slots > 0)  # from the previous slot
+        # Cumulative from the sequence backwards: before a break, no step is real.
+        real = continues.flip(1).cumprod(1).flip(1).bool()
         first = slots - real.sum(1)
-        wanted = slots[:, None] + torch.arange(-burn_in, length, device=self._home)
-        wanted = wanted.clamp(max=held - 1).maximum(first[:, None])
-        rows = self._row(wanted * self.num_envs + envs[:, None])
+        unrolled_slots = slots[:, None] + torch.arange(-burn_in, length, device=self._home)
+        # Copies of the newest step stand for later ones; no sum reaches them.
+        unrolled_slots = unrolled_slots.clamp(max=stored_slots - 1).maximum(first[:, None])
+        rows = self._row(unrolled_slots * self.num_envs + envs[:, None])
         previous = (rows - self.num_envs).remainder_(self._rows)
         # The first step starts from its stored state, which is zero at the start of an episode.
-        starts = self._ring[DONE][previous] & (wanted > first[:, None])
+        starts = self._ring[DONE][previous] & (unrolled_slots > first[:, None])
         fields: dict[Column, Tensor] = {name: self._ring[name][rows] for name in self._observation}
         fields["starts",] = starts
         if burn_in > 0:
@@ -486,26 +506,26 @@ class ReplayBuffer(Replay):
         return fields, rows[:, 0]
 
     def _sums(
-        self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float, goal: Any = None
+        self, rows: Tensor, distances: Tensor, n_steps: int, gamma: float, goal: Any = None
     ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
         """Return discounted sums of up to n rewards [M] and penalties [M] from `rows` [M] on.
 
         Also return the discounts after them [M], and the last rows [M]. `goal`: see `_earned`.
         """
-        held = (self._end - self._oldest) * self.num_envs
-        sums, discount, ended = self._earned(rows, gamma, goal)
+        stored_rows = (self._end - self._oldest) * self.num_envs
+        sums, discount, terminated = self._earned(rows, gamma, goal)
         last = rows
         for step in range(1, n_steps):
             # A sum that has ended stays ended: its `last` row no longer changes.
-            goes_on = ~ended & (self._ring[ASIDE].index_select(0, last) < 0)
-            goes_on &= behind + step * self.num_envs < held
-            following = (last + self.num_envs).remainder_(self._rows)
-            last = torch.where(goes_on, following, last)
-            more, factor, ended = self._earned(last, gamma, goal)
+            continues = ~terminated & (self._ring[ASIDE].index_select(0, last) < 0)
+            continues &= distances + step * self.num_envs < stored_rows
+            next_rows = (last + self.num_envs).remainder_(self._rows)
+            last = torch.where(continues, next_rows, last)
+            next_sums, factor, terminated = self._earned(last, gamma, goal)
             for name, total in sums.items():
-                sums[name] = torch.where(goes_on, total + discount * more[name], total)
-            discount = torch.where(goes_on, discount * factor, discount)
-        return sums, discount * ~ended, last
+                sums[name] = torch.where(continues, total + discount * next_sums[name], total)
+            discount = torch.where(continues, discount * factor, discount)
+        return sums, discount * ~terminated, last
 
     def _earned(
         self, rows: Tensor, gamma: float, goal: Any = None
@@ -514,14 +534,14 @@ class ReplayBuffer(Replay):
 
         `goal` [M, ...]: for other goals than the steps' own (`HindsightReplay`).
         """
-        ended = self._ring["terminated",].index_select(0, rows)
+        ends = self._ring["terminated",].index_select(0, rows)
         if ("steps",) not in self._ring:
-            earned = [name for name in (("reward",), ("penalty",)) if name in self._ring]
-            return {name: self._ring[name].index_select(0, rows) for name in earned}, gamma, ended
+            names = [name for name in (("reward",), ("penalty",)) if name in self._ring]
+            return {name: self._ring[name].index_select(0, rows) for name in names}, gamma, ends
         rewards = self._ring["step_reward",].index_select(0, rows)
         weights = gamma ** torch.arange(rewards.shape[-1], device=rewards.device)
         steps = self._ring["steps",].index_select(0, rows)
-        return {("reward",): (rewards * weights).sum(-1)}, gamma**steps, ended
+        return {("reward",): (rewards * weights).sum(-1)}, gamma**steps, ends
 
     def _drawable(self) -> Tensor | None:
         """Return the rows without padding, as distances from the oldest row; None for all rows."""
@@ -543,11 +563,11 @@ class ReplayBuffer(Replay):
             return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
         slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
         names = ("reward", "terminated", "padding")
-        held = {n: self._by_slot[n,][slots].t() for n in names if (n,) in self._ring}
-        ends = held["terminated"] | (self._by_slot[ASIDE][slots].t() >= 0)
-        ends[:, -1] = True
-        counts = ~held["padding"] if "padding" in held else torch.ones_like(ends)
-        return held["reward"][counts], ends[counts]
+        fields = {n: self._by_slot[n,][slots].t() for n in names if (n,) in self._ring}
+        ends = fields["terminated"] | (self._by_slot[ASIDE][slots].t() >= 0)
+        ends[:, -1] = True  # the newest step: its continuation is not stored yet
+        counted = ~fields["padding"] if "padding" in fields else torch.ones_like(ends)
+        return fields["reward"][counted], ends[counted]
 
     def streams(self) -> Iterator[dict[str, Any]]:
         """Yield all stored steps, env by env, in fragments of L consecutive steps.
@@ -567,41 +587,42 @@ class ReplayBuffer(Replay):
         names = [*self._action, ("reward",), ("terminated",), ("intervened",), ("penalty",)]
         slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
         for env in range(self.num_envs if self._ring else 0):
-            aside = self._by_slot[ASIDE][slots, env]
+            numbers = self._by_slot[ASIDE][slots, env]
             padding = self._by_slot.get(("padding",))
-            counts = torch.ones_like(slots) if padding is None else ~padding[slots, env]
+            counted = torch.ones_like(slots) if padding is None else ~padding[slots, env]
             first = 0
             for last in range(len(slots)):
-                if not counts[last]:
+                if not counted[last]:
                     first = last + 1
-                elif aside[last] >= 0 or last + 1 == len(slots):
-                    piece = slots[first : last + 1]
-                    kept = {n: self._by_slot[n][piece, env] for n in names if n in self._by_slot}
-                    kept |= self._observations(piece, env, int(aside[last]))
-                    yield tree_of_leaves({name: field.cpu() for name, field in kept.items()})
+                elif numbers[last] >= 0 or last + 1 == len(slots):
+                    steps = slots[first : last + 1]
+                    fields = {n: self._by_slot[n][steps, env] for n in names if n in self._by_slot}
+                    fields |= self._observations(steps, env, int(numbers[last]))
+                    yield tree_of_leaves({name: field.cpu() for name, field in fields.items()})
                     first = last + 1
 
-    def _observations(self, slots: Tensor, env: int, aside: int) -> dict[Column, Tensor]:
-        following = (slots[-1:] + 1) % (self._slots + 1)
-        found = {}
+    def _observations(self, slots: Tensor, env: int, number: int) -> dict[Column, Tensor]:
+        next_slot = (slots[-1:] + 1) % (self._slots + 1)
+        observations = {}
         for name in self._observation:
             column = self._by_slot[name]
-            after = column[following, env]
-            if aside >= 0:
-                after = self._aside.get(name, torch.tensor([aside], device=self._home))
-            found[name] = torch.cat((column[slots, env], after))
-        return found
+            next_observation = column[next_slot, env]
+            if number >= 0:
+                next_observation = self._aside.get(name, torch.tensor([number], device=self._home))
+            observations[name] = torch.cat((column[slots, env], next_observation))
+        return observations
 
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
-        following = self._end % (self._slots + 1)
+        next_slot = self._end % (self._slots + 1)
         observations = self._observation if self._ring else {}
         return {
             "num_envs": self.num_envs,
             "begin": self._oldest,
             "end": self._end,
-            "following": {n: self._by_slot[n][following].cpu().clone() for n in observations},
+            # The next observation of the newest step lies in a slot that no file holds.
+            "following": {n: self._by_slot[n][next_slot].cpu().clone() for n in observations},
             "generator": self._generator.get_state(),
             "files": self._save(folder.absolute()),
         }
@@ -611,6 +632,7 @@ class ReplayBuffer(Replay):
         log = self._logs.setdefault(folder, ReplayLog())
         log.forget_before(self._oldest, folder)
         if log.parts and log.parts[-1].last < self._end:
+            # Otherwise each checkpoint of a slow run would leave one more small file.
             share = self._rows * self._row_bytes // MOST_PARTS
             if log.parts[-1].size < max(SMALL_PART_BYTES, share):
                 log.reopen()
@@ -649,28 +671,30 @@ class ReplayBuffer(Replay):
             f"The files that the checkpoint names do not hold its replay, slots {begin} to {end}. "
             f"{CURE}",
         )
-        self._begin = self._end = max(begin, end - self._slots)
+        self._begin = self._end = max(begin, end - self._slots)  # a smaller ring: the newest steps
         log = self._logs[folder.absolute()] = ReplayLog()
         for part in parts:
             if part.last > self._begin:
                 content = read_part(folder, part)
                 self._take(part, content)
                 size = sum(tensor.nbytes for tensor in content.values())
+                # The next checkpoint in this folder lists the file again, and writes newer steps
+                # only.
                 log.parts.append(part._replace(size=size))
                 log.aside_begin, log.aside_end = log.aside_end, self._aside.end
         self._find_last_break()
         if parts:
-            following, here = state["following"], end % (self._slots + 1)
+            following, next_slot = state["following"], end % (self._slots + 1)
             for name, (shape, dtype) in self._observation.items():
                 self._check("the checkpoint", name, following, (self.num_envs, *shape), dtype)
-                self._by_slot[name][here].copy_(following[name])
+                self._by_slot[name][next_slot].copy_(following[name])
 
     def _find_last_break(self) -> None:
         if STATE in self._ring:
             slots = torch.arange(self._oldest, self._end, device=self._home)
             joins = self._by_slot[JOINS][slots % (self._slots + 1)].all(1)
-            found = slots[~joins]
-            self._last_break = int(found[-1]) if len(found) else 0
+            breaks = slots[~joins]
+            self._last_break = int(breaks[-1]) if len(breaks) else 0
 
     def _restore_generator(self, state: Tensor) -> None:
         try:
@@ -686,7 +710,7 @@ class ReplayBuffer(Replay):
         specs = self._specs(self._added_by(part, content))
         if not self._ring:
             self._allocate(specs)
-        first = max(part.first, self._end)
+        first = max(part.first, self._end)  # the first file may begin before the oldest step
         size = (part.last - part.first, self.num_envs)
         for name, (shape, dtype) in specs.items():
             if name != ASIDE:
@@ -698,18 +722,19 @@ class ReplayBuffer(Replay):
         cells = content.get(ASIDE_CELLS, torch.empty(0))
         self._check(part.name, ASIDE_CELLS, content, (len(cells),), torch.int64)
         slots = cells // self.num_envs
+        # A damaged order would let `_Aside.between` drop the wrong observations.
         in_order = bool((slots[1:] >= slots[:-1]).all())
-        within = bool(((slots >= part.first - 1) & (slots < part.last)).all())
+        in_range = bool(((slots >= part.first - 1) & (slots < part.last)).all())
         require(
-            in_order and within,
+            in_order and in_range,
             f"{part.name} holds next observations of steps that it lacks. {CURE}",
         )
-        kept = slots >= self._begin
+        is_stored = slots >= self._begin
         observations: dict[Column, Tensor] = {}
         for name, (shape, dtype) in self._observation.items():
             self._check(part.name, (*ASIDE, *name), content, (len(cells), *shape), dtype)
-            observations[name] = content[*ASIDE, *name][kept]
-        self._keep_aside(cells[kept], observations)
+            observations[name] = content[*ASIDE, *name][is_stored]
+        self._keep_aside(cells[is_stored], observations)
 
     def _added_by(self, part: Part, content: Mapping[Column, Tensor]) -> _Specs:
         if ("steps",) not in content:
@@ -725,18 +750,18 @@ class ReplayBuffer(Replay):
 
     def _check(
         self,
-        where: str,
+        source: str,
         name: Column,
         content: Mapping[Column, Tensor],
         size: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        found = content.get(name)
-        there = "missing" if found is None else f"{found.dtype} of shape {list(found.shape)}"
+        tensor = content.get(name)
+        actual = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
         require(
-            found is not None and found.shape == size and found.dtype == dtype,
-            f"The checkpoint's replay does not fit this run: {'.'.join(name)} in {where} is "
-            f"{there}, but the spaces of data.env require {dtype} of shape {list(size)}. {CURE}",
+            tensor is not None and tensor.shape == size and tensor.dtype == dtype,
+            f"The checkpoint's replay does not fit this run: {'.'.join(name)} in {source} is "
+            f"{actual}, but the spaces of data.env require {dtype} of shape {list(size)}. {CURE}",
         )
 
 
@@ -775,30 +800,33 @@ class _Aside:
 
     def get(self, name: Column, numbers: Tensor) -> Tensor:
         """Return the observations [M, ...] with these stored numbers."""
+        # The room is a power of two: a number that has wrapped still finds its place.
         return self._columns[name].index_select(0, numbers & (self._room - 1))
 
     def _make_room(self, count: int, oldest: int) -> None:
         """Drop observations of steps no longer stored; double the ring if that frees too little."""
         self._begin = self.between(self._begin, oldest, oldest).stop
-        held = torch.arange(self._begin, self.end)
+        numbers = torch.arange(self._begin, self.end)
         room = max(FIRST_ASIDE, self._room)
-        while 3 * room < 4 * (len(held) + count):
+        # Fill at most three quarters, so that the next rollouts find room without another search.
+        while 3 * room < 4 * (len(numbers) + count):
             room *= 2
         if room == self._room:
             return
         columns, cells = self._reserve(self._specs, room), torch.empty(room, dtype=torch.int64)
         if self._room:
-            cells[held % room] = self._cells[held % self._room]
+            # A number's place depends on the room.
+            cells[numbers % room] = self._cells[numbers % self._room]
             for name, column in columns.items():
-                places = held.to(column.device)
+                places = numbers.to(column.device)
                 column[places % room] = self._columns[name][places % self._room]
         self._columns, self._cells, self._room = columns, cells, room
 
     def between(self, begin: int, oldest: int, stop: int) -> range:
         """Return the numbers, from `begin` on, for steps in the slots `oldest` to `stop` - 1."""
         begin = max(begin, self._begin)
-        held = torch.arange(begin, self.end)
-        slots = self._cells[held % max(1, self._room)] // self._num_envs
+        numbers = torch.arange(begin, self.end)
+        slots = self._cells[numbers % max(1, self._room)] // self._num_envs
         first, last = torch.searchsorted(slots, torch.tensor([oldest, stop])).tolist()
         return range(begin + first, begin + last)
 
@@ -827,8 +855,8 @@ def _specs_of(rollout: TensorDict) -> _Specs:
 def _infos_of(fields: Any) -> _Specs:
     """Return the columns of the env's infos in a rollout [N, T+1], or in the content of a file."""
     names = {key if isinstance(key, tuple) else (key,): key for key in fields.keys()}
-    kept = {n: fields[key] for n, key in names.items() if n[0].startswith(INFO)}
-    return {name: (tuple(value.shape[2:]), value.dtype) for name, value in kept.items()}
+    infos = {n: fields[key] for n, key in names.items() if n[0].startswith(INFO)}
+    return {name: (tuple(value.shape[2:]), value.dtype) for name, value in infos.items()}
 
 
 def _of_a_state(state: Tensor) -> _Specs:

@@ -44,6 +44,7 @@ class Part(NamedTuple):
 def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Tensor]) -> Part:
     """Write the CPU tensors of slots `first` to `last` - 1; each must own its storage."""
     content = dict(tensors)
+    # The digest makes damage visible, and another content gets another name.
     name = f"rank{ranks.rank()}-{first}-{last}-{_digest(content)}.pt"
     write_atomically(folder / name, lambda file: torch.save(content, file))
     return Part(name, first, last, sum(tensor.nbytes for tensor in content.values()))
@@ -53,13 +54,13 @@ def parts_of(state: Mapping[str, Any]) -> list[Part]:
     """Return the files that a state lists, after a check of their names and order."""
     parts = []
     for entry in _names(state):
-        found = NAME.fullmatch(entry)
-        if found is None:
+        match = NAME.fullmatch(entry)
+        if match is None:
             raise ConfigurationError(
                 f"The checkpoint names '{entry}' as a file of its replay, but replay files have "
                 f"other names. {CURE}"
             )
-        parts.append(Part(entry, int(found[2]), int(found[3]), 0))
+        parts.append(Part(entry, int(match[2]), int(match[3]), 0))
     ends = [part.last for part in parts]
     if any(part.first >= part.last for part in parts) or ends[:-1] != [
         part.first for part in parts[1:]
@@ -80,10 +81,10 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
     try:
         content = load_tensors(path)
         check_tensors(content, str(path))
-        whole = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
+        valid = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
     except Exception as error:  # a damaged file raises many kinds of errors
         raise ConfigurationError(_damaged(path)) from error
-    if not whole:
+    if not valid:
         raise ConfigurationError(_damaged(path))
     return content  # type: ignore[no-any-return]  # the digest guarantees it
 
@@ -97,7 +98,7 @@ def _digest(content: Mapping[Column, Tensor]) -> str:
     for column in sorted(content):
         tensor = content[column].contiguous()
         digest.update(repr((column, str(tensor.dtype), tuple(tensor.shape))).encode())
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)  # the bytes, without a copy
     return digest.hexdigest()
 
 
@@ -122,8 +123,9 @@ class ReplayLog:
     def forget_before(self, oldest: int, folder: Path) -> None:
         """Forget files of steps no longer stored; forget all files if one is missing."""
         self.parts = [part for part in self.parts if part.last > oldest]
-        there = set(os.listdir(folder)) if folder.is_dir() else set()
-        if not there.issuperset(part.name for part in self.parts):
+        # A file may have been deleted by hand; then all steps are written again.
+        filenames = set(os.listdir(folder)) if folder.is_dir() else set()
+        if not filenames.issuperset(part.name for part in self.parts):
             self.parts = []
         if not self.parts:
             self.aside_begin = self.aside_end = 0
@@ -140,7 +142,7 @@ class ReplayFolder:
     def __init__(self, checkpoints: Path) -> None:
         self.checkpoints = checkpoints
         self.path = checkpoints / REPLAY_FOLDER
-        self._known: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
 
     def remove_unfinished(self) -> None:
         """Remove incomplete files that a killed run left, of all ranks."""
@@ -150,32 +152,35 @@ class ReplayFolder:
 
     def remove_unnamed(self) -> None:
         """Remove files that no checkpoint lists; rank 0 also removes files of missing ranks."""
-        own, size = ranks.rank(), ranks.world_size()
+        own_rank, size = ranks.rank(), ranks.world_size()
         if self.path.is_dir():
-            self._remove(lambda rank: rank == own or (own == 0 and rank >= size))
+            self._remove(lambda rank: rank == own_rank or (own_rank == 0 and rank >= size))
 
     def _remove(self, is_ours: Any) -> None:
         files = {}
+        # List the files before the checkpoints: a file written meanwhile is not in `files`.
         for path in self.path.iterdir():
-            found = NAME.fullmatch(path.name)
-            if found is not None and is_ours(int(found[1])):
+            match = NAME.fullmatch(path.name)
+            if match is not None and is_ours(int(match[1])):
                 files[path.name] = path
-        named = self._named()
-        for name in files.keys() - (files if named is None else named):
+        listed_names = self._listed_names()
+        # None: a checkpoint cannot be read, so all files stay.
+        for name in files.keys() - (files if listed_names is None else listed_names):
             files[name].unlink(missing_ok=True)
 
-    def _named(self) -> set[str] | None:
-        named: set[str] = set()
+    def _listed_names(self) -> set[str] | None:
+        listed_names: set[str] = set()
         present = sorted(self.checkpoints.glob("*.ckpt"))
-        self._known = {path: known for path, known in self._known.items() if path in present}
+        self._cache = {path: cached for path, cached in self._cache.items() if path in present}
         for path in present:
             try:
                 status = path.stat()
+                # Reading a large checkpoint takes seconds, hence once per version of the file.
                 signature = (status.st_mtime_ns, status.st_size, status.st_ino)
-                known = self._known.get(path)
-                if known is None or known[0] != signature:
-                    known = (signature, _names_in(read_checkpoint(path, whole=False)))
-                    self._known[path] = known
+                cached = self._cache.get(path)
+                if cached is None or cached[0] != signature:
+                    cached = (signature, _names_in(read_checkpoint(path, whole=False)))
+                    self._cache[path] = cached
             except FileNotFoundError:  # removed meanwhile
                 continue
             except ConfigurationError as error:
@@ -183,17 +188,17 @@ class ReplayFolder:
                     f"Keeping all files of {self.path}, because {path.name} may need them: {error}"
                 )
                 return None
-            named |= known[1]
-        return named
+            listed_names |= cached[1]
+        return listed_names
 
 
 def _names_in(checkpoint: Mapping[str, Any]) -> frozenset[str]:
-    named: set[str] = set()
+    listed_names: set[str] = set()
     for state in checkpoint.values():
         replays = state.get("replays") if isinstance(state, dict) else None
         for replay in replays if isinstance(replays, list) else ():
-            named.update(_names(replay) if isinstance(replay, dict) else ())
-    return frozenset(named)
+            listed_names.update(_names(replay) if isinstance(replay, dict) else ())
+    return frozenset(listed_names)
 
 
 def _names(state: Mapping[str, Any]) -> list[str]:

@@ -70,9 +70,10 @@ def allocate_segments(
         extra_fields=extra_fields,
         device=device,
     )
+    # Time-major in memory, so a range of slots is contiguous.
     rollouts = [ring[:, i * slots : (i + 1) * slots] for i in range(count)]
     for rollout in rollouts:
-        allocate_final_storage(rollout, observation_space)
+        allocate_final_storage(rollout, observation_space)  # slices would share that of the ring
     return tuple(Segment(i, rollout, step_views(rollout)) for i, rollout in enumerate(rollouts))
 
 
@@ -82,6 +83,7 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
     Raises:
         ValueError: naming the difference.
     """
+    # Checked field by field: a copy between other shapes might broadcast silently.
     envs, slots = segment.rollout.batch_size
     if rollout.batch_size[0] != envs or rollout.batch_size[1] > slots:
         raise ValueError(
@@ -102,4 +104,4 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
 def _layout(data: TensorDict) -> dict[str, tuple[list[int], torch.dtype]]:
     fields = data.exclude("final_observation").flatten_keys(".").items()
     layout = {key: (list(value.shape[2:]), value.dtype) for key, value in fields}
-    return layout | final_storage(data).layout()
+    return layout | final_storage(data).layout()  # by leaf: the number of rows varies

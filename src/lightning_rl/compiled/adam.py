@@ -24,13 +24,14 @@ class TracedAdam:
     def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
-        self._rate = math.nan
+        self._rate = math.nan  # differs from any rate, so the first call fills the tensor
         like = parameters[0]
         self._rate_tensor = torch.zeros((), device=like.device, dtype=like.dtype)
         self._tensors: list[Tensor] | None = None
         self._counts: list[float] = []  # steps of each parameter when the tensors were made
         self._reached: Sequence[bool] | None = None  # by the only loss that was traced
         self._mixed = False
+        # Loading replaces the state's tensors, which are then no longer views of the flat ones.
         optimizer.register_load_state_dict_post_hook(self._forget)
 
     @staticmethod
@@ -42,10 +43,10 @@ class TracedAdam:
         return (
             {id(p) for p in group["params"]} == {id(p) for p in parameters}
             and len({(p.device, p.dtype) for p in parameters}) == 1  # needed for flat tensors
-            and min(group["betas"]) > 0
+            and min(group["betas"]) > 0  # `update` takes their logarithms
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
-            and not isinstance(group["lr"], Tensor)
+            and not isinstance(group["lr"], Tensor)  # `tensors` makes a tensor of the number
             and not has_step_hooks(optimizer)
         )
 
@@ -97,27 +98,28 @@ class TracedAdam:
         correction1, correction2 = (-torch.expm1(exact * math.log(beta)) for beta in (beta1, beta2))
         rates, roots = rate / correction1, correction2.sqrt()
         if equal_steps:
+            # Parameters with equal steps share one correction: a number replaces a vector [P].
             first = list(reached).index(True)
             rates, roots = computed_once(rates[first]), computed_once(roots[first])
         else:
             rates, roots = (_elementwise(numbers, parameters) for numbers in (rates, roots))
-        one_each = elementwise = accept
+        per_parameter = per_element = accept
         if mask is not None:
-            one_each = accept & mask
-            elementwise = _elementwise(one_each, parameters)
+            per_parameter = accept & mask
+            per_element = _elementwise(per_parameter, parameters)
         # All parameters are one vector: the compiled step has a fifth fewer operations (PPO).
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
-        before = flatten(parameters)
-        after = before - rates * mean / (variance.sqrt() / roots + eps)
+        old_values = flatten(parameters)
+        new_values = old_values - rates * mean / (variance.sqrt() / roots + eps)
         # Use `where` instead of a branch: a refused step changes nothing.
-        moved = unflatten(torch.where(elementwise, after, before), parameters)
+        moved = unflatten(torch.where(per_element, new_values, old_values), parameters)
         for parameter, value in zip(parameters, moved, strict=True):
             parameter.copy_(value)
         for old, new, counts in (
-            (step, count, one_each),
-            (average, mean, elementwise),
-            (square, variance, elementwise),
+            (step, count, per_parameter),
+            (average, mean, per_element),
+            (square, variance, per_element),
         ):
             old.copy_(torch.where(counts, new, old))
 
@@ -139,15 +141,16 @@ class TracedAdam:
         size = sum(parameter.numel() for parameter in self._parameters)
         flat = [steps, *(self._parameters[0].new_zeros(size) for _ in AVERAGES)]
         views = [steps.unbind(), *(unflatten(f, self._parameters) for f in flat[1:])]
-        for state, *own in zip(states, *views, strict=True):
-            for key, view in zip(("step", *AVERAGES), own, strict=True):
+        for state, *parameter_views in zip(states, *views, strict=True):
+            for key, view in zip(("step", *AVERAGES), parameter_views, strict=True):
                 state[key] = view.copy_(state[key]) if key in state else view
-        self._counts = steps.tolist()
+        self._counts = steps.tolist()  # waits for the device: once, and after a load
         self._compare_steps()
         return flat
 
     def _compare_steps(self) -> None:
         reached = self._reached or [True] * len(self._counts)
+        # A parameter that no loss reaches keeps its count, which may lag behind the others.
         counts = {n for n, is_reached in zip(self._counts, reached, strict=True) if is_reached}
         self._equal_steps = len(counts) == 1 and not self._mixed
 

@@ -71,66 +71,71 @@ class Snapshot:
         left_out: attributes that no traced function reads.
 
     Attributes:
-        found: the attributes, by their path from the root.
+        attributes: the attributes, by their path from the root.
     """
 
     def __init__(self, root: Any, left_out: Collection[Place] = ()) -> None:
-        self.found: dict[str, Attribute] = {}
+        self.attributes: dict[str, Attribute] = {}
         self._left_out = left_out
         self._visited: set[int] = set()
         self._sizes: list[tuple[Mapping[str, Any], int]] = []
         self._visit(root, "")
-        self._own = vars(root)
-        self._store_own()
+        self._root_attributes = vars(root)
+        self._store_root_values()
 
-    def _store_own(self) -> None:
-        own = [one for one in self.found.values() if one.holder is self._own]
-        own = [one for one in own if isinstance(one.value, PLAIN)]
-        self._names = [one.name for one in own]
-        self._values = tuple(one.value for one in own)
+    def _store_root_values(self) -> None:
+        attributes = [a for a in self.attributes.values() if a.holder is self._root_attributes]
+        attributes = [a for a in attributes if isinstance(a.value, PLAIN)]
+        self._names = [attribute.name for attribute in attributes]
+        self._values = tuple(attribute.value for attribute in attributes)
 
     def refresh(self) -> bool:
         """Store new plain values; return False if other attributes have changed.
 
         Counters change in each iteration, and an iteration of one env step takes few milliseconds:
-        finding all objects again would be a fifth of it. `found` is a new dict if a value is new.
+        finding all objects again would be a fifth of it. `attributes` is a new dict if one is new.
         """
+        # A new or deleted attribute changes the size of its dict.
         if any(len(holder) != size for holder, size in self._sizes):
             return False
         new = {}
-        for path, one in self.found.items():
-            value = one.holder.get(one.name, MISSING)
-            if value is not one.value and not same(one.value, value):
-                if not (isinstance(one.value, PLAIN) and isinstance(value, PLAIN)):
+        for path, attribute in self.attributes.items():
+            value = attribute.holder.get(attribute.name, MISSING)
+            # Identity first: it is quick, and true for nearly all attributes.
+            if value is not attribute.value and not same(attribute.value, value):
+                if not (isinstance(attribute.value, PLAIN) and isinstance(value, PLAIN)):
                     return False
-                new[path] = one._replace(value=value)
+                new[path] = attribute._replace(value=value)
         if new:
-            self.found = self.found | new
-            self._store_own()
+            self.attributes = self.attributes | new
+            self._store_root_values()
         return True
 
     def root_is_current(self) -> bool:
         """Return whether the root's own plain attributes are unchanged; takes 1 µs."""
         try:
-            return tuple(map(self._own.get, self._names)) == self._values
+            # This runs before each call of a graph, hence one comparison of tuples.
+            return tuple(map(self._root_attributes.get, self._names)) == self._values
         except (RuntimeError, ValueError):  # an attribute has become a tensor or an array
             return False
 
     def _visit(self, owner: Any, path: str) -> None:
+        # Objects refer to each other in circles, such as an algorithm and its objectives.
         if id(owner) in self._visited:
             return
         self._visited.add(id(owner))
+        # `_holders` yields the content of `_parameters`, `_buffers` and `_modules` itself.
         internal = MODULE_INTERNALS if isinstance(owner, nn.Module) else ()
         for holder, names in _holders(owner):
             if isinstance(holder, dict):
                 self._sizes.append((holder, len(holder)))
             for name in names:
-                place = f"{path}.{name}"
+                attribute_path = f"{path}.{name}"
                 left_out = name in internal or (id(owner), name) in self._left_out
-                if not left_out and place not in self.found:
+                if not left_out and attribute_path not in self.attributes:
                     label, value = f"{type(owner).__name__}.{name}", holder[name]
-                    self.found[place] = Attribute(label, holder, name, frozen(value))
-                    self._descend(value, place)
+                    self.attributes[attribute_path] = Attribute(label, holder, name, frozen(value))
+                    self._descend(value, attribute_path)
 
     def _descend(self, value: Any, path: str) -> None:
         if isinstance(value, list | tuple | set | frozenset | deque):
@@ -139,7 +144,7 @@ class Snapshot:
             for key, child in value.items():
                 if not isinstance(child, (*PLAIN, Tensor)):
                     self._descend(child, f"{path}[{key}]")
-        elif isinstance(value, MethodType):
+        elif isinstance(value, MethodType):  # a bound method reads the attributes of its object
             self._descend(value.__self__, f"{path}.__self__")
         elif not isinstance(value, (*PLAIN, Tensor, type)) and (
             isinstance(value, nn.Module) or not _is_of_a_library(type(value))
@@ -150,33 +155,35 @@ class Snapshot:
 @contextmanager
 def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replace attributes (holder, name, value) within a context; `MISSING` removes them."""
-    kept = []
+    originals = []
     try:
         for holder, name, value in values:
-            kept.append((holder, name, holder[name]))
+            originals.append((holder, name, holder[name]))
+            # If the function needs a removed attribute, tracing fails: it has to stay a constant.
             if value is MISSING:
                 del holder[name]
             else:
                 holder[name] = value
         yield
     finally:
-        for holder, name, value in kept:
+        for holder, name, value in originals:
             holder[name] = value
 
 
 class TensorReadRecorder(TorchDispatchMode):
-    """Record the tensors, held by a traced function, whose value Python reads: `found`."""
+    """Record the tensors, held by a traced function, whose value Python reads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[Tensor, int, Any]] = []
+        self.reads: list[tuple[Tensor, int, Any]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
+        # `item()`, `float()` and `if` on a tensor all end in this operation.
         if function is READ_NUMBER:
-            self.found.append((args[0], version_of(args[0]), result))
+            self.reads.append((args[0], version_of(args[0]), result))
         return result
 
 
@@ -211,8 +218,10 @@ def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
             yield attributes[name], list(attributes[name])
     for cls in type(owner).__mro__:
         if not _is_of_a_library(cls):
+            # The value of a slot is not in `__dict__`.
             slots = _Slots(owner, _listed(vars(cls).get("__slots__")))
             yield slots, list(slots)
+            # Methods and properties are code, which does not change during a run.
             data = [k for k, v in vars(cls).items() if isinstance(v, (*PLAIN, *CONTAINERS))]
             yield vars(cls), [name for name in data if not name.startswith("__")]
 
@@ -245,12 +254,14 @@ def same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, PLAIN):
+        # 1 == 1.0 == True, but each has its own graph; NaN counts as equal to itself.
         return type(a) is type(b) and (a == b or (a != a and b != b))
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
+        # `frozen` has copied a deque to a list, so the types may differ.
         alike = isinstance(b, list | tuple | deque) and len(a) == len(b)
         return alike and all(map(same, a, b))
     return isinstance(a, set | frozenset) and a == b

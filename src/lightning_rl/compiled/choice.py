@@ -45,7 +45,7 @@ class CompileDecision:
     Args:
         setting: `compile` of the algorithm.
         count: minibatches in the whole budget (shared by all ranks); None if unknown.
-        before: the state saved by the resumed run; None for a new run.
+        saved: the state saved by the resumed run; None for a new run.
         on_gpu: whether the run computes on a GPU.
 
     Attributes:
@@ -61,40 +61,42 @@ class CompileDecision:
         self,
         setting: Setting,
         count: int | None,
-        before: dict[str, Any] | None = None,
+        saved: dict[str, Any] | None = None,
         on_gpu: bool = False,
     ) -> None:
         self._setting = setting
-        self._before = before
+        self._saved = saved
         self._printed = False
         if setting != "auto":
             self.compiled, self.why = setting, f"compile: {str(setting).lower()}"
-        elif before is not None:
-            self.compiled, self.why = before["compiled"], "as in the checkpoint"
+        elif saved is not None:
+            self.compiled, self.why = saved["compiled"], "as in the checkpoint"
         elif count is None:
             self.compiled = False
             self.why = f"the algorithm does not say how many {self.counted} it has"
         else:
-            least = min(self.pays_from, PAYS_FROM_ON_GPU) if on_gpu else self.pays_from
-            self.compiled = count >= least
-            self.why = f"{count:,} {self.counted}, and compiling pays from {least:,}"
+            # Uncompiled, a GPU waits for the launch of each kernel: graphs pay earlier.
+            threshold = min(self.pays_from, PAYS_FROM_ON_GPU) if on_gpu else self.pays_from
+            self.compiled = count >= threshold
+            self.why = f"{count:,} {self.counted}, and compiling pays from {threshold:,}"
         self._compare_machines()
 
-    def give_up(self, why: str, warning: str) -> None:
+    def give_up(self, reason: str, warning: str) -> None:
         """Run uncompiled from now on; warn if the user or the resumed run wanted graphs."""
-        self.compiled, self.why = False, why
+        self.compiled, self.why = False, reason
         if self._setting is True:
             rank_zero_warn(warning)
-        elif self._before is not None:
+        # A new run with `auto` only gets the printed decision: its user did not ask for graphs.
+        elif self._saved is not None:
             rank_zero_warn(
-                f"The run was compiled until the checkpoint, and is uncompiled now: {why}. It "
+                f"The run was compiled until the checkpoint, and is uncompiled now: {reason}. It "
                 f"continues, but {DIFFERS}."
             )
         self.print_decision()
 
-    def does_not_apply(self, why: str) -> None:
+    def does_not_apply(self, reason: str) -> None:
         """Record that there is nothing to compile, without a message."""
-        self.compiled, self.why, self._printed = False, why, True
+        self.compiled, self.why, self._printed = False, reason, True
 
     def print_decision(self) -> None:
         """Print the decision of `auto`, once."""
@@ -111,18 +113,20 @@ class CompileDecision:
         return {"compiled": self.compiled, "cpu": cpu()}
 
     def _compare_machines(self) -> None:
-        if self._before is None:
+        if self._saved is None:
             return
-        was, now = self._before["compiled"], self.compiled
-        if was != now:
+        saved_choice, now = self._saved["compiled"], self.compiled
+        # Only a typed `true` or `false` gets here, because `auto` keeps the saved choice.
+        if saved_choice != now:
             rank_zero_warn(
-                f"The run was {'' if was else 'not '}compiled up to the checkpoint, and is "
-                f"{'' if now else 'not '}compiled now, by {self.why}: {DIFFERS}. "
+                f"The run was {'' if saved_choice else 'not '}compiled up to the checkpoint, and "
+                f"is {'' if now else 'not '}compiled now, by {self.why}: {DIFFERS}. "
                 "compile: auto keeps the choice of the checkpoint."
             )
-        if self._before["cpu"] != cpu():
+        # Inductor compiles for the CPU's vector instructions, so sums round in another order.
+        if self._saved["cpu"] != cpu():
             rank_zero_warn(
-                f"The checkpoint was written on another CPU ({self._before['cpu']}; this is "
+                f"The checkpoint was written on another CPU ({self._saved['cpu']}; this is "
                 f"{cpu()}). The run continues {'compiled' if now else 'uncompiled'}, as it began, "
                 f"but {DIFFERS}."
             )
@@ -142,7 +146,7 @@ class StepsCompileDecision(CompileDecision):
     def _decision(self) -> str:
         return f"The env is stepped {'compiled' if self.compiled else 'uncompiled'}"
 
-    def _compare_machines(self) -> None: ...
+    def _compare_machines(self) -> None: ...  # the message of the update covers both
 
 
 def cpu() -> str:

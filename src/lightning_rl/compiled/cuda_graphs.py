@@ -46,7 +46,7 @@ class CapturedGraph:
             return self._graph(*inputs)
         # A captured graph reads and writes fixed addresses.
         addresses = [tensor.data_ptr() for tensor in inputs]
-        del addresses[self._moving]
+        del addresses[self._moving]  # moving inputs are copied to the captured addresses
         if addresses != self._addresses:
             self._addresses, self._replay = addresses, None
             return run_on_side_stream(lambda: self._graph(*inputs))
@@ -78,7 +78,7 @@ class CapturedGraph:
 def run_on_side_stream(function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
     """Call a function on a side stream, the warm-up that a capture needs."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs may still be in the making
     with torch.cuda.stream(stream):
         outputs = function()
     torch.cuda.current_stream().wait_stream(stream)

@@ -109,25 +109,25 @@ class Graphs:
         except NoGraphError as error:
             self.give_up(f"{self._choice.traced} cannot be a graph: {error}")
         except Exception as error:
-            if self.have_served:
+            if self.have_served:  # no compile error, so it must not be hidden
                 raise
-            why = f"{(str(error).strip() or 'failed').splitlines()[0]} ({type(error).__name__})"
+            reason = f"{(str(error).strip() or 'failed').splitlines()[0]} ({type(error).__name__})"
             if place_of is not None:
-                why = f"{place_of(error)}: {why}"
+                reason = f"{place_of(error)}: {reason}"
             self._choice.give_up(
-                why,
-                f"compile: true has no effect, {self._choice.subject} uncompiled: {why}. Compiling "
-                "needs a C++ compiler on a CPU (g++, or the variable CXX), Triton on a GPU, and "
-                f"{self._choice.traced} in which no Python decision depends on the values of "
-                "tensors.",
+                reason,
+                f"compile: true has no effect, {self._choice.subject} uncompiled: {reason}. "
+                "Compiling needs a C++ compiler on a CPU (g++, or the variable CXX), Triton on a "
+                f"GPU, and {self._choice.traced} in which no Python decision depends on the values "
+                "of tensors.",
             )
         self.available = False
         return None
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, reason: str) -> None:
         if self.available:
             self._choice.give_up(
-                why, f"From now on {self._choice.subject} uncompiled, because {why}."
+                reason, f"From now on {self._choice.subject} uncompiled, because {reason}."
             )
         self.available = False
 
@@ -146,40 +146,42 @@ class Graphs:
     def prepare(
         self, key: tuple[Any, ...], make: Make, inputs: list[Tensor], moving: slice
     ) -> "_Compiled":
-        found = self._current_attributes()
-        known = self._compiled.setdefault(key, [])
-        for compiled in known:
-            if compiled.holds(found):
+        attributes = self._current_attributes()
+        graphs = self._compiled.setdefault(key, [])
+        for compiled in graphs:
+            if compiled.holds(attributes):  # the newest graph comes first
                 return compiled
-        changed = set(known[0].changes(found)) if known else set()
+        changed = set(graphs[0].changes(attributes)) if graphs else set()
         loose, trace = self._trace_without_constants(make, inputs, changed - self._constant)
         if changed and changed <= loose and not trace.uses_numbers(loose):
-            known[0].ignore(loose)  # the graph does not read the changed attributes
+            graphs[0].ignore(loose)  # the graph does not read the changed attributes
             return self.prepare(key, make, inputs, moving)
-        if len(known) >= MOST_GRAPHS:
-            names = sorted({one.label for path, one in found.items() if path in changed})
+        if len(graphs) >= MOST_GRAPHS:
+            names = sorted({attributes[path].label for path in changed & attributes.keys()})
             raise NoGraphError(
                 f"the value of {', '.join(names) or 'a tensor, read as a number,'} changes at each "
                 f"call, and the graph depends on it ({MOST_GRAPHS} graphs were made). Make it a "
                 "tensor, or a plain number that the loss uses in calculations only"
             )
-        self._varying |= loose & trace.numbers.keys()
+        self._varying |= loose & trace.numbers.keys()  # inputs of all later graphs, too
         graph = compile_graph(trace.traced, trace.held, inputs, moving)
         self.captured |= is_worth_capturing(inputs)
         # Move this graph to the front: the next call will probably need it.
-        known.insert(0, _Compiled(graph, trace, found, loose))
-        return known[0]
+        graphs.insert(0, _Compiled(graph, trace, attributes, loose))
+        return graphs[0]
 
     def recheck(self) -> None:
         self._is_fresh = False
 
     def _current_attributes(self) -> dict[str, Attribute]:
-        last = self._snapshot
-        is_current = self._is_fresh and last is not None and last.root_is_current()
-        if last is None or not (is_current or last.refresh()):
-            last = self._snapshot = Snapshot(self._root, self._left_out)
+        snapshot = self._snapshot
+        # From cheap to dear: compare the root (1 µs), all known attributes, search all objects
+        # anew.
+        is_current = self._is_fresh and snapshot is not None and snapshot.root_is_current()
+        if snapshot is None or not (is_current or snapshot.refresh()):
+            snapshot = self._snapshot = Snapshot(self._root, self._left_out)
         self._is_fresh = True
-        return last.found
+        return snapshot.attributes
 
     def _trace_without_constants(
         self, make: Make, inputs: list[Tensor], loose: set[str]
@@ -191,6 +193,10 @@ class Graphs:
         graph.
         """
         try:
+            # Example: a coefficient was 0.2 and is 0.1 now, and a list has grown. Try the
+            # coefficient as an input, and delete the list while tracing. If the loss reads the
+            # list, this fails, and each is tried alone: the list becomes a constant, with a graph
+            # per value, and the coefficient stays an input.
             return loose, self._trace(make, inputs, loose)
         except Exception:
             if not loose:
@@ -205,40 +211,42 @@ class Graphs:
         return self._trace_without_constants(make, inputs, loose - self._constant)
 
     def _trace(self, make: Make, inputs: list[Tensor], loose: set[str]) -> "_Trace":
-        found = self._current_attributes()
-        here = {path: found[path] for path in (*self._varying, *loose) if path in found}
+        current = self._current_attributes()
+        nonconstant = {p: current[p] for p in (*self._varying, *loose) if p in current}
         numbers = {
             # float32, so that the number does not promote a tensor's dtype.
-            path: torch.tensor(float(one.value), dtype=torch.float32, device=self._device)
-            for path, one in here.items()
-            if one.is_number()
+            path: torch.tensor(float(attribute.value), dtype=torch.float32, device=self._device)
+            for path, attribute in nonconstant.items()
+            if attribute.is_number()
         }
-        absent = dict.fromkeys(loose & here.keys() - numbers.keys(), MISSING)
+        absent = dict.fromkeys(loose & nonconstant.keys() - numbers.keys(), MISSING)
         for path in absent:
-            if not isinstance(found[path].holder, MutableMapping):
-                raise RuntimeError(f"{found[path].label} belongs to a class")
-        own = vars(self._root)
-        values = [(found[p].holder, found[p].name, v) for p, v in (numbers | absent).items()]
-        values += [(own, name, _Hidden(name)) for name in self._hidden if name in own]
+            if not isinstance(current[path].holder, MutableMapping):
+                raise RuntimeError(f"{current[path].label} belongs to a class")
+        namespace = vars(self._root)
+        values = [(current[p].holder, current[p].name, v) for p, v in (numbers | absent).items()]
+        values += [(namespace, name, _Hidden(name)) for name in self._hidden if name in namespace]
         function, noted = make()
         # Restore buffers, which tracing may change.
-        kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
-        copies = [tensor.detach().clone() for tensor in inputs]
+        buffers = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
+        copies = [tensor.detach().clone() for tensor in inputs]  # tracing runs the function
         try:
-            with replaced(values), TensorReadRecorder() as reads:
+            with replaced(values), TensorReadRecorder() as recorder:
                 traced = trace(function, *copies)
         finally:
-            for buffer, value in kept:
+            for buffer, value in buffers:
                 buffer.copy_(value)
-        for tensor, _, _ in reads.found:
+        # `_trace_without_constants` catches this, and leaves the number a constant.
+        for tensor, _, _ in recorder.reads:
             if any(tensor is number for number in numbers.values()):
                 raise RuntimeError("a Python decision depends on the number")
+        # Inductor's random numbers differ from those of the run's generators.
         for node in traced.graph.nodes if self._cure_of_draws else ():
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise NoGraphError(
                     f"random numbers are drawn by {node.target}: {self._cure_of_draws}"
                 )
-        return _Trace(traced, lift_tensors(traced), numbers, reads.found, noted)
+        return _Trace(traced, lift_tensors(traced), numbers, recorder.reads, noted)
 
 
 class NoGraphError(RuntimeError):
@@ -273,50 +281,53 @@ class _Trace(NamedTuple):
     noted: dict[str, None]
 
     def uses_numbers(self, paths: set[str]) -> bool:
-        held = {id(tensor) for tensor in self.held}
-        return any(id(self.numbers[path]) in held for path in paths & self.numbers.keys())
+        tensor_ids = {id(tensor) for tensor in self.held}
+        return any(id(self.numbers[path]) in tensor_ids for path in paths & self.numbers.keys())
 
 
 class _Compiled:
-    """A graph, the attributes `found` at compile time, and those that it does not read."""
+    """A graph, the attributes at compile time, and those that it does not read."""
 
     def __init__(
-        self, graph: Graph, trace: _Trace, found: dict[str, Attribute], unread: set[str]
+        self, graph: Graph, trace: _Trace, attributes: dict[str, Attribute], unread: set[str]
     ) -> None:
         self._held, self._numbers, self._reads = trace.held, trace.numbers, trace.reads
         self.noted = trace.noted
         self.graph = graph
-        self._found = self._checked = found
+        self._attributes = self._checked = attributes
         self._unread = set(unread)
-        index = {id(tensor): i for i, tensor in enumerate(self._held)}
-        index |= {id(tensor): -1 for tensor, _, _ in self._reads}
-        self._places = {p: index[id(a.value)] for p, a in found.items() if id(a.value) in index}
+        slot = {id(tensor): i for i, tensor in enumerate(self._held)}
+        # -1: Python has read its value, so another tensor cannot replace it.
+        slot |= {id(tensor): -1 for tensor, _, _ in self._reads}
+        self._places = {p: slot[id(a.value)] for p, a in attributes.items() if id(a.value) in slot}
 
-    def holds(self, found: dict[str, Attribute]) -> bool:
+    def holds(self, attributes: dict[str, Attribute]) -> bool:
         for tensor, version, value in self._reads:
+            # `item` waits for the device, but only if the tensor was written since.
             if version_of(tensor) != version and tensor.item() != value:
                 return False
-        if found is self._checked:
+        if attributes is self._checked:
             return True
-        if any(True for _ in self.changes(found)):
+        if any(True for _ in self.changes(attributes)):
             return False
         for path, tensor in self._numbers.items():
-            if path in found:
-                tensor.fill_(found[path].value)
+            if path in attributes:
+                tensor.fill_(attributes[path].value)  # the graph reads the number from this tensor
         for path, i in self._places.items():
+            # The attribute may be another tensor now, such as a reloaded buffer.
             if i >= 0 and path not in self._unread:
-                self._held[i] = found[path].value
-        self._checked = found
+                self._held[i] = attributes[path].value
+        self._checked = attributes
         return True
 
-    def changes(self, found: dict[str, Attribute]) -> Iterator[str]:
-        for path in {**self._found, **found}:
-            if path in self._unread or self._found.get(path) is found.get(path):
+    def changes(self, attributes: dict[str, Attribute]) -> Iterator[str]:
+        for path in {**self._attributes, **attributes}:
+            if path in self._unread or self._attributes.get(path) is attributes.get(path):
                 continue
-            if path in self._numbers and path in found and found[path].is_number():
+            if path in self._numbers and path in attributes and attributes[path].is_number():
                 continue
-            both = self._found.get(path), found.get(path)
-            old, new = (MISSING if one is None else one.value for one in both)
+            pair = self._attributes.get(path), attributes.get(path)
+            old, new = (MISSING if attribute is None else attribute.value for attribute in pair)
             if isinstance(old, Tensor) and isinstance(new, Tensor):
                 # The graph accepts another tensor of the same layout.
                 i = self._places.get(path)
@@ -332,13 +343,13 @@ class _Compiled:
 
 def compile_graph(
     traced: GraphModule,
-    held: list[Tensor],
+    held_tensors: list[Tensor],
     inputs: Sequence[Tensor],
     moving: slice = slice(0),
 ) -> Graph:
     """Compile a traced function that takes tensors and returns a list of tensors.
 
-    The graph reads the tensors in `held` (see `lift_tensors`) at each call, after its inputs.
+    The graph reads `held_tensors` (see `lift_tensors`) at each call, after its inputs.
     Nothing checks that inputs have the same `layout` and order. On a GPU small graphs are replayed
     as CUDA graphs; `moving` are read-only inputs whose address changes.
     """
@@ -346,21 +357,21 @@ def compile_graph(
     # Inductor's asserts take a sixth of a small graph's time. The key of each graph has the
     # `layout` already.
     options: dict[str, Any] = {"size_asserts": False}
-    if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
+    if all(tensor.device.type == "cpu" for tensor in (*inputs, *held_tensors)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
     # mypy sometimes takes the module of the same name.
     compiled: Graph = cast(Any, standalone_compile)(
         traced,
-        [*inputs, *held],
+        [*inputs, *held_tensors],
         dynamic_shapes="from_example_inputs",  # sizes are constants
         options={"config_patches": options},
     )
 
     graph = compiled
-    if is_worth_capturing((*inputs, *held)):
+    if is_worth_capturing((*inputs, *held_tensors)):
         # Pass held tensors as inputs: a replaced tensor then leads to a new capture.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
-    return lambda *tensors: graph(*tensors, *held)
+    return lambda *tensors: graph(*tensors, *held_tensors)
 
 
 def layout(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
@@ -380,16 +391,17 @@ def computed_once(tensor: Tensor) -> Tensor:
 
 def lift_tensors(traced: GraphModule) -> list[Tensor]:
     """Turn the tensors that a traced function has captured into inputs; return them."""
-    held = []
+    held_tensors = []
     first = next(node for node in traced.graph.nodes if node.op != "placeholder")
     for node in traced.graph.find_nodes(op="get_attr"):
-        held.append(getattr(traced, node.target))
+        held_tensors.append(getattr(traced, node.target))
         with traced.graph.inserting_before(first):
-            lifted = traced.graph.placeholder(f"held_{len(held)}")
+            lifted = traced.graph.placeholder(f"held_{len(held_tensors)}")
         lifted.meta = node.meta
         node.replace_all_uses_with(lifted)
+        # Inputs must precede all other nodes.
         if node is first:
             first = node.next
         traced.graph.erase_node(node)
     traced.recompile()
-    return held
+    return held_tensors

@@ -79,7 +79,7 @@ CURE_OF_DRAWS = (
 class CompiledSteps:
     """The compiled steps of a policy in a torch env, for rollout buffers like `rollout` [N, T+1].
 
-    With `ahead`, several steps may run before their results are read.
+    With `defer_reads`, several steps may run before their results are read.
 
     Raises:
         NoGraphError: if the steps cannot become a graph.
@@ -91,9 +91,10 @@ class CompiledSteps:
         policy: Policy,
         rollout: TensorDict,
         choice: StepsCompileDecision,
-        ahead: bool,
+        defer_reads: bool,
     ) -> None:
         self.env, self.policy = env, policy
+        # Time-major, because one slot [N, ...] is the output of one step.
         storage = time_major(rollout)
         self._slots, self._num_envs = len(storage) - 1, env.num_envs
         self._device = policy.version.device
@@ -103,17 +104,19 @@ class CompiledSteps:
         self._fields = tuple(
             key
             for key in dict.fromkeys(("action", "sample_log_prob", *policy.extra_fields))
+            # The carry holds the state before a step.
             if key != "state"
         )
         self._step_of = storage[0].exclude("final_observation")
-        policy.put_in_eval_mode()
+        policy.put_in_eval_mode()  # a trace fixes the mode
         self._read_env(env)
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
         self._graphs = Graphs(self._root, self._device, choice, driven, cure_of_draws=CURE_OF_DRAWS)
         size = sum(leaf.nbytes for leaf in leaves_by_path(self._step_of["observation"]).values())
-        most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
-        self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
+        limit = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1))) if defer_reads else 1
+        # A divisor of T: a batch of steps must not cross the end of a rollout.
+        self.ahead = max(n for n in range(1, limit + 1) if self._slots % n == 0)
         self.finals = {
             path: leaf.new_empty((self.ahead, *leaf.shape))
             for path, leaf in leaves_by_path(self._step_of["observation"]).items()
@@ -121,6 +124,7 @@ class CompiledSteps:
 
     def _read_env(self, env: TorchEnv) -> None:
         for name in ("step", "reset"):
+            # The graph calls TorchEnv's methods, and would skip an override.
             if getattr(type(env), name) is not getattr(TorchEnv, name):
                 raise NoGraphError(f"{type(env).__name__} overrides {name}")
         if env.extra_fields:
@@ -128,10 +132,15 @@ class CompiledSteps:
                 f"{type(env).__name__} stores for each step {', '.join(env.extra_fields)}"
             )
         try:
+            # One trial step shows shapes, reports and changed attributes. It must not move the
+            # user's env. The policy is not copied: a large one fills the memory, and
+            # `_StepAttributes` restores what the step changes in it.
             trial = copy.deepcopy(env)
         except Exception as error:
             raise NoGraphError(f"{type(env).__name__} cannot be copied ({error})") from error
         TorchEnv.reset(trial, seed=0)  # by the class, as in `_act_and_step`
+        # Finding the envs to reset would wait for a GPU: there, each step computes a start of all
+        # envs.
         everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
         self.reset_mode = ResetMode.WHERE if everywhere else ResetMode.LATER
         carried = leaves_by_path(trial.state, "state") | leaves_by_path(
@@ -143,20 +152,20 @@ class CompiledSteps:
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
         trial.reset_mode = ResetMode.LATER  # its state must come from the transition
         trial_root = _Root(self.policy, trial)
-        held = _StepAttributes(trial_root)
+        attributes = _StepAttributes(trial_root)
         try:
-            played = self._act_and_step(trial_root, dict(self.carry), self.noise)
-            changed = held.changed()
+            transition = self._act_and_step(trial_root, dict(self.carry), self.noise)
+            changed = attributes.changed()
         finally:
-            held.restore()
+            attributes.restore()
         if changed is not None:
             raise NoGraphError(changed)
-        after = {key: played.carry[key] for key in self.carry}
-        if _shapes(after) != _shapes(self.carry):
+        next_carry = {key: transition.carry[key] for key in self.carry}
+        if _shapes(next_carry) != _shapes(self.carry):
             raise NoGraphError(
                 f"the state of {type(env).__name__} takes another shape or dtype in each step"
             )
-        self.names, self.reports_success = tuple(played.report), played.success is not None
+        self.names, self.reports_success = tuple(transition.report), transition.success is not None
         for key in SUMS:
             self.carry[key] = torch.zeros(len(self.names), device=self._device)
 
@@ -172,34 +181,37 @@ class CompiledSteps:
         if MEMORY in carry:
             td["state"] = carry[MEMORY]
         with self._precision:
-            result = root.policy(td)
-        if not isinstance(result, TensorDictBase):
+            output = root.policy(td)
+        if not isinstance(output, TensorDictBase):
             raise NoGraphError("the policy does not return a TensorDict")
-        wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
-        for key in wanted:
-            value, like = result.get(key, None), self._step_of["state" if "next" in key else key]
+        required_keys = (*self._fields, "next_state") if MEMORY in carry else self._fields
+        for key in required_keys:
+            value, like = output.get(key, None), self._step_of["state" if "next" in key else key]
             if value is None or (value.shape, value.dtype) != (like.shape, like.dtype):
                 raise NoGraphError(f"the policy does not return '{key}' as announced")
+            # The policy has returned the zeros that were put in, unwritten.
             if key in fields and value is fields[key] and version_of(value) == versions[key]:
                 raise NoGraphError(f"the policy does not return '{key}' as announced")
+        # State and counters enter and leave the graph as tensors; the attributes only lead them to
+        # `step`.
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
         # Call the class's `step`: a wrapper may have replaced the instance's.
-        played = TorchEnv.step(env, result["action"])
-        following, reward, terminated, truncated, info = played
+        next_observation, reward, terminated, truncated, info = TorchEnv.step(env, output["action"])
         results = (reward, terminated, truncated)
         slots = [self._step_of[key] for key in RESULTS]
-        check_results(env, following, self._step_of["observation"], results, slots)
-        after = leaves_by_path(env.state, "state") | leaves_by_path(following, SEEN)
-        after |= {(name,): getattr(env, name) for name in COUNTERS}
+        check_results(env, next_observation, self._step_of["observation"], results, slots)
+        next_carry = leaves_by_path(env.state, "state") | leaves_by_path(next_observation, SEEN)
+        next_carry |= {(name,): getattr(env, name) for name in COUNTERS}
         if MEMORY in carry:
-            ended = (terminated | truncated).view(-1, *[1] * (carry[MEMORY].dim() - 1))
-            after[MEMORY] = result["next_state"].masked_fill(ended, 0)
+            done = (terminated | truncated).view(-1, *[1] * (carry[MEMORY].dim() - 1))
+            # A new episode begins with an empty memory.
+            next_carry[MEMORY] = output["next_state"].masked_fill(done, 0)
         return _StepResults(
-            {key: result[key] for key in self._fields},
+            {key: output[key] for key in self._fields},
             dict(zip(RESULTS, results, strict=True)),
-            after,
+            next_carry,
             info.get("success"),
             leaves_by_path(info["final_obs"], FINAL),
             named_reports(info),
@@ -216,34 +228,36 @@ class CompiledSteps:
             carry = dict(zip(keys, inputs, strict=False))
             slots = dict(zip(self.slot_names, inputs[len(keys) :], strict=True))
             with self._stepping_env():
-                played = self._act_and_step(self._root, carry, noise)
-            _, terminated, truncated = played.results.values()
-            own = played.fields | played.results
-            written: dict[Keys, Tensor] = {(key,): x for key, x in own.items()}
-            written |= played.finals | played.carry
-            if played.success is not None:
-                written[SUCCESS] = played.success
+                transition = self._act_and_step(self._root, carry, noise)
+            _, terminated, truncated = transition.results.values()
+            fields = transition.fields | transition.results
+            outputs: dict[Keys, Tensor] = {(key,): x for key, x in fields.items()}
+            outputs |= transition.finals | transition.carry
+            if transition.success is not None:
+                outputs[SUCCESS] = transition.success
+            # The slots of the rollout are inputs of the graph, which writes its results into them.
             for key, slot in slots.items():
-                slot.copy_(written[key])
+                slot.copy_(outputs[key])
             if self.names:
-                values = torch.stack([played.report[name] for name in self.names])
-                carry[TOTAL].add_(values.nansum(1))
+                values = torch.stack([transition.report[name] for name in self.names])
+                carry[TOTAL].add_(values.nansum(1))  # NaN: not reported in this step
                 carry[COUNT].add_((values == values).sum(1))
-            for key, value in played.carry.items():
-                if value is not carry[key]:
+            for key, value in transition.carry.items():
+                if value is not carry[key]:  # the env has returned another tensor
                     carry[key].copy_(value)
-            return [terminated | truncated]
+            return [terminated | truncated]  # for `restart`; all else is written in place
 
         return step, {}
 
     @contextmanager
     def _stepping_env(self) -> Iterator[None]:
-        kept = {name: vars(self.env)[name] for name in DRIVEN}
+        # Tracing puts traced tensors into these attributes.
+        attributes = {name: vars(self.env)[name] for name in DRIVEN}
         self.env.reset_mode = self.reset_mode
         try:
             yield
         finally:
-            vars(self.env).update(kept)
+            vars(self.env).update(attributes)
 
     @property
     def slot_names(self) -> list[Keys]:
@@ -263,10 +277,12 @@ class CompiledSteps:
         columns: dict[Keys, Sequence[Tensor]] = {
             (key,): storage[key].unbind(0) for key in (*self._fields, *RESULTS, *SUCCESS)
         }
+        # Step t returns the observation of slot t + 1.
         columns |= {key: leaf[1:].unbind(0) for key, leaf in observation.items()}
         if MEMORY in self.carry:
             columns[MEMORY] = storage["state"][1:].unbind(0)
         for path, leaf in self.finals.items():
+            # The batches of a rollout reuse the slots of final observations.
             columns[FINAL, *path] = leaf.unbind(0) * (self._slots // self.ahead)
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
@@ -278,14 +294,14 @@ class CompiledSteps:
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
         """Return the graph for the current env and policy, and slots of this layout, or None."""
-        self._graphs.recheck()
+        self._graphs.recheck()  # once per rollout: attributes may have changed since
         inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
-        made = self._graphs.attempt(
+        compiled = self._graphs.attempt(
             lambda: self._graphs.prepare(key, self._function, inputs, slice(1)),
             place_of=lambda error: _line_behind(error, type(self.env).__name__),
         )
-        return None if made is None else made.graph
+        return None if compiled is None else compiled.graph
 
     def load(self, first: TensorDict) -> None:
         """Continue from the env's state and the first slot [N] of a rollout."""
@@ -293,13 +309,14 @@ class CompiledSteps:
         for key, leaf in (
             leaves_by_path(env.state, "state") | leaves_by_path(first["observation"], SEEN)
         ).items():
+            # In place: a CUDA graph is captured again if its inputs move.
             carry[key].copy_(leaf)
         for name in COUNTERS:
             carry[name,].copy_(getattr(env, name))
         if MEMORY in carry:
             carry[MEMORY].copy_(first["state"])
         for key in SUMS:
-            carry[key].zero_()
+            carry[key].zero_()  # summed on the device, read once per rollout
 
     def restart(self, done: Tensor, observation: Any) -> None:
         """Reset finished envs `done` [N] outside the graph, and write `observation` [N, ...]."""
@@ -309,20 +326,21 @@ class CompiledSteps:
         carry = self.carry
         episode, key_of_seed = carry["episode",], carry["stream_key",]
         episode.index_add_(0, rows, torch.ones_like(rows))
-        kept = {key: carry["state", key][rows] for key in self.env.keeps}
-        starts = self.env.starts_of(key_of_seed[:, rows], episode[rows], kept)
-        seen, places = (
+        persistent_state = {key: carry["state", key][rows] for key in self.env.keeps}
+        starts = self.env.starts_of(key_of_seed[:, rows], episode[rows], persistent_state)
+        observations, targets = (
             leaves_by_path(self.env.observed(starts), SEEN),
             leaves_by_path(observation, SEEN),
         )
-        for key, leaf in (leaves_by_path(starts, "state") | seen).items():
+        for key, leaf in (leaves_by_path(starts, "state") | observations).items():
             carry[key].index_copy_(0, rows, leaf)
-        for key, leaf in seen.items():
-            places[key].index_copy_(0, rows, leaf)
+        for key, leaf in observations.items():
+            targets[key].index_copy_(0, rows, leaf)
 
     def store(self) -> None:
         """Write the state after the last step back to the env."""
         env, carry = self.env, self.carry
+        # Clone, because the next rollout writes the carry in place.
         env.state = env.final_state = self._tree(carry, "state").clone()
         env.episode, env.elapsed = carry["episode",].clone(), carry["elapsed",].clone()
 
@@ -365,7 +383,7 @@ class StepWriter:
         ]
         self._writer = FinalObservationWriter(rollout)
         # Draw as NumPy acting does, the noise of a whole rollout in one call.
-        self._at_once = isinstance(actor, NumpyActor)
+        self._draws_ahead = isinstance(actor, NumpyActor)
         self._staged = steps.staging(self._slots[0])
         self.places = self._staged or self._slots[0]
         self.graph: Callable[..., Any] | None = None
@@ -376,13 +394,13 @@ class StepWriter:
         self._generator = generator
         if start == 0:
             steps.policy.put_in_eval_mode()
-            self._taken = 0
+            self._next_step = 0
             self.graph = steps.graph(self.places)
             if self.graph is not None:
                 steps.load(self._first)
         if self.graph is None:
             self.actor.begin(generator, start)
-        elif self._at_once:
+        elif self._draws_ahead:
             shape = len(self._slots) - start, len(steps.noise)
             noise = steps.policy.draw_noise(shape, generator)
             self._noise = dict(enumerate(noise.unbind(0), start))
@@ -391,29 +409,31 @@ class StepWriter:
         """Run step t, and following steps if their results may be read later; see `step`."""
         if self.graph is None:
             self.actor.act(t)
-        elif t == self._taken:
-            self._take_from(t, self.graph)
+        elif t == self._next_step:
+            self._run_from(t, self.graph)
 
     def step(self, t: int) -> dict[str, Any]:
         """Return the info of step t, which `act` has run."""
         return self.stepper.step(t) if self.graph is None else {}
 
-    def _take_from(self, t: int, graph: Callable[..., Any]) -> None:
+    def _run_from(self, t: int, graph: Callable[..., Any]) -> None:
         steps = self.steps
-        later = steps.reset_mode is ResetMode.LATER
+        resets_later = steps.reset_mode is ResetMode.LATER
         carry = list(steps.carry.values())
+        # No step waits for a GPU: `restart`, which would, is for the CPU only.
         for i in range(t, t + steps.ahead):
-            if self._at_once:
+            if self._draws_ahead:
                 noise = self._noise[i]
             else:
                 noise = steps.policy.draw_noise((len(steps.noise),), self._generator)
             (done,) = graph(noise, *carry, *(self._staged or self._slots[i]))
             if self._staged is not None:
+                # A CUDA graph writes at fixed addresses, and each slot of a rollout has its own.
                 copy_all(self._slots[i], self._staged)
-            if later:
+            if resets_later:
                 steps.restart(done, self._observations[i + 1])
         self._writer.write_all(t, steps.ahead, tree_of_leaves(steps.finals))
-        self._taken = t + steps.ahead
+        self._next_step = t + steps.ahead
 
     def finish_acting(self, start: int, stop: int) -> None:
         """Write the fields that an uncompiled actor writes at the end."""
@@ -436,14 +456,14 @@ def compile_steps(
     env: VectorEnv,
     policy: Policy,
     rollouts: Sequence[TensorDict],
-    plain: Sequence[tuple[RolloutActor, RolloutStepper]],
+    eager_pairs: Sequence[tuple[RolloutActor, RolloutStepper]],
     choice: StepsCompileDecision,
-    ahead: bool,
+    defer_reads: bool,
 ) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
-    """Return a compiled actor and stepper per rollout [N, T+1], or the `plain` actors and steppers.
+    """Return a compiled actor and stepper per rollout [N, T+1], or `eager_pairs`.
 
     Graphs are compiled here, before any thread starts. `choice` records why graphs are unavailable.
-    `ahead` is described in `CompiledSteps`.
+    `defer_reads` is described in `CompiledSteps`.
     """
     if not isinstance(env, TorchEnv):
         choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
@@ -452,21 +472,22 @@ def compile_steps(
     elif not settings().compiled_steps:
         choice.does_not_apply("trainer.machine.compiled_steps: false")
     if not choice.compiled or not isinstance(env, TorchEnv):
-        return plain
+        return eager_pairs
     device = policy.version.device
     # Undo draws from torch's global generator; code that needs them is refused.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
-            steps = CompiledSteps(env, policy, rollouts[0], choice, ahead)
+            steps = CompiledSteps(env, policy, rollouts[0], choice, defer_reads)
             writers = [
                 StepWriter(steps, rollout, *pair)
-                for rollout, pair in zip(rollouts, plain, strict=True)
+                for rollout, pair in zip(rollouts, eager_pairs, strict=True)
             ]
         except NoGraphError as error:
             choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
-            return plain
+            return eager_pairs
+        # Compile here for the slots of each rollout, before a thread needs the graphs.
         if any(steps.graph(writer.places) is None for writer in writers):
-            return plain
+            return eager_pairs
     choice.print_decision()
     return [(CompiledActor(writer), CompiledStepper(writer)) for writer in writers]
 
@@ -511,8 +532,9 @@ def _numbers_of_a_start(env: TorchEnv) -> int:
         traced = trace(start, env.stream_key, env.episode)
     except Exception:  # a reset that cannot be traced runs outside the graph
         return sys.maxsize
-    made = [node.meta.get("val") for node in traced.graph.nodes]
-    return max(x.numel() for x in made if isinstance(x, Tensor)) // env.num_envs
+    # A traced operation has a fake tensor of its result in `meta`.
+    values = [node.meta.get("val") for node in traced.graph.nodes]
+    return max(x.numel() for x in values if isinstance(x, Tensor)) // env.num_envs
 
 
 def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
@@ -525,51 +547,52 @@ class _StepAttributes:
     def __init__(self, root: "_Root") -> None:
         # The root holds a copy of the env, but not of the policy, which may be large.
         self._root = root
-        self._before = self._current_attributes()
+        self._saved = self._current_attributes()
         self._tensors = {
-            path: (one.value, version_of(one.value), one.value.clone())
-            for path, one in self._before.items()
-            if isinstance(one.value, Tensor) and not isinstance(one.value, nn.Parameter)
+            path: (attribute.value, version_of(attribute.value), attribute.value.clone())
+            for path, attribute in self._saved.items()
+            if isinstance(attribute.value, Tensor) and not isinstance(attribute.value, nn.Parameter)
         }
 
     def _current_attributes(self) -> dict[str, Attribute]:
-        return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
+        return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).attributes
 
     def changed(self) -> str | None:
-        for path, one in sorted(self._current_attributes().items()):
+        for path, new in sorted(self._current_attributes().items()):
             tensor, version, _ = self._tensors.get(path, (None, 0, None))
-            written = tensor is one.value and tensor is not None and version_of(tensor) != version
-            before = self._before.get(path)
-            if before is not None and same(one.value, before.value) and not written:
+            mutated = tensor is new.value and tensor is not None and version_of(tensor) != version
+            old = self._saved.get(path)
+            if old is not None and same(new.value, old.value) and not mutated:
                 continue
-            what = f"a step changes {one.label}, which is not part of the state: "
+            problem = f"a step changes {new.label}, which is not part of the state: "
             if path.startswith(".env"):
                 return (
-                    f"{what}put values that change from step to step into the TensorDict that "
+                    f"{problem}put values that change from step to step into the TensorDict that "
                     "`transition` returns"
                 )
-            return f"{what}store a policy's memory in the rollout, see `extra_fields`"
+            return f"{problem}store a policy's memory in the rollout, see `extra_fields`"
         return None
 
     def restore(self) -> None:
-        for path, now in self._current_attributes().items():
-            if not path.startswith(".env"):
-                before, holder = self._before.get(path), cast(Any, now.holder)
-                if before is None:
-                    del holder[now.name]
-                elif not same(now.value, before.value):
-                    holder[now.name] = before.value
-        for tensor, version, copied in self._tensors.values():
+        for path, attribute in self._current_attributes().items():
+            if not path.startswith(".env"):  # the trial env is a copy, dropped after the trial
+                saved, holder = self._saved.get(path), cast(Any, attribute.holder)
+                if saved is None:
+                    del holder[attribute.name]
+                elif not same(attribute.value, saved.value):
+                    holder[attribute.name] = saved.value
+        for tensor, version, original in self._tensors.values():
             if version_of(tensor) != version:
-                tensor.copy_(copied)
+                tensor.copy_(original)
 
 
 def _line_behind(error: BaseException, name: str) -> str:
-    own = Path(__file__).parents[1]
+    package = Path(__file__).parents[1]
     libraries = Path(torch.__file__).parents[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        inside = own in path.parents and "tasks" not in path.parts
-        if not inside and libraries not in path.parents and "<" not in frame.filename:
+        # The last frame outside the libraries is the user's line; shipped tasks count as user code.
+        in_package = package in path.parents and "tasks" not in path.parts
+        if not in_package and libraries not in path.parents and "<" not in frame.filename:
             return f"{path.name}, line {frame.lineno}: `{frame.line}`"
     return name

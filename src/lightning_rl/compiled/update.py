@@ -55,6 +55,7 @@ class CompiledUpdate(Update):
         if self.has_graph_for(minibatch):
             with self.phase("minibatch, compiled"):
                 scalars = self.graphs.attempt(lambda: self._step_by_graph(minibatch))
+        # No graph for this size, or graphs have failed: the same step uncompiled.
         if scalars is None:
             super().step(minibatch)
         else:
@@ -66,6 +67,8 @@ class CompiledUpdate(Update):
     def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
         if self.adam is not None and len(self._micro_batches(minibatch)) == 1:
             return self._run(minibatch, self.adam)
+        # Prepare the whole minibatch: advantages are normalized over it, not over micro-batches.
+        # The copy is shallow, for the fields that `prepare` replaces.
         sums = self._add_up(self.objective.prepare(minibatch.copy()))
         if self.adam is None:
             return self.gradient.set_clipped(sums, self.objective.max_grad_norm)
@@ -102,6 +105,7 @@ class CompiledUpdate(Update):
                 "interventions, first episodes only, or a sequence_length that does not divide "
                 "data.buffer_size)"
             )
+        # Sizes that first occur after the first iteration are not worth a graph.
         if not self._sizes_known:
             self._sizes.add(len(minibatch))
         return self.graphs.available and len(minibatch) in self._sizes
@@ -114,9 +118,9 @@ class CompiledUpdate(Update):
 
     @torch.no_grad()
     def _add_up(self, minibatch: TensorDict) -> Tensor:
-        first, *rest = self._micro_batches(minibatch)
-        total = self._run(first[0])
-        for samples, _ in rest:
+        batches = self._micro_batches(minibatch)
+        total = self._run(batches[0][0])
+        for samples, _ in batches[1:]:
             total += self._run(samples)
         return total
 
@@ -124,6 +128,7 @@ class CompiledUpdate(Update):
         """Take a step with `adam` and return the scalars; otherwise scalars and gradients."""
         fields = tensors_of(samples)
         key = (self.objective.name, "loss", layout(fields), adam and adam.settings)
+        # Parameters and Adam's state keep their addresses; the fields of each minibatch are new.
         inputs = [*self.parameters, *fields]
         moving = slice(len(self.parameters), len(inputs))
         if adam is not None:
@@ -132,10 +137,11 @@ class CompiledUpdate(Update):
             key, lambda: self._loss_function(samples, adam), inputs, moving
         )
         self.set_scalar_names(reported)
-        self.graphs.have_served = True
+        self.graphs.have_served = True  # later errors are no compile errors
         return result
 
     def set_scalar_names(self, reported: Iterable[str]) -> None:
+        # The order of the row: loss, reported scalars, norm of the gradient.
         self.names = [*self._labels[:1], *reported, *self._labels[1:]]
 
     def _can_step(self, total: Tensor) -> bool:
@@ -204,23 +210,26 @@ class CompiledUpdate(Update):
         reported: dict[str, None],
     ) -> tuple[Tensor, list[Tensor], list[bool]]:
         """Return scalars [L], the gradient of each parameter, and whether the loss reaches it."""
+        # The graph's inputs carry no gradients; these leaves do, while tracing.
         leaves = [state[name].detach().requires_grad_() for name in self.names_of_parameters]
         with torch.enable_grad():
-            own = dict(zip(self.names_of_parameters, leaves, strict=True))
-            loss, scalars = functional_call(self._module, {**state, **own}, (minibatch, prepared))
+            tensors = {**state, **dict(zip(self.names_of_parameters, leaves, strict=True))}
+            loss, scalars = functional_call(self._module, tensors, (minibatch, prepared))
             if not loss.requires_grad:
                 raise unreached(*self._what)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-            if all(gradient is None for gradient in found):
+            leaf_gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            if all(gradient is None for gradient in leaf_gradients):
                 raise unreached(*self._what)
+        # Zeros keep the flat gradient complete; `reached` keeps Adam from stepping these
+        # parameters.
         gradients = [
             torch.zeros_like(leaf) if gradient is None else gradient
-            for gradient, leaf in zip(found, leaves, strict=True)
+            for gradient, leaf in zip(leaf_gradients, leaves, strict=True)
         ]
         check_names([*self._labels, *scalars])
         reported.update(dict.fromkeys(scalars))
         row = row_of(loss, scalars)
-        return row, gradients, [gradient is not None for gradient in found]
+        return row, gradients, [gradient is not None for gradient in leaf_gradients]
 
     def _step_function(self, adam: TracedAdam) -> tuple[Function, dict[str, None]]:
         first = len(self.parameters)
@@ -245,6 +254,7 @@ class CompiledUpdate(Update):
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
         clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
+        # The guard against non-finite steps stays on the device: no wait per minibatch.
         accept = computed_once(is_finite(row))
         adam.update(parameters, clipped, state, accept, reached)
         return row
@@ -262,24 +272,25 @@ class CompiledSequence(UpdateSequence):
         name: str,
         updates: Sequence[CompiledUpdate],
         follow_up: Callable[[], None],
-        written: Sequence[Tensor],
+        follow_up_outputs: Sequence[Tensor],
         graphs: Graphs,
         phase: PhaseTimer = no_phases,
     ) -> None:
-        super().__init__(updates, follow_up, written)
+        super().__init__(updates, follow_up, follow_up_outputs)
         self._name = name
         self._compiled = updates
         self._graphs = graphs
         self._phase = phase
         self._module = _OwnedFunction(updates[0].objective.owner, follow_up)
         trained = [p for update in updates for p in update.parameters]
-        self._tensors = [*trained, *written]
+        self._tensors = [*trained, *follow_up_outputs]
         names = {
             id(tensor): name
-            for named in (self._module.named_parameters(), self._module.named_buffers())
-            for name, tensor in named
+            for group in (self._module.named_parameters(), self._module.named_buffers())
+            for name, tensor in group
         }
         self._names = [names[id(tensor)] for tensor in self._tensors]
+        # A parameter of two updates would be two inputs, of which each step would write only one.
         alone = ranks.world_size() == 1 and len(set(self._names)) == len(self._names)
         self._fits = alone and all(update.adam is not None for update in updates)
 
@@ -292,6 +303,7 @@ class CompiledSequence(UpdateSequence):
         if rows is None:
             super().__call__(minibatch)
             return
+        # The graph returns the scalars of all updates as one tensor.
         for update, row in zip(
             self._compiled, rows.split([len(u.names) for u in self._compiled]), strict=True
         ):
@@ -308,9 +320,9 @@ class CompiledSequence(UpdateSequence):
             key, lambda: self._function(minibatch), [*self._tensors, *fields, *states], moving
         )
         if not all(update.names for update in self._compiled):
-            own = [name.split(":", 1) for name in reported]
+            indexed_names = [name.split(":", 1) for name in reported]
             for i, update in enumerate(self._compiled):
-                update.set_scalar_names(name for index, name in own if int(index) == i)
+                update.set_scalar_names(name for index, name in indexed_names if int(index) == i)
         self._graphs.have_served = True
         return rows
 
@@ -326,16 +338,19 @@ class CompiledSequence(UpdateSequence):
             for i, update in enumerate(self._compiled):
                 adam = cast(TracedAdam, update.adam)
                 stop = start + len(adam.tensors())
-                own: dict[str, None] = {}
-                row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], own)
-                scalars, objective = dict(zip(own, row[1:-1], strict=True)), update.objective
+                names: dict[str, None] = {}
+                # A copy: fields that one loss adds are not for the next.
+                row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], names)
+                scalars, objective = dict(zip(names, row[1:-1], strict=True)), update.objective
                 for name, scalar in passed_scalars(
                     objective.name, objective.passes, scalars
                 ).items():
+                    # What an objective passes to the next ones stays in the graph.
                     samples.set(name, scalar.expand(samples.batch_size))
-                reported.update(dict.fromkeys(f"{i}:{name}" for name in own))
+                reported.update(dict.fromkeys(f"{i}:{name}" for name in names))
                 rows.append(row)
                 start = stop
+            # `state` holds the stepped parameters, because Adam has written them in place.
             functional_call(self._module, state, ())
             return [torch.cat(rows)]
 
