@@ -168,8 +168,8 @@ MUTATIONS = (
     Mutation(
         "extensions/audit/check_env.py",
         "the check does not compare an env that is played again with the first time",
-        'np.array_equal(one, other, equal_nan=one.dtype.kind == "f")',
-        "one.shape == other.shape",
+        'np.array_equal(first, second, equal_nan=first.dtype.kind == "f")',
+        "first.shape == second.shape",
         "faults/test_env_check.py",
     ),
     Mutation(
@@ -431,15 +431,15 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/hindsight.py",
         "hindsight: a goal comes from the next episode",
-        "        last, before = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE\n",
-        "        last, before = slots * 0 + self._end - 1, (ends[place - 1] + 1) % ENV_STRIDE\n",
+        "        last, earliest = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE\n",
+        "        last, earliest = slots * 0 + self._end - 1, (ends[place - 1] + 1) % ENV_STRIDE\n",
         "numerics/test_hindsight.py",
     ),
     Mutation(
         "extensions/algorithms/hindsight.py",
         "hindsight: a goal comes from before the sample",
         '{"future": slots, "final"',
-        '{"future": before, "final"',
+        '{"future": earliest, "final"',
         "numerics/test_hindsight.py",
     ),
     Mutation(
@@ -452,7 +452,7 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/hindsight.py",
         "hindsight: the end by the old goal ends it with the new one",
-        " & ~self._judge(achieved, own)[1])\n",
+        " & ~self._judge(achieved, desired)[1])\n",
         ")\n",
         "numerics/test_hindsight.py",
     ),
@@ -544,8 +544,8 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/reward_classifier.py",
         "false positives are counted among all frames",
-        "torch.stack([_mean(seen[~shown]), _mean(~seen[shown])])",
-        "torch.stack([_mean(seen & ~shown), _mean(~seen[shown])])",
+        "torch.stack([_mean(flags[~success]), _mean(~flags[success])])",
+        "torch.stack([_mean(flags & ~success), _mean(~flags[success])])",
         "numerics/test_reward_classifier.py",
     ),
     Mutation(
@@ -572,8 +572,8 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/teacher.py",
         "the teacher acts where the student should",
-        "taken = drawn < self._share",
-        "taken = drawn >= self._share",
+        "mask = uniform < self._share",
+        "mask = uniform >= self._share",
         "numerics/test_teacher.py",
     ),
     Mutation(
@@ -607,7 +607,7 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/teacher.py",
         "the first of several teachers teaches all",
-        "torch.stack(each)[chosen, rows]",
+        "torch.stack(each)[choice, rows]",
         "each[0]",
         "numerics/test_teacher.py",
     ),
@@ -922,8 +922,8 @@ MUTATIONS = (
     Mutation(
         "extensions/algorithms/steering.py",
         "the log-prob of the noise leaves out the actions that were not executed",
-        'chosen = td.exclude("executed")',
-        "chosen = td.copy()",
+        'inputs = td.exclude("executed")',
+        "inputs = td.copy()",
         "numerics/test_flows.py",
     ),
     Mutation(

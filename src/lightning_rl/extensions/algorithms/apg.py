@@ -63,16 +63,17 @@ class APG(Algorithm):
             max_grad_norm=max_grad_norm,
             optimizer=optimizer,
             max_nonfinite_steps=max_nonfinite_steps,
+            # The update steps the env, which no compiled graph contains.
             compile=False,
         )
         check_range("gamma", gamma, minimum=0, maximum=1)
-        name, own = type(self).__name__, type(policy).__name__
+        name, policy_name = type(self).__name__, type(policy).__name__
         require(
             isinstance(policy, ActorOnly)
             and isinstance(policy.distribution, TanhGaussian)
             and policy.has_critic == (self.policy_kind == "ActorCritic"),
             f"{name} trains an {self.policy_kind} with squashed actions, because clipped actions "
-            f"have no gradient, but the policy is {own}: set model.policy: "
+            f"have no gradient, but the policy is {policy_name}: set model.policy: "
             f"{{class_path: {self.policy_kind}, init_args: {{squash: true}}}}.",
         )
         require(
@@ -86,6 +87,7 @@ class APG(Algorithm):
         return [self.objective(self.actor_loss, name="actor")]
 
     def checks(self, data: Any) -> list[Any]:
+        # Imported here, because only `rl-cli check` needs it.
         from lightning_rl.extensions.algorithms.gradients import check_gradients
 
         return [*check_gradients(self, data)]
@@ -116,6 +118,7 @@ class APG(Algorithm):
         assert isinstance(collector, SyncCollector)
         env = collector.env
         assert isinstance(env, TorchEnv)
+        # Step the same env again from the start of the rollout, then set it back.
         now, self._start = env.state_dict(), collector.start
         # All envs are one sample: they step together, so no micro-batch may have some of them.
         self.updates["actor"](TensorDict({"noise": self.noise_of(rollout)[None]}, [1]))
@@ -126,6 +129,7 @@ class APG(Algorithm):
         """Return the standard normal noise [N, T, A] of the actions of a rollout [N, T+1]."""
         steps = flat_transitions(rollout, ["observation", "unsquashed_action"])
         mean = self.policy.action_output(steps, self.policy.actor_features(steps))
+        # The inverse of sampling: the update then repeats the collected actions, with gradients.
         noise: Tensor = (steps["unsquashed_action"] - mean) / self._std()
         return noise.view(-1, len(rollout), noise.shape[-1]).transpose(0, 1)
 

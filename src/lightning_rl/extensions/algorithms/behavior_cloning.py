@@ -136,6 +136,7 @@ class BehaviorCloning(Algorithm):
         self.teacher = teacher
         self.teacher_key = teacher_key
         self.teacher_env_steps = teacher_env_steps
+        # Demonstrations come from their dataset in each pass; only labelled steps fill a replay.
         self.uses_replay = teacher is not None
         self.trust_code = trust_code
         self._teacher: Teacher | None = None  # while it trains
@@ -159,17 +160,20 @@ class BehaviorCloning(Algorithm):
                 for path in paths
             ]
             self._teacher = Teacher(policies, self.policy, self.teacher_env_steps, self.teacher_key)
+            # While collecting, the mixer lets the teacher act in a share of the steps.
             self.episode_settings = replace(self.episode_settings, mixer=self._teacher.mixed)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
         if self._teacher is not None:
+            # The teacher is no submodule: checkpoints do not hold it, and Lightning does not move
+            # it.
             for policy in self._teacher.policies:
                 policy.to(self.device)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        collector = getattr(self.data, "collector", None)
+        data, collector = self.data, getattr(self.data, "collector", None)
         if self.teacher is not None:
             require(
                 self.data.acted_by_policy,
@@ -177,10 +181,11 @@ class BehaviorCloning(Algorithm):
                 f"{type(collector).__name__} does not run the policy. Set data.collector: "
                 "SyncCollector, or remove the teacher.",
             )
-            plain = self.data.num_envs * self.data.buffer_size == self.data.env_steps_per_iteration
+            # With chunks an iteration has more env steps than actions.
+            single_steps = data.num_envs * data.buffer_size == data.env_steps_per_iteration
             require(
                 self.data.replay is None
-                or (plain and self.policy.replayed_space == self.policy.action_space),
+                or (single_steps and self.policy.replayed_space == self.policy.action_space),
                 "The replay of BehaviorCloning stores labels of single actions, but "
                 f"{type(self.policy).__name__} has chunks or replaces actions. Remove data.replay.",
             )
@@ -202,10 +207,12 @@ class BehaviorCloning(Algorithm):
         if self.policy.evaluates_sequences:  # demonstrations contain no states
             rollout["state"] = states_of(self.policy, rollout)
         if self.data.replay is None:
-            what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
-            sampler = make_sampler(self.policy, rollout, *what)
-            how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-            minibatches: Iterator[TensorDict] = chain.from_iterable(epochs(sampler, *how))
+            lengths = self.sequence_length, self.burn_in
+            sampler = make_sampler(
+                self.policy, rollout, self._fields(rollout, mask), mask, *lengths
+            )
+            settings = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
+            minibatches: Iterator[TensorDict] = chain.from_iterable(epochs(sampler, *settings))
         else:
             minibatches = self._replayed(rollout)
         for minibatch in minibatches:
@@ -248,6 +255,7 @@ class BehaviorCloning(Algorithm):
         )
         scale = 1.0 / self.advantage_temperature
         weight = advantage_weight(advantage[:, :-1], scale, MOST_WEIGHT) * counted
+        # The mean is over all ranks: a rank's gradient is averaged with those of the others.
         total, count = ranks.sum_over_ranks(torch.stack((weight.sum(), counted.sum())))
         scaled: Tensor = weight * (count / total)
         return scaled
@@ -255,8 +263,9 @@ class BehaviorCloning(Algorithm):
     def _drop_condition(self, minibatch: TensorDict) -> None:
         if self.condition_dropout > 0:
             condition = minibatch[CONDITION]
-            drawn = torch.rand(condition.shape, generator=self.generator, device=condition.device)
-            dropped = drawn < self.condition_dropout
+            # Training without the condition, too, is what guidance needs in acting.
+            uniform = torch.rand(condition.shape, generator=self.generator, device=condition.device)
+            dropped = uniform < self.condition_dropout
             minibatch[CONDITION] = condition.masked_fill(dropped, CODES["absent"])
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
@@ -267,11 +276,13 @@ class BehaviorCloning(Algorithm):
         if teacher.has_memory:
             actions = list(teacher.actions_along(rollout))
         else:
-            seen = flat_transitions(rollout, ["observation"], bootstrap=True)
-            batches = micro_batches(seen, teacher.micro_batch_size)
+            # The bootstrap slot gets a label, too: the labels then have the shape of the rollout.
+            observations = flat_transitions(rollout, ["observation"], bootstrap=True)
+            batches = micro_batches(observations, teacher.micro_batch_size)
             actions = [teacher.actions(batch.get("observation")) for batch, _ in batches]
         action = map_tree(lambda *parts: torch.cat(parts), *actions)
         labels = TensorDict({"action": action, **self.policy.fields_of(action)}, [slots * envs])
+        # A shallow copy: the collector's rollout keeps its executed actions.
         relabelled: TensorDict = rollout.copy()
         return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
 

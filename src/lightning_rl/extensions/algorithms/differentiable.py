@@ -40,8 +40,9 @@ def gain_of(
     steps = noise.unbind(1)
     gain = torch.zeros(len(noise), device=noise.device, dtype=noise.dtype)
     discount = torch.ones_like(gain)
-    for t, drawn in enumerate(steps):
-        observation, reward, terminated, truncated, info = env.step(act(observation, drawn))
+    for t, step_noise in enumerate(steps):
+        # The noise is fixed, but the actions follow the states that earlier actions change.
+        observation, reward, terminated, truncated, info = env.step(act(observation, step_noise))
         gain = gain + discount * reward
         cut = (truncated | (t + 1 == len(steps))) & ~terminated
         # Without the look at the flags each step would take a value; an accelerator is not asked.
@@ -67,9 +68,9 @@ def check_differentiable(algorithm: str, env: VectorEnv) -> None:
     )
     space = env.single_observation_space
     parts = space.spaces if isinstance(space, Dict) else {"observation": space}
-    others = [k for k, one in parts.items() if not isinstance(one, Box) or one.dtype.kind != "f"]
+    discrete = [k for k, s in parts.items() if not isinstance(s, Box) or s.dtype.kind != "f"]
     require(
-        not others,
-        f"{algorithm} needs gradients through observations, but {', '.join(others)} of "
+        not discrete,
+        f"{algorithm} needs gradients through observations, but {', '.join(discrete)} of "
         f"{type(env).__name__} has none (pictures): observe the state, or use PPO or SAC.",
     )

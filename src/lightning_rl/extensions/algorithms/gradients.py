@@ -38,6 +38,7 @@ def check_gradients(algorithm: Any, data: RLDataModule) -> list[Finding]:
     Raises:
         ConfigurationError: if the env has no gradients.
     """
+    # The caller may have switched gradients off.
     with torch.enable_grad():
         env = data.new_env()
         try:
@@ -46,14 +47,14 @@ def check_gradients(algorithm: Any, data: RLDataModule) -> list[Finding]:
             generator = torch.Generator().manual_seed(0)
             shape = data.num_envs, data.buffer_size, algorithm.policy.distribution.noise_size
             noise = torch.randn(shape, generator=generator).to(algorithm.device)
-            found = _of_a_step(algorithm, cast(TorchEnv, env), noise[:, 0])
-            if found is None:
+            step_finding = _of_a_step(algorithm, cast(TorchEnv, env), noise[:, 0])
+            if step_finding is None:
                 text = (
                     "neither reward nor observation of a step has a gradient with respect to the "
                     "action"
                 )
                 return [Finding("gradient", "error", text, CURE)]
-            return [found, *_of_a_rollout(algorithm, cast(TorchEnv, env), noise)]
+            return [step_finding, *_of_a_rollout(algorithm, cast(TorchEnv, env), noise)]
         finally:
             env.close()
 
@@ -65,10 +66,11 @@ def _of_a_step(algorithm: Any, env: TorchEnv, noise: Tensor) -> Finding | None:
     def outcome(action: Tensor) -> Tensor:
         env.load_state_dict(start)
         _, reward, _, _, info = env.step(action)
-        seen = [leaf.flatten(1) for _, leaf in leaves_of_tree("", info["final_obs"])]
+        leaves = [x.flatten(1) for _, x in leaves_of_tree("", info["final_obs"])]
+        # Random weights, because with equal ones the errors of two elements might cancel.
         generator = torch.Generator().manual_seed(1)
-        weights = [torch.randn(one.shape[1], generator=generator).to(one.device) for one in seen]
-        parts = [(one * weight).sum(1) for one, weight in zip(seen, weights, strict=True)]
+        weights = [torch.randn(x.shape[1], generator=generator).to(x.device) for x in leaves]
+        parts = [(x * weight).sum(1) for x, weight in zip(leaves, weights, strict=True)]
         return reward + torch.stack(parts).sum(0)
 
     result = outcome(action.requires_grad_())
@@ -77,6 +79,7 @@ def _of_a_step(algorithm: Any, env: TorchEnv, noise: Tensor) -> Finding | None:
     (gradient,) = torch.autograd.grad(result.sum(), action)
     columns = []
     scale = cast(Any, algorithm.policy.distribution).scale.view(action.shape[1:])
+    # Central differences: the error is of second order in the change.
     with torch.no_grad():
         for place in torch.eye(scale.numel(), device=scale.device):
             change = DIFFERENCE * scale * place.view(scale.shape)
@@ -84,6 +87,7 @@ def _of_a_step(algorithm: Any, env: TorchEnv, noise: Tensor) -> Finding | None:
             columns.append(change_of_outcome / (2 * change.sum()))
     differences = torch.stack(columns, 1)
     error = (gradient.flatten(1) - differences).norm(dim=1) / differences.norm(dim=1)
+    # An action without effect gives 0 / 0, which counts as no error.
     median = float(error.nan_to_num(0.0).median())
     text = f"the gradient of a step differs from finite differences by {median:.2g} (relative)"
     if median < TOLERANCE:
@@ -99,9 +103,10 @@ def _of_a_rollout(algorithm: Any, env: TorchEnv, noise: Tensor) -> list[Finding]
         return actions[-1]
 
     gain = gain_of(env, env.state_dict(), act, noise, algorithm.gamma, lambda _: None)
-    found = torch.autograd.grad(gain.sum(), actions, allow_unused=True)
+    # A reward may not depend on the last actions: their gradient is None, and counts as 0.
+    gradients = torch.autograd.grad(gain.sum(), actions, allow_unused=True)
     by_action = torch.stack(
-        [torch.zeros_like(a) if g is None else g for a, g in zip(actions, found, strict=True)]
+        [torch.zeros_like(a) if g is None else g for a, g in zip(actions, gradients, strict=True)]
     ).flatten(2)
     zeros = float((by_action == 0).float().mean())
     text = f"{zeros:.0%} of the gradients with respect to an action are zero"
@@ -110,6 +115,7 @@ def _of_a_rollout(algorithm: Any, env: TorchEnv, noise: Tensor) -> list[Finding]
             "A clamp has no gradient beyond its bounds: keep the action space within these bounds."
         )
         return [Finding("gradient", "warning", text, cure)]
+    # Divergence shows in the gradient's growth from the last action back to the first.
     first, last = (by_action[t].norm(dim=1).median() for t in (0, -1))
     growth = float(first / last)
     grows = f"over the {len(actions)} steps of a rollout the gradient grows {growth:.2g}-fold"

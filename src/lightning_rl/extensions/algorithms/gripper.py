@@ -73,6 +73,7 @@ class GripperActorCritic(SquashedActorCritic):
             "GripperActorCritic does not support a memory, because its gripper's critic has none: "
             "remove the memory, or add the missing information to the observation.",
         )
+        # The constructor made actor and critics for the arm alone.
         self.action_space = action_space
         self.gripper = mlp(
             self.features_size,
@@ -94,6 +95,7 @@ class GripperActorCritic(SquashedActorCritic):
         fields = self.distribution.sample(output, noise, state)
         command = self.commands[self.gripper_values(td, features=features).argmax(-1)]
         fields["action"] = torch.cat((fields["action"], command[:, None]), -1)
+        # In place, because `td` may be a view of a slot of the rollout.
         for key, value in fields.items():
             td.set(key, value, inplace=True)
         return td
@@ -101,15 +103,17 @@ class GripperActorCritic(SquashedActorCritic):
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         action = td.get("action")
         features = self.actor_features(td)
+        # The distribution covers the arm, without the command at the end.
         fields = {key: td.get(key) for key in self.extra_fields} | {"action": action[..., :-1]}
         output = self.action_output(td, features)
         log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
+        # The best command has no density: a softmax of the values makes cloning possible.
         values = self.gripper_values(td, features=features) / CLONING_TEMPERATURE
-        taken = self.command_of(action)
-        log_prob = log_prob + values.log_softmax(-1).gather(-1, taken[:, None]).squeeze(-1)
+        command = self.command_of(action)
+        log_prob = log_prob + values.log_softmax(-1).gather(-1, command[:, None]).squeeze(-1)
         value = self.value_of(self.critic_features(td, features))
-        found = {"sample_log_prob": log_prob, "entropy": entropy, "value": value}
-        return TensorDict(found, td.batch_size)
+        outputs = {"sample_log_prob": log_prob, "entropy": entropy, "value": value}
+        return TensorDict(outputs, td.batch_size)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return super().fields_of(action[..., :-1])
@@ -130,6 +134,7 @@ class GripperActorCritic(SquashedActorCritic):
 
 
 def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
+    # A structured action is a Box, too, but its entries have meanings of their own.
     fits = (
         isinstance(space, gymnasium.spaces.Box)
         and not isinstance(space, StructuredActions)

@@ -52,12 +52,12 @@ class GripperSAC(SAC):
         self.target_gripper = copy.deepcopy(policy.gripper).requires_grad_(False)
 
     def configure_objectives(self) -> list[Objective]:
-        critic, *others = super().configure_objectives()
+        critic, *other_objectives = super().configure_objectives()
         rate = self.gripper_learning_rate
         gripper = self.objective(
             self.gripper_loss, self.policy.gripper, name="gripper", learning_rate=rate
         )
-        return [critic, gripper, *others]
+        return [critic, gripper, *other_objectives]
 
     def target_networks(self) -> list[tuple[nn.Module, nn.Module]]:
         return [*super().target_networks(), (self.target_gripper, self.policy.gripper)]
@@ -73,20 +73,21 @@ class GripperSAC(SAC):
     @torch.no_grad()
     def gripper_target(self, minibatch: TensorDict) -> tuple[Tensor, Tensor]:
         """Return the target of the gripper's critic for samples [B], and the penalties in it."""
-        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
+        next_td = TensorDict({"observation": minibatch["next_observation"]}, minibatch.batch_size)
         features, slow = self.policy.features_for_target(
-            minibatch, there, (self.target_encoder, self.target_memory)
+            minibatch, next_td, (self.target_encoder, self.target_memory)
         )
         # The gripper reads the actor's features. With separate encoders, the actor's encoder has no
         # target network.
         slow = features if self.policy.critic_reads_apart else slow
+        # The arm's critics see the reward without the penalty.
         reward = minibatch["reward"]
         penalty = minibatch.get("penalty", None)
         penalty = torch.zeros_like(reward) if penalty is None else penalty
         target = double_q_target(
             self.scaled(reward + penalty),
             minibatch["discount"],
-            self.policy.gripper_values(there, features=features),
-            self.policy.gripper_values(there, self.target_gripper, slow),
+            self.policy.gripper_values(next_td, features=features),
+            self.policy.gripper_values(next_td, self.target_gripper, slow),
         )
         return target, penalty

@@ -92,10 +92,10 @@ class HindsightReplay(ReplayBuffer):
         self._checked = False
 
     def extend(self, rollout: TensorDict) -> None:
-        for key, what in UNFIT.items():
+        for key, content in UNFIT.items():
             require(
                 key not in rollout.keys(),
-                f"HindsightReplay gives single steps new goals, but the rollouts have {what}: "
+                f"HindsightReplay gives single steps new goals, but the rollouts have {content}: "
                 "remove that, or set data.replay: ReplayBuffer.",
             )
         super().extend(rollout)
@@ -105,19 +105,20 @@ class HindsightReplay(ReplayBuffer):
 
     def _check_rewards(self, steps: int) -> None:
         """Refuse an env whose rewards differ from those of its `compute_reward`."""
-        held = self._end - self._oldest
-        first = max(0, held - steps) * self.num_envs
-        rows = self._row(torch.arange(first, held * self.num_envs, device=self._home))
+        # Only the first rollout is checked: wrappers do not change later.
+        stored = self._end - self._oldest
+        first = max(0, stored - steps) * self.num_envs
+        rows = self._row(torch.arange(first, stored * self.num_envs, device=self._home))
         achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
         computed, _ = self._judge(achieved, desired)
         paid = self._ring["reward",].index_select(0, rows)
         differs = ~torch.isclose(computed, paid, rtol=CLOSE, atol=CLOSE)
         if differs.float().mean() > MOST_DIFFERENT:
-            one = differs.nonzero()[0, 0]
+            index = differs.nonzero()[0, 0]
             raise ConfigurationError(
-                f"The env paid {paid[one]:.6g} for a step, but compute_reward returns "
-                f"{computed[one]:.6g} for its achieved and desired goal, so rewards of other goals "
-                "would be wrong. A wrapper that changes rewards or goals has to define "
+                f"The env paid {paid[index]:.6g} for a step, but compute_reward returns "
+                f"{computed[index]:.6g} for its achieved and desired goal, so rewards of other "
+                "goals would be wrong. A wrapper that changes rewards or goals has to define "
                 "compute_reward as well."
             )
 
@@ -132,13 +133,13 @@ class HindsightReplay(ReplayBuffer):
     def sequences(self, *args: Any, **kwargs: Any) -> Iterator[TensorDict]:
         return Replay.sequences(self, *args, **kwargs)  # refuses
 
-    def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
-        fields = super()._samples(drawn, n_steps, gamma)
-        draws = torch.rand(2, len(drawn), generator=self._generator, device=self._home)
+    def _samples(self, distances: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
+        fields = super()._samples(distances, n_steps, gamma)
+        draws = torch.rand(2, len(distances), generator=self._generator, device=self._home)
         new = (draws[0] < self._share).nonzero().flatten()
-        rows = self._row(drawn[new])
-        goal = self._after(self._achieved, self._achieving(drawn[new], draws[1, new]))
-        sums, discount, last = self._sums(rows, drawn[new], n_steps, gamma, goal)
+        rows = self._row(distances[new])
+        goal = self._after(self._achieved, self._achieving(distances[new], draws[1, new]))
+        sums, discount, last = self._sums(rows, distances[new], n_steps, gamma, goal)
         for name, total in (sums | {("discount",): discount}).items():
             fields[name][new] = total
         if n_steps > 1:  # a sum may end earlier than with the step's own goal
@@ -148,19 +149,22 @@ class HindsightReplay(ReplayBuffer):
             fields[key, DESIRED][new] = goal
         return fields
 
-    def _achieving(self, behind: Tensor, uniform: Tensor) -> Tensor:
+    def _achieving(self, distances: Tensor, uniform: Tensor) -> Tensor:
         """Return the rows [M] of the steps that achieved the new goals.
 
         Args:
-            behind: [M], the samples, as distances from the oldest row.
+            distances: [M], the samples, as distances from the oldest row.
             uniform: [M], random numbers in [0, 1).
         """
-        slots, envs = behind // self.num_envs + self._oldest, behind % self.num_envs
+        slots, envs = distances // self.num_envs + self._oldest, distances % self.num_envs
         ends = self._all_ends()
         place = torch.searchsorted(ends, envs * ENV_STRIDE + slots)
-        last, before = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE
-        first = {"future": slots, "final": last, "episode": before}[self._strategy]
+        last, earliest = ends[place] % ENV_STRIDE, (ends[place - 1] + 1) % ENV_STRIDE
+        first = {"future": slots, "final": last, "episode": earliest}[self._strategy]
+        # In float32 the product may round up to the number of steps, which lies beyond the
+        # episode.
         further = (uniform * (last - first + 1)).long().minimum(last - first)
+        # Slots count on; the rows of the ring begin again.
         return (first + further) * self.num_envs % self._rows + envs
 
     def _all_ends(self) -> Tensor:
@@ -168,6 +172,7 @@ class HindsightReplay(ReplayBuffer):
 
         For each env, they include the last stored step and the one before the first.
         """
+        # Sort once per rollout, not for each minibatch.
         if self._sorted_at != self._end:
             starts = torch.arange(self.num_envs) * ENV_STRIDE
             bounds = starts + self._oldest - 1, starts + self._end - 1
@@ -180,17 +185,19 @@ class HindsightReplay(ReplayBuffer):
     ) -> tuple[dict[Column, Tensor], Any, Tensor]:
         earned, discount, terminated = super()._earned(rows, gamma)
         if goal is not None:
-            achieved, own = self._after(self._achieved, rows), self._after(self._desired, rows)
+            achieved, desired = self._after(self._achieved, rows), self._after(self._desired, rows)
             earned["reward",], ends = self._judge(achieved, goal)
-            terminated = ends | (terminated & ~self._judge(achieved, own)[1])
+            # An end by the step's own goal is undone; other terminations stay.
+            terminated = ends | (terminated & ~self._judge(achieved, desired)[1])
             discount = torch.full_like(earned["reward",], gamma)
         return earned, discount, terminated
 
     def _after(self, name: Column, rows: Tensor) -> Tensor:
         """Return a column's values [M, ...] after the steps in `rows` [M]."""
-        aside = self._ring[ASIDE].index_select(0, rows)
+        final_index = self._ring[ASIDE].index_select(0, rows)
+        # The observation after a step is in the next slot, unless the episode ended there.
         values = self._ring[name].index_select(0, (rows + self.num_envs).remainder_(self._rows))
-        ended = (aside >= 0).nonzero().flatten()
-        if len(ended):
-            values[ended] = self._aside.get(name, aside[ended])
+        ends = (final_index >= 0).nonzero().flatten()
+        if len(ends):
+            values[ends] = self._aside.get(name, final_index[ends])
         return values

@@ -109,6 +109,7 @@ class DatasetActorCritic(Algorithm):
     def configure_objectives(self) -> list[Objective]:
         policy = self.policy
         return [
+            # This loss also trains an encoder that actor and critics share.
             self.objective(self.critic_loss, *policy.critic_modules_to_train(), name="critic"),
             self.objective(self.actor_loss, *policy.actor_modules(), name="actor"),
         ]
@@ -146,18 +147,23 @@ class DatasetActorCritic(Algorithm):
             "executed" not in rollout.keys(),
             f"{name} trains on single actions, but the env takes chunks: remove ActionChunk.",
         )
+        # At a time limit this is the true final observation; after a termination it has no
+        # effect.
         add_transition_field(rollout, "next_observation", next_observations(rollout))
         add_transition_field(rollout, "continuing", (~rollout["terminated"][:, :-1]).float())
         fields = list(self.FIELDS)
+        # Once per iteration, as V moves little in one pass; it needs whole episodes, in order.
         if self.gae_lambda is not None:
             self.write_advantages(rollout, self.gae_lambda)
             fields.append("advantage")
         mask = ~rollout["padding"][:, :-1]
         sampler = make_sampler(self.policy, rollout, fields, mask, None, 0)
+        # In the order of configure_objectives: V, then the critics, then the actor.
         names = tuple(self.objectives)
         update = self.learner.sequence(names, self.update_target, self._moved)
         for epoch in epochs(sampler, self.n_epochs, self.batch_size, self.generator, _nothing):
             for minibatch in epoch:
+                # Drawn here, because a compiled update cannot use a generator.
                 update(minibatch.update(self.drawn_fields(len(minibatch))))
         self.finish_iteration(rollout)
 
@@ -168,6 +174,7 @@ class DatasetActorCritic(Algorithm):
     def write_advantages(self, rollout: TensorDict, gae_lambda: float) -> None:
         """Write the `advantage` of each step of a rollout [N, T+1], estimated by V."""
 
+        # AWAC's V draws an action per observation, and needs noise for it.
         def value_of(td: TensorDict) -> Tensor:
             return self.value_here(td.update(self.drawn_fields(len(td))))
 
@@ -191,6 +198,7 @@ class DatasetActorCritic(Algorithm):
         with torch.no_grad():
             value = self.value_there(minibatch)
             target = minibatch["reward"] + self.gamma * minibatch["continuing"] * value
+        # The critics read actions in units of their bounds.
         q = self.policy.q_values(minibatch, self.policy.unit(minibatch["action"]))
         return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
 
@@ -203,11 +211,14 @@ class DatasetActorCritic(Algorithm):
             else:
                 advantage = minibatch["advantage"]
             weight = advantage_weight(advantage, self.advantage_scale, self.max_weight)
-            most = self.actions_within
+            # At a bound the inverse of tanh is infinite, and the log-prob with it.
+            bound = self.actions_within
             action = policy.distribution.from_unit(
-                policy.unit(minibatch["action"]).clamp(-most, most)
+                policy.unit(minibatch["action"]).clamp(-bound, bound)
             )
         features, _ = policy.features_for_actor(minibatch)
+        # The data do not have the number before tanh: the distribution computes it from the
+        # action.
         fields: dict[str, Any] = {"action": action, "unsquashed_action": None}
         log_prob, entropy = policy.distribution.log_prob_and_entropy(
             policy.action_output(minibatch, features), fields
@@ -265,6 +276,7 @@ class IQL(DatasetActorCritic):
         super().__init__(policy, **kwargs)
         check_range("expectile", expectile, minimum=0.5, below=1)
         self.expectile = expectile
+        # The critics' first layer reads features and action; V reads the features.
         features = policy.critic.weights[0].shape[-2] - policy.distribution.size
         self.value = mlp(
             features, value_hidden_sizes, 1, activation="relu", initialization="fan_in"

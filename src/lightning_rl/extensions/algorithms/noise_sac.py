@@ -37,24 +37,26 @@ class NoiseSAC(SAC):
         super().__init__(policy, **kwargs)
 
     def configure_objectives(self) -> list[Objective]:
-        critic, *others = super().configure_objectives()
+        critic, *other_objectives = super().configure_objectives()
         noise_critic = self.objective(
             self.noise_critic_loss,
             self.policy.noise_critic,
             name="noise_critic",
             learning_rate=self.critic_learning_rate,
         )
-        return [critic, noise_critic, *others]
+        return [critic, noise_critic, *other_objectives]
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
         size = count, self.policy.distribution.size
+        # Drawn before the loss, because a compiled loss cannot use a generator.
         tried = torch.randn(size, generator=self.generator, device=self.device)
         return {"tried_noise": tried} | super().drawn_fields(count)
 
     def next_step(self, minibatch: TensorDict) -> NextStep:
-        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
+        next_td = TensorDict({"observation": minibatch["next_observation"]}, minibatch.batch_size)
         following = super().next_step(minibatch)
-        return following._replace(action=self.policy.decoded(there, following.action))
+        # The actor chose noise, but the critics of the targets read actions.
+        return following._replace(action=self.policy.decoded(next_td, following.action))
 
     def noise_critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics of noise on samples [B], and scalars to log.
@@ -66,6 +68,6 @@ class NoiseSAC(SAC):
         features = policy.critic_features(minibatch)
         with torch.no_grad():
             action = policy.decoded(minibatch, tried)
-            wanted = policy.critic.mean(policy.critic.outputs(features, action))
+            target_q = policy.critic.mean(policy.critic.outputs(features, action))
         q = policy.noise_critic.mean(policy.noise_critic.outputs(features, tried))
-        return 0.5 * (q - wanted).square().mean(-1).sum(), {"noise_q": q.mean()}
+        return 0.5 * (q - target_q).square().mean(-1).sum(), {"noise_q": q.mean()}

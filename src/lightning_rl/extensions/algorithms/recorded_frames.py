@@ -49,6 +49,7 @@ class FrameAlgorithm(Algorithm):
         super().setup(stage)
         if stage == "fit":
             check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+        # Refuses an env of another class before training.
         _ = self.frames_env
         require(
             self.data.evaluates_on_the_training_env,
@@ -63,20 +64,21 @@ class FrameAlgorithm(Algorithm):
         Raises:
             ConfigurationError: if the env is not an `env_class`.
         """
-        env, wanted = self.data.eval_env, self.env_class.__name__
+        env, class_name = self.data.eval_env, self.env_class.__name__
         require(
             isinstance(env, self.env_class),
             f"{type(self).__name__} trains on the frames of a recorded dataset, but data.env is a "
-            f"{type(env).__name__}: set data.env: {{class_path: {wanted}, init_args: "
+            f"{type(env).__name__}: set data.env: {{class_path: {class_name}, init_args: "
             "{path: ...}}.",
         )
         return env
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        # The policy's action was a guess; the loss reads the label in its place.
         rollout["action"].copy_(rollout["label"])
         flat = flat_transitions(rollout, [*self.FIELDS, *self.policy.extra_fields])
-        how = (self.n_epochs, self.batch_size, self.generator, _nothing)
-        for epoch in epochs(TransitionSampler(flat), *how):
+        epoch_settings = (self.n_epochs, self.batch_size, self.generator, _nothing)
+        for epoch in epochs(TransitionSampler(flat), *epoch_settings):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)

@@ -80,9 +80,11 @@ class ResidualActorCritic(SquashedActorCritic):
     ) -> None:
         check_range("scale", scale, above=0, maximum=2)
         frozen = frozen_policy(observation_space, action_space, checkpoint, base, trust_code)
+        # Keys that only the base reads are no unread keys.
         self.keys_of_others = tuple(getattr(frozen.acting_space, "spaces", ()))
         make = encoder or partial(PerceptronEncoder, normalize=normalize_observation)
         super().__init__(
+            # The networks read the base's action next to the observation.
             _with_base_action(observation_space, action_space),
             action_space,
             hidden_sizes,
@@ -93,25 +95,27 @@ class ResidualActorCritic(SquashedActorCritic):
             critic_keys=critic_keys and [*critic_keys, BASE_ACTION],
             **kwargs,
         )
-        for policy, which in ((frozen, "base policy"), (self, "correction")):
+        for policy, role in ((frozen, "base policy"), (self, "correction")):
             require(
                 not policy.is_recurrent,
-                f"ResidualActorCritic supports no memory, but its {which}, a "
+                f"ResidualActorCritic supports no memory, but its {role}, a "
                 f"{type(policy).__name__}, has one: use a policy without a memory.",
             )
+        # The constructor set the space of the networks' inputs.
         self.observation_space = observation_space
         self.base, self.scale = frozen, scale
         self.micro_batch_size = frozen.micro_batch_size
+        # A last layer of zeros makes the mean correction 0.
         last = cast(nn.Linear, self.actor[-1])
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
     @property
     def acting_space(self) -> gymnasium.Space[Any]:
-        own, of_base = super().acting_space, self.base.acting_space
-        if not isinstance(own, gymnasium.spaces.Dict):
-            return own
-        return gymnasium.spaces.Dict({**cast(gymnasium.spaces.Dict, of_base).spaces, **own.spaces})
+        space, base = super().acting_space, self.base.acting_space
+        if not isinstance(space, gymnasium.spaces.Dict):
+            return space
+        return gymnasium.spaces.Dict({**cast(gymnasium.spaces.Dict, base).spaces, **space.spaces})
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: RNG = None
@@ -119,10 +123,11 @@ class ResidualActorCritic(SquashedActorCritic):
         features = self.actor_features(td)
         noise = noise_for(self, td, deterministic, generator)
         output = self.action_output(td, features)
-        drawn = self.distribution.sample(output, noise, td.get("state", None))
-        unit = self.corrected(features, drawn["unsquashed_action"].tanh())
-        drawn["action"] = self.distribution.from_unit(unit)
-        for key, value in drawn.items():
+        fields = self.distribution.sample(output, noise, td.get("state", None))
+        # The log-prob belongs to the correction; the executed action is stored as `action`.
+        unit = self.corrected(features, fields["unsquashed_action"].tanh())
+        fields["action"] = self.distribution.from_unit(unit)
+        for key, value in fields.items():
             td.set(key, value, inplace=True)
         return td
 
@@ -147,12 +152,14 @@ class ResidualActorCritic(SquashedActorCritic):
         observed = part_for(self.base.observation_space, td.get("observation"))
         acted = TensorDict({"observation": observed}, td.batch_size)
         action: Tensor = self.base.get_action(acted, deterministic=True)["action"]
+        # The base may act beyond the bounds, where the env would clip.
         return self.unit(action).clamp(-1.0, 1.0)
 
     def read(self, td: TensorDict, *reading: Any) -> Tensor:
         return super().read(_inputs(td, self.base_action(td)), *reading)
 
     def update_normalization(self, rollout: TensorDict) -> None:
+        # The statistics do not read the base's action: save a pass of the base.
         unread = rollout["reward"].new_zeros(*rollout.batch_size, self.distribution.size)
         super().update_normalization(_inputs(rollout, unread))
 

@@ -67,10 +67,11 @@ class RewardClassifier(FrameAlgorithm):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         log_prob = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
-        right = (log_prob.exp() > 0.5).float()
+        # The action is the label: a probability above one half is a correct prediction.
+        correct = (log_prob.exp() > 0.5).float()
         weight = minibatch["weight"]
         loss = -(weight * log_prob).mean()
-        return loss, {"balanced_accuracy": (weight * right).mean()}
+        return loss, {"balanced_accuracy": (weight * correct).mean()}
 
     @torch.no_grad()
     def probability(self, observation: Observation) -> Tensor:
@@ -78,6 +79,7 @@ class RewardClassifier(FrameAlgorithm):
         device = self.policy.version.device
         count = len(observation)
         td = TensorDict({"observation": observation.to(device)}, [count])
+        # The log-prob of the action 1 is that of success.
         td["action"] = torch.ones(count, dtype=torch.int64, device=device)
         with autocast(device, self.policy.autocast_dtype):
             log_prob: Tensor = self.policy.evaluate_actions(td)["sample_log_prob"]
@@ -99,19 +101,19 @@ class RewardClassifier(FrameAlgorithm):
     def on_validation_epoch_end(self) -> None:
         gathered = ranks.gather_over_ranks(self._judged)
         self._judged = []
-        evaluated = [episode for one in gathered for episode in one]
-        probability = torch.cat([one for _, one, _ in evaluated])
-        label = torch.cat([one for _, _, one in evaluated])
-        seen, shown = probability >= self.threshold, label == 1
-        self.error_rates.copy_(torch.stack([_mean(seen[~shown]), _mean(~seen[shown])]))
+        evaluated = [episode for entries in gathered for episode in entries]
+        probability = torch.cat([p for _, p, _ in evaluated])
+        label = torch.cat([labels for _, _, labels in evaluated])
+        flags, success = probability >= self.threshold, label == 1
+        self.error_rates.copy_(torch.stack([_mean(flags[~success]), _mean(~flags[success])]))
         false_positive, false_negative = self.error_rates.tolist()
-        self.evaluation = summarize([_as_episode(*one, self.threshold) for one in evaluated]) | {
+        self.evaluation = summarize([_as_episode(*row, self.threshold) for row in evaluated]) | {
             "metrics": {
                 "balanced_accuracy": 1 - (false_positive + false_negative) / 2,
                 "false_negative_rate": false_negative,
                 "false_positive_rate": false_positive,
-                "frames_with_success": float(shown.sum()),
-                "frames_without_success": float((~shown).sum()),
+                "frames_with_success": float(success.sum()),
+                "frames_without_success": float((~success).sum()),
                 "threshold": self.threshold,
             },
             "deterministic": True,
@@ -121,8 +123,8 @@ class RewardClassifier(FrameAlgorithm):
         if self.trainer.state.fn == "fit":  # otherwise a table follows
             rank_zero_info(
                 f"Held out: {len(evaluated)} episodes. At threshold {self.threshold:g} "
-                f"{false_positive:.1%} of {int((~shown).sum())} frames without success are false "
-                f"positives, and {false_negative:.1%} of {int(shown.sum())} frames with success "
+                f"{false_positive:.1%} of {int((~success).sum())} frames without success are false "
+                f"positives, and {false_negative:.1%} of {int(success.sum())} frames with success "
                 "are missed."
             )
 
@@ -132,15 +134,15 @@ def _mean(flags: Tensor) -> Tensor:
 
 
 def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: float) -> Any:
-    right = (probability >= threshold) == (label == 1)
+    correct = (probability >= threshold) == (label == 1)
     return {
         "seed": number,
-        "return": 100 * float(_mean(right)),
+        "return": 100 * float(_mean(correct)),
         "length": len(label),
         "terminated": True,
         "cut": False,
         "intervened": None,
-        "success": bool(right.all()),
+        "success": bool(correct.all()),
         "metrics": {},
     }
 
@@ -203,6 +205,7 @@ class RewardClassifierWrapper(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, info = self.env.step(action)
         probability = float(self._classifier.probability(_batch_of_one(observation, self._space)))
+        # A frame without success starts the count again.
         self._in_a_row = self._in_a_row + 1 if probability >= self.threshold else 0
         success = self._in_a_row >= self.consecutive_frames
         metrics = {**info.get("metrics", {}), "success_probability": probability}
@@ -217,6 +220,6 @@ class RewardClassifierWrapper(gymnasium.Wrapper):
 
 def _batch_of_one(observation: Any, space: gymnasium.Space[Any]) -> Observation:
     if isinstance(space, gymnasium.spaces.Dict):
-        children = {key: _batch_of_one(observation[key], one) for key, one in space.items()}
+        children = {key: _batch_of_one(observation[key], child) for key, child in space.items()}
         return TensorDict(children, [1])
     return torch.from_numpy(np.asarray(observation, space.dtype)[None])

@@ -101,6 +101,7 @@ class SHAC(APG):
             check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        # The actor first: its gradient uses the target critic before it moves.
         self.improve_actor(rollout)
         self.fit_critic(rollout)
         self.update_target()
@@ -115,6 +116,7 @@ class SHAC(APG):
 
     def fit_critic(self, rollout: TensorDict) -> None:
         """Fit the critic to the returns of a rollout [N, T+1]."""
+        # The targets need V' at each step, and at the true final observations of time limits.
         write_values(self.policy, rollout, self.target_value, self.target_value)
         steps = rollout[:, :-1]
         _, target = gae(
@@ -128,8 +130,9 @@ class SHAC(APG):
         )
         add_transition_field(rollout, "return", target)
         sampler = make_sampler(self.policy, rollout, ("observation", "return"), None, None, 0)
-        how = self.n_epochs, self.batch_size, self.generator, _nothing
-        for epoch in epochs(sampler, *how):
+        epoch_settings = self.n_epochs, self.batch_size, self.generator, _nothing
+        # The data of all passes are the same: targets are computed once per rollout.
+        for epoch in epochs(sampler, *epoch_settings):
             for minibatch in epoch:
                 self.updates["critic"](minibatch)
 
@@ -147,6 +150,7 @@ class SHAC(APG):
 
     def after_warm_start(self) -> None:
         rank_zero_info("SHAC starts with a copy of the checkpoint's critic as its target critic.")
+        # The target critic is still a copy of the random critic of the constructor.
         self.target_critic.load_state_dict(self.policy.critic.state_dict())
 
 

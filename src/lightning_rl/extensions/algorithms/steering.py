@@ -45,6 +45,7 @@ class SteeringPolicy(PerceptronPolicy):
     def steer(self, base: ChunkPolicy, action_space: gymnasium.Space[Any], bound: float) -> None:
         """Set the frozen policy and its space; the last part of a constructor."""
         self.base, self.bound = base, bound
+        # Until here the policy's actions are noise.
         self.noise_space, self.action_space = self.action_space, action_space
         self.micro_batch_size = base.micro_batch_size
 
@@ -57,19 +58,24 @@ class SteeringPolicy(PerceptronPolicy):
     ) -> TensorDict:
         features = self.base.features(td)  # once, for the noise and for the action
         steered = TensorDict({"observation": features.summary}, td.batch_size)
+        # The collector may have drawn the randomness of the whole rollout.
         if NOISE in td.keys():
             steered[NOISE] = td[NOISE]
         super().forward(steered, deterministic, generator)
         fields = {key: steered[key] for key in ("sample_log_prob", *super().extra_fields)}
         fields["noise"] = steered["action"]
+        # Clamp the noise for the flow alone: the log-prob is that of the noise as drawn, because
+        # a clamped number has no density.
         noise = fields["noise"].clamp(-self.bound, self.bound)
+        # In place, because `td` may be a view of a slot of the rollout.
         for key, value in {"action": self.base.decode(features, noise), **fields}.items():
             td.set(key, value, inplace=True)
         return td
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        chosen = td.exclude("executed")
-        return super().evaluate_actions(chosen.set("action", td["noise"]))
+        # `executed` counts actions of the chunk, but the log-prob of the noise is one number.
+        inputs = td.exclude("executed")
+        return super().evaluate_actions(inputs.set("action", td["noise"]))
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         raise ConfigurationError(
@@ -122,6 +128,7 @@ class NoisePolicy(SteeringPolicy, ActorCritic):
             encoder=lambda space: BaseFeatures(space, frozen),
             activation=activation,
             log_std_init=log_std_init,
+            # Rescaling is for bounded actions; this noise is standard normal.
             rescale_action=False,
             ignore_keys=frozen.ignore_keys,
         )
@@ -185,6 +192,7 @@ class NoiseActorCritic(SteeringPolicy, SquashedActorCritic):
             "whose actions have no noise: train a SteeredActorCritic by NoiseSAC, which learns the "
             "values of actions, too; or remove the intervention.",
         )
+        # A shallow copy: the rollout keeps the actions that were executed.
         return rollout.copy().set("action", rollout["noise"])
 
 
@@ -211,6 +219,7 @@ class SteeredActorCritic(NoiseActorCritic):
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, action_space, **kwargs)
+        # The constructor's critics read noise; new ones read executed actions.
         self.noise_critic = self.critic
         self.units = StateStdTanhGaussian(action_space, (-20.0, 2.0))  # only for its bounds
         inputs = self.features_size + self.units.size
@@ -234,6 +243,7 @@ class SteeredActorCritic(NoiseActorCritic):
         critic: nn.Module | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
+        # The actor maximizes this function, with the critics of noise.
         return super().q_values(td, unit_action, critic or self.noise_critic, features)
 
     @torch.no_grad()

@@ -52,14 +52,14 @@ class Teacher:
         self.memory: dict[str, Tensor] = {}
         for policy in policies:
             _check_teacher(policy, student, env_steps)
-        known = student.observation_space
-        spaces = known.spaces if isinstance(known, gymnasium.spaces.Dict) else {}
+        space = student.observation_space
+        spaces = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
         shape = spaces[key].shape if key in spaces else None
         require(
             (key is None and len(policies) == 1) or shape == (len(policies),),
             f"There are {len(policies)} teachers, but teacher_key is {key}. With several "
             "teachers, teacher_key names a key of the observation with one number per teacher; "
-            f"the largest number chooses the teacher. data.env has {known}.",
+            f"the largest number chooses the teacher. data.env has {space}.",
         )
         sizes = [policy.micro_batch_size for policy in policies if policy.micro_batch_size]
         self.micro_batch_size = min(sizes, default=None)
@@ -78,17 +78,19 @@ class Teacher:
 
         Memories continue from the last rollout, and restart with each episode.
         """
-        *slots, after = step_views(rollout.select("observation", "done"))
+        *slots, bootstrap_slot = step_views(rollout.select("observation", "done"))
+        # Envs whose episode went on after the last rollout keep their memory.
         self.memory = _kept(self.memory, rollout.get("continues")[:, 0])
         for slot in slots:
             actions, following = self._act(slot.get("observation"), self.memory)
             self.memory = _kept(following, ~slot.get("done"))
             yield actions
-        yield self._act(after.get("observation"), self.memory)[0]  # the next rollout's first slot
+        # The memory stays: this slot is also the first one of the next rollout.
+        yield self._act(bootstrap_slot.get("observation"), self.memory)[0]
 
     @torch.no_grad()
     def _act(self, observation: Any, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-        told, following = [], {}
+        actions, following = [], {}
         for number, policy in enumerate(self.policies):
             read, name = part_for(policy.observation_space, observation), f"teacher{number}"
             td = TensorDict({"observation": read}, [len(read)]).to(policy.version.device)
@@ -101,13 +103,14 @@ class Teacher:
             action = td.get("action")
             low, high = (getattr(policy.action_space, bound, None) for bound in ("low", "high"))
             if isinstance(action, Tensor) and low is not None:  # the env would clip the action
-                action = action.clamp(*(torch.as_tensor(one).to(action) for one in (low, high)))
-            told.append(map_tree(lambda leaf: leaf.to(observation.device), action))
+                action = action.clamp(*(torch.as_tensor(limit).to(action) for limit in (low, high)))
+            actions.append(map_tree(lambda leaf: leaf.to(observation.device), action))
         if self.key is None:
-            return told[0], following
-        chosen = observation.get(self.key).argmax(-1)
-        rows = torch.arange(len(chosen), device=chosen.device)
-        return map_tree(lambda *each: torch.stack(each)[chosen, rows], *told), following
+            return actions[0], following
+        # All teachers act on all rows: to select the rows of each would wait for the device.
+        choice = observation.get(self.key).argmax(-1)
+        rows = torch.arange(len(choice), device=choice.device)
+        return map_tree(lambda *each: torch.stack(each)[choice, rows], *actions), following
 
     def share(self, env_steps: int) -> float:
         """Return the share of steps in which the teacher acts, after `env_steps` of the run."""
@@ -129,15 +132,15 @@ def _kept(memory: dict[str, Tensor], continues: Tensor) -> dict[str, Tensor]:
 
 
 def _check_teacher(policy: Policy, student: Policy, env_steps: int) -> None:
-    wanted = policy.observation_space
+    teacher_space = policy.observation_space
     require(
         env_steps == 0 or not policy.is_recurrent,
         f"teacher_env_steps is {env_steps}, but the teacher is a {type(policy).__name__} with a "
         "memory, which labels whole rollouts and does not act. Set teacher_env_steps: 0.",
     )
     require(
-        fits(wanted, student.observation_space),
-        f"The teacher reads observations {wanted}, but data.env has "
+        fits(teacher_space, student.observation_space),
+        f"The teacher reads observations {teacher_space}, but data.env has "
         f"{student.observation_space}. The env must provide all observations of the teacher; "
         "select the student's with actor_keys.",
     )
@@ -172,16 +175,18 @@ class MixedActor(RolloutActor):
         self._generator = generator
 
     def act(self, t: int) -> None:
+        # The student acts in all rows, so that its draws do not depend on the share.
         self._student.act(t)
         slot = self._storage[t]
         place = slot.get("action")
         teacher_action = self._teacher.actions(slot.get("observation"))
-        drawn = torch.rand(len(slot), generator=self._generator, device=slot.device)
-        taken = drawn < self._share
+        uniform = torch.rand(len(slot), generator=self._generator, device=slot.device)
+        mask = uniform < self._share
 
-        def mix(own: Tensor, other: Tensor) -> Tensor:
-            return torch.where(taken.view(-1, *[1] * (own.dim() - 1)), other.to(own), own)
+        def mix(action: Tensor, other: Tensor) -> Tensor:
+            return torch.where(mask.view(-1, *[1] * (action.dim() - 1)), other.to(action), action)
 
+        # In place: the rollout stores the executed action.
         copy_tree(place, map_tree(mix, place, teacher_action))
 
     def finish(self, start: int, stop: int) -> None:

@@ -155,6 +155,7 @@ class EnvCheck:
         scaling: Scaling = Scaling(),
     ) -> None:
         self._make, self._seconds, self._seed, self._scaling = make, seconds, seed, scaling
+        # Set once: by the end of the work, or when a call into the env hangs.
         self._outcome: Future[None] = Future()
         self._calls = EnvWatch("the check", timeout_s, self._fail)
         self.findings: list[Finding] = []
@@ -179,6 +180,7 @@ class EnvCheck:
     def _work(self) -> None:
         try:
             self._check()
+        # Any exception, because the waiting thread needs an outcome.
         except BaseException as error:
             self._end(error)
         else:
@@ -196,15 +198,17 @@ class EnvCheck:
         try:
             began = time.perf_counter()
             env = self._env = self._make(self._calls)
-            made = time.perf_counter() - began
-            took = f"; making it took {made:.0f} s" if made >= 1 else ""
-            self.add("env", "ok", f"{_named(env)}{took}")
+            making_s = time.perf_counter() - began
+            duration = f"; making it took {making_s:.0f} s" if making_s >= 1 else ""
+            self.add("env", "ok", f"{_named(env)}{duration}")
             limit = env.max_episode_steps or 0
-            wanted = max(PLAYED, 1 + limit if limit <= LONGEST else 0)
+            # One step more than the limit, to see whether the env truncates there.
+            max_steps = max(PLAYED, 1 + limit if limit <= LONGEST else 0)
             policy = RandomPolicy(env, self._seed)
-            wanted = -(-wanted // env.steps_per_action)
+            # A chunk is one action of several env steps.
+            max_steps = -(-max_steps // env.steps_per_action)
             play = self.play = Play(
-                env, policy, self._seed, 0.4 * self._seconds, wanted, self._calls
+                env, policy, self._seed, 0.4 * self._seconds, max_steps, self._calls
             )
             text = f"played by random actions for {play.env_steps:,} env steps"
             self.add("env", "ok", text)
@@ -232,8 +236,8 @@ class EnvCheck:
     def _step(self, env: VectorEnv, action: Tensor) -> tuple[Outcome, dict[str, Any]]:
         with self._calls("step"):
             self._observation, reward, terminated, truncated, info = env.step(action)
-        ended = terminated | truncated
-        outcome = _copy(self._observation) | {"reward": _array(reward), "end": _array(ended)}
+        done = terminated | truncated
+        outcome = _copy(self._observation) | {"reward": _array(reward), "end": _array(done)}
         return outcome, info
 
     def _random_actions(self, env: VectorEnv, seed: int) -> Callable[[Any], Tensor]:
@@ -269,24 +273,24 @@ class EnvCheck:
         if isinstance(space, gymnasium.spaces.Box):
             bounded = np.isfinite([space.low, space.high]).all(0)
             if not bounded.all():
-                some = "some entries have" if bounded.any() else "it has"
+                subject = "some entries have" if bounded.any() else "it has"
                 self.add(
-                    *("action", "note", f"{some} no bounds: a policy may choose any value"),
+                    *("action", "note", f"{subject} no bounds: a policy may choose any value"),
                     "Announce the limits of the env as low and high of a Box.",
                 )
         if env.reports_interventions:
             text = "the env reports actions of a person or a script (executed_action)"
             self.add("action", "ok", text)
         if play.interventions:
-            taken = f"{play.interventions:,} of {play.env_steps:,} env steps"
-            self.add("action", "ok", f"a person or a script intervened in {taken}")
+            share = f"{play.interventions:,} of {play.env_steps:,} env steps"
+            self.add("action", "ok", f"a person or a script intervened in {share}")
 
     def _check_array(self, array: ArraySeen) -> None:
         topic, name = "observation", array.name.removeprefix("observation").removeprefix(".")
         begin = f"{name}: " if name else ""
         is_box = isinstance(array.space, gymnasium.spaces.Box)
-        seen = f"seen {array.least.min():.4g} to {array.greatest.max():.4g}"
-        self.add(topic, "ok", f"{begin}{described(array.space)}; {seen}")
+        value_range = f"seen {array.least.min():.4g} to {array.greatest.max():.4g}"
+        self.add(topic, "ok", f"{begin}{described(array.space)}; {value_range}")
         if array.not_finite is not None:
             self.add(
                 *(topic, "error", f"{array.not_finite} is not finite: an update would fail"),
@@ -306,14 +310,14 @@ class EnvCheck:
                 *(topic, "warning", f"{array.name} is as large as {array.largest:.3g}"),
                 "Scale it: model.policy.normalize_observation: true, or in the env itself.",
             )
-        still = array.still
-        if still.all():
+        constant = array.still
+        if constant.all():
             text = f"{array.name} never changed: it holds no information for a policy"
             self.add(topic, "warning", text, "Check that the env updates it in every step.")
-        elif still.any() and np.issubdtype(array.space.dtype, np.floating) and not is_picture:
-            which = ", ".join(str(list(map(int, at))) for at in np.argwhere(still)[:4])
-            more = ", ..." if still.sum() > 4 else ""
-            text = f"{int(still.sum())} of {still.size} numbers never changed: {which}{more}"
+        elif constant.any() and np.issubdtype(array.space.dtype, np.floating) and not is_picture:
+            places = ", ".join(str(list(map(int, at))) for at in np.argwhere(constant)[:4])
+            dots = ", ..." if constant.sum() > 4 else ""
+            text = f"{int(constant.sum())} of {constant.size} numbers never changed: {places}{dots}"
             self.add(
                 topic,
                 "note",
@@ -357,29 +361,30 @@ class EnvCheck:
 
     def _check_ends(self, env: VectorEnv, play: Play) -> None:
         limit, played = env.max_episode_steps, play.steps * env.steps_per_action
-        known = f"the time limit is {limit:,} env steps" if limit else "no time limit is known"
+        rule = f"the time limit is {limit:,} env steps" if limit else "no time limit is known"
         ends = play.terminated + play.truncated
         if play.statistics.lengths:
             self.add(
                 *("episodes", "ok"),
                 f"{play.terminated} terminated, {play.truncated} truncated; length "
-                f"{_numbers(np.array(play.statistics.lengths))} env steps; {known}",
+                f"{_numbers(np.array(play.statistics.lengths))} env steps; {rule}",
             )
         elif limit is None:
             self.add(
                 *("episodes", "warning"),
-                f"none ended within {played:,} env steps, and {known}: an evaluation may never end",
+                f"none ended within {played:,} env steps, and {rule}: an evaluation may never end",
                 "Set a time limit: data.env.env_kwargs: {max_episode_steps: 1000} for a Gymnasium "
                 "env, or truncate in the env itself.",
             )
         else:
             level: Level = "error" if played > limit * 1.5 else "note"
             self.add(
-                *("episodes", level, f"none ended within {played:,} env steps; {known}"),
+                *("episodes", level, f"none ended within {played:,} env steps; {rule}"),
                 "Check that the env truncates." if level == "error" else "Play longer: seconds=20.",
             )
-        still = all(array.still.all() for array in play.arrays.values())
-        if play.alike_ends and play.alike_ends == ends and not still:
+        # An env that never changes has equal observations in any case.
+        constant = all(array.still.all() for array in play.arrays.values())
+        if play.alike_ends and play.alike_ends == ends and not constant:
             self.add(
                 *("episodes", "error"),
                 "info['final_obs'] is the first observation of the next episode, at each of "
@@ -392,32 +397,34 @@ class EnvCheck:
     def _play_twice(self, env: VectorEnv, play: Play) -> None:
         """Play the same actions from the same seeds twice and compare; also check dtypes."""
         until = time.perf_counter() + 0.1 * self._seconds
-        first, within = [self._reset(env, self._seed)], False
+        first, mid_episode = [self._reset(env, self._seed)], False
         for name, space in leaves_of_tree("observation", env.single_observation_space):
-            got, stored = first[0][name].dtype, torch.empty(0, dtype=space_spec(space)[1]).numpy()
-            if got not in (space.dtype, stored.dtype):
-                text = f"{name} is {got}, but its space has {space.dtype}"
-                cure = f"Return it as {space.dtype}, or announce {got}."
+            # A rollout stores some dtypes in another one, such as float64 in float32: both are
+            # right.
+            dtype, spec = first[0][name].dtype, torch.empty(0, dtype=space_spec(space)[1]).numpy()
+            if dtype not in (space.dtype, spec.dtype):
+                text = f"{name} is {dtype}, but its space has {space.dtype}"
+                cure = f"Return it as {space.dtype}, or announce {dtype}."
                 self.add("observation", "warning", text, cure)
         draw, actions = self._random_actions(env, self._seed), list[Tensor]()
         for _ in range(REPEATED):
             actions.append(draw(self._observation))
             outcome, info = self._step(env, actions[-1])
             first.append(outcome)
-            within |= "success" in info and not outcome["end"].all()
+            mid_episode |= "success" in info and not outcome["end"].all()
             if time.perf_counter() > until:
                 break
         if play.reports_success:
-            often = "at every step" if within else "at ends of episodes"
+            often = "at every step" if mid_episode else "at ends of episodes"
             successes = play.statistics.successes
             rate = f", {np.mean(successes):.0%} of episodes" if successes else ""
             self.add("success", "ok", f"reported {often}{rate}")
         else:
             text = "not reported (info['success']): there will be no success rate"
             self.add("success", "ok", text)
-        again = self._reset(env, self._seed)
-        differs = self._difference(env, again, actions, first)
-        self.reproducible, self.same_starts = differs is None, _same(first[0], again)
+        second_start = self._reset(env, self._seed)
+        differs = self._difference(env, second_start, actions, first)
+        self.reproducible, self.same_starts = differs is None, _same(first[0], second_start)
         if differs is None:
             text = f"the same seeds and actions gave the same {len(actions)} steps, bit for bit"
             self.add("seeds", "ok", text)
@@ -429,9 +436,12 @@ class EnvCheck:
             )
 
     def _check_starts(self, env: VectorEnv) -> None:
+        # Several rounds, so that few envs also give enough starts.
         rounds = max(2, -(-STARTS // env.num_envs))
+        # Env i gets seed + i: the seeds of two rounds must not overlap.
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
         starts = [self._reset(env, seed) for seed in seeds]
+        # Without a seed, the envs draw the next episodes of their own streams.
         following = self._reset(env)
         alike = env.num_envs > 1 and all(
             (array == array[:1]).all() for start in starts for array in start.values()
@@ -482,6 +492,7 @@ class EnvCheck:
         for _ in range(CONTINUED):
             actions.append(draw(self._observation))
             expected.append(self._step(env, actions[-1])[0])
+        # Close first: a device may allow one env at a time.
         self._close()
         self._env = env = self._make(self._calls)
         try:
@@ -501,6 +512,7 @@ class EnvCheck:
             text = "a state saved in an episode, restored in a second env, continues bit for bit"
             self.add("resume", "ok", text)
         else:
+            # An env that never repeats itself would differ in any case.
             level: Level = "error" if self.reproducible else "warning"
             cure = "Save the whole state of the env in state_dict, including its random generators."
             self.add("resume", level, f"the restored env gave a different {differs}", cure)
@@ -514,13 +526,13 @@ class EnvCheck:
         outermost = base.first_env if isinstance(base, GymnasiumEnv) else None
         if outermost is None:
             return
-        one = outermost.env  # type: ignore[attr-defined]  # our wrapper, which converts values
+        env = outermost.env  # type: ignore[attr-defined]  # our wrapper, which converts values
         for check in GYMNASIUM_CHECKS:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
                     with self._calls("check by Gymnasium"):
-                        check(one)
+                        check(env)
                 except (AssertionError, gymnasium.error.Error) as error:
                     warnings.warn(str(error), stacklevel=2)
             if caught:  # report only the first: it usually causes the others
@@ -551,10 +563,10 @@ def described(space: gymnasium.Space[Any]) -> str:
 
 
 def _numbers(values: np.ndarray) -> str:
-    least, mean, greatest, std = values.min(), values.mean(), values.max(), values.std()
-    if least == greatest:
-        return f"always {least:.4g}"
-    return f"{least:.4g} to {greatest:.4g}, mean {mean:.4g}, std {std:.3g}"
+    low, mean, high, std = values.min(), values.mean(), values.max(), values.std()
+    if low == high:
+        return f"always {low:.4g}"
+    return f"{low:.4g} to {high:.4g}, mean {mean:.4g}, std {std:.3g}"
 
 
 def _named(env: VectorEnv) -> str:
@@ -575,19 +587,21 @@ def _copy(observation: Any) -> Outcome:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
+    # A copy, because an env may return the same array at each step.
     return tensor.detach().cpu().numpy().copy()
 
 
-def _same(one: Outcome, other: Outcome) -> bool:
-    return all(_equal(array, other[name]) for name, array in one.items())
+def _same(first: Outcome, second: Outcome) -> bool:
+    return all(_equal(array, second[name]) for name, array in first.items())
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _equal(first: np.ndarray, second: np.ndarray) -> bool:
+    # NumPy knows no NaN of texts and objects.
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
 
 
-def _first_difference(one: list[Outcome], other: list[Outcome]) -> str | None:
-    for step, (a, b) in enumerate(zip(one, other, strict=True)):
+def _first_difference(expected: list[Outcome], outcomes: list[Outcome]) -> str | None:
+    for step, (a, b) in enumerate(zip(expected, outcomes, strict=True)):
         for name, array in a.items():
             if not _equal(array, b[name]):
                 return f"{name} {f'after {step} steps' if step else 'at the start'}"
@@ -598,6 +612,7 @@ def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
+    # Like a checkpoint, without classes that unpickling would import.
     read: dict[str, Any] = torch.load(file, weights_only=True)
     return read
 
@@ -605,6 +620,7 @@ def _through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 def _is_of_the_env(error: Exception) -> bool:
     if isinstance(error, ConfigurationError):
         return True
+    # An error of this package must not count as the env's.
     kinds = (VectorEnv, gymnasium.Env, gymnasium.vector.VectorEnv)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     makes = make_env.__code__
@@ -618,7 +634,7 @@ def _described(error: Exception) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parents[1])
-    place = next((one for one in reversed(frames) if not one.filename.startswith(ours)), frames[-1])
+    place = next((f for f in reversed(frames) if not f.filename.startswith(ours)), frames[-1])
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
     at = f"{place.filename}, line {place.lineno}"
     return f"it raised {type(error).__name__}: {error}, at {at}{notes}"

@@ -23,15 +23,15 @@ def report_findings(findings: Sequence[Finding], trainer_settings: Any) -> None:
 
 def processes_not_checked(trainer: Any) -> list[Finding]:
     """Return a note if training would use several processes: a check uses one."""
-    asked = {name: trainer.get(name) for name in ("devices", "num_nodes")}
-    several = {name: value for name, value in asked.items() if value not in (None, "auto", 1, "1")}
+    counts = {name: trainer.get(name) for name in ("devices", "num_nodes")}
+    several = {name: value for name, value in counts.items() if value not in (None, "auto", 1, "1")}
     if not several:
         return []
     text = ", ".join(f"trainer.{name}: {value}" for name, value in several.items())
-    what = (
+    warning = (
         f"{text}, but this check had one process: in training each process plays data.num_envs envs"
     )
-    return [Finding("update", "note", f"{what}, so that a run has fewer iterations")]
+    return [Finding("update", "note", f"{warning}, so that a run has fewer iterations")]
 
 
 def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
@@ -40,8 +40,10 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
     if console.is_terminal:
         console.print(_table(findings))
     else:
+        # Written without rich, which would break a line at the width of a log.
         console.file.write("".join(map(_line, findings)))
-    counts = {level: sum(one.level == level for one in findings) for level in LEVELS[:0:-1]}
+    # From errors to notes: the number of ok findings tells nothing.
+    counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS[:0:-1]}
     summary = ", ".join(
         f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()
     )
@@ -53,10 +55,11 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    before = ""
+    previous_topic = ""
     for finding in findings:
-        topic = "" if finding.topic == before else finding.topic
-        before = finding.topic
+        # A topic stands only next to its first finding.
+        topic = "" if finding.topic == previous_topic else finding.topic
+        previous_topic = finding.topic
         text = Text(finding.text)
         if finding.cure:
             text.append(f"\n→ {finding.cure}", style="dim" if finding.level == "ok" else "")

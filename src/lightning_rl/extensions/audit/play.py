@@ -116,6 +116,7 @@ class Play:
         collector = SyncCollector(context)
         collector.collect()  # the first call includes setup
         clock.spent.clear()
+        # A rollout of one step measures the speed, which sets the length of the others.
         measured = collector.collect()
         length = int(seconds / ROLLOUTS / max(1e-9, sum(clock.spent.values())))
         length = min(length, most_steps, ROLLOUT_STEPS, 2 * ROLLOUT_BYTES // measured.bytes())
@@ -127,6 +128,7 @@ class Play:
                 self._reported[name].append(value)
         self.code_paths, self.statistics = collector.code_paths, collector.statistics
         self.reports_success, self.env_steps = collector.reports_success, collector.env_steps
+        # The rollout of one step counts in the seconds, not in `steps`.
         self.seconds = {name: spent / (self.steps + 1) for name, spent in clock.spent.items()}
         self.rewards = np.concatenate(self._rewards, 1)
         self.reports = {name: float(np.mean(values)) for name, values in self._reported.items()}
@@ -145,15 +147,16 @@ class Play:
         if "intervened" in rollout.keys():
             self.interventions += int(steps["intervened"].sum())
         if isinstance(self._actions, gymnasium.spaces.Box):
-            asked = steps["action"].cpu().numpy()
+            actions = steps["action"].cpu().numpy()
             low, high = (np.asarray(bound, np.float64) for bound in bounds_of(self._actions))
             slack = SLACK * (1.0 + np.abs(np.nan_to_num(high, posinf=0.0)))
-            self._beyond.append(float(((asked < low - slack) | (asked > high + slack)).mean()))
+            self._beyond.append(float(((actions < low - slack) | (actions > high + slack)).mean()))
         else:
             self._beyond.append(0.0)
         rows, times = (steps["done"] & (steps["final_index"] > 0)).nonzero(as_tuple=True)
         if len(rows):
             finals = final_observations(rollout, rows, times)
+            # An env that resets too early gives the next episode's first observation as final.
             alike = [
                 (final == observed[name][rows, times + 1]).view(len(rows), -1).all(1)
                 for name, final in leaves_of_tree("observation", finals)
@@ -185,6 +188,7 @@ class ArraySeen:
             if self.not_finite is None:
                 index = tuple(np.argwhere(~finite)[0])
                 self.not_finite = f"{values[index]} in {self.place(index[1:])}"
+            # `fmin` and `fmax` skip NaN.
             values = np.where(finite, values, np.nan)
         self.least = np.fmin(self.least, np.fmin.reduce(values, 0))
         self.greatest = np.fmax(self.greatest, np.fmax.reduce(values, 0))
@@ -193,31 +197,32 @@ class ArraySeen:
     def outside(self) -> str | None:
         """The value farthest beyond its bounds, with index and bound; None if all are within."""
         low, high = (np.broadcast_to(bound, self.shape) for bound in bounds_of(self.space))
-        found = []
-        for name, bound, seen, sign in (
+        excesses = []
+        for name, bound, extreme, sign in (
             ("below its low", low, self.least, -1.0),
             ("above its high", high, self.greatest, 1.0),
         ):
-            known = np.isfinite(bound) & np.isfinite(seen)
-            wide = np.where(known, bound, 0.0).astype(np.float64)
-            beyond = np.where(known, sign * (seen - wide) - SLACK * (1 + np.abs(wide)), -1.0)
+            finite = np.isfinite(bound) & np.isfinite(extreme)
+            # 0 instead of an infinite bound, because inf - inf is NaN.
+            wide = np.where(finite, bound, 0.0).astype(np.float64)
+            beyond = np.where(finite, sign * (extreme - wide) - SLACK * (1 + np.abs(wide)), -1.0)
             index = np.unravel_index(int(beyond.argmax()), self.shape)
             if beyond[index] > 0:
-                text = f"{self.place(index)} was {seen[index]:.6g}, {name} of {bound[index]:.6g}"
-                found.append((float(beyond[index]), text))
-        return max(found)[1] if found else None
+                text = f"{self.place(index)} was {extreme[index]:.6g}, {name} of {bound[index]:.6g}"
+                excesses.append((float(beyond[index]), text))
+        return max(excesses)[1] if excesses else None
 
     @property
     def still(self) -> np.ndarray:
         """Elements that never changed, bool [*shape]."""
-        still: np.ndarray = self.least >= self.greatest
-        return still
+        constant: np.ndarray = self.least >= self.greatest
+        return constant
 
     @property
     def largest(self) -> float:
         """The largest absolute value."""
-        seen = np.abs([self.least, self.greatest])
-        return float(seen.max(where=np.isfinite(seen), initial=0))
+        extremes = np.abs([self.least, self.greatest])
+        return float(extremes.max(where=np.isfinite(extremes), initial=0))
 
     def place(self, index: tuple[Any, ...]) -> str:
         """Return the name of an element: `observation[3]`."""
@@ -236,6 +241,7 @@ class Clock:
         """Time the code inside the context."""
         began = time.perf_counter()
         yield
+        # CUDA calls return before the device has finished.
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
@@ -258,6 +264,7 @@ def random_actions(
     def draw(observation: Any) -> Tensor:
         sample = np.asarray(batched.sample())
         action = torch.from_numpy(as_policy_counts(sample, first_choice(space)))
+        # The space itself does not know the mask.
         if not masked:
             return action
         mask = torch.as_tensor(observation[MASK]).cpu().view(num_envs, -1)
