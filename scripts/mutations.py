@@ -1343,8 +1343,8 @@ MUTATIONS = (
     Mutation(
         "extensions/datasets/demonstrations.py",
         "good steps are told to be bad",
-        'torch.where(good, CODES["good"], CODES["bad"])',
-        'torch.where(good, CODES["bad"], CODES["good"])',
+        'torch.where(is_good, CODES["good"], CODES["bad"])',
+        'torch.where(is_good, CODES["bad"], CODES["good"])',
         "numerics/test_labels.py",
     ),
     Mutation(

@@ -155,7 +155,7 @@ def trained(trained_model):
 
 def test_whole_episodes_are_held_out_of_both_kinds(dataset):
     env = SuccessFramesEnv(2, path=dataset, held_out=0.25)
-    learnt, held_out = env._learnt, env.held_out
+    learnt, held_out = env._training, env.held_out
     assert sorted([*learnt, *held_out]) == list(range(24)), "the one of unknown success is left out"
     assert [sum(number % 3 == 0 for number in part) for part in (learnt, held_out)] == [6, 2]
     assert SuccessFramesEnv(7, path=dataset, held_out=0.25).held_out == held_out

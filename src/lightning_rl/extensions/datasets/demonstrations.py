@@ -84,16 +84,17 @@ class DatasetCollector(Collector):
             f"condition is {condition!r}, and {type(self.policy).__name__} ignores conditions: set "
             "model.policy: {class_path: ConditionedPolicy, init_args: {policy: ...}}.",
         )
-        self._tokenizer, seen = _tokenizer_for(tokenizer, env.single_observation_space)
+        self._tokenizer, space = _tokenizer_for(tokenizer, env.single_observation_space)
         if path is None:
-            for name, given in (("condition", condition), ("tokenizer", tokenizer)):
+            for name, setting in (("condition", condition), ("tokenizer", tokenizer)):
                 require(
-                    given is None,
-                    f"{name} is {given!r}, but the env's own expert has no labels and no tasks in "
-                    "words: give the path of a dataset that has them (rl-cli label).",
+                    setting is None,
+                    f"{name} is {setting!r}, but the env's own expert has no labels and no tasks "
+                    "in words: give the path of a dataset that has them (rl-cli label).",
                 )
             inner = env.env if isinstance(env, ActionChunk) else env
             played = list(expert_episodes(inner, episodes or 100, context.seed, context.calls))
+            # An expert's episodes are one rollout, which every `collect` returns.
             self._rows = self._count = len(played)
             self._rollout = self._allocate(self._rows, [len(episode) for episode in played])
             self._fill(played)
@@ -101,7 +102,7 @@ class DatasetCollector(Collector):
         self._dataset = read_episodes(
             path,
             keys,
-            observation_space=seen,
+            observation_space=space,
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
             fps=fps or _fps_of(env),
             ends=ends,
@@ -114,6 +115,7 @@ class DatasetCollector(Collector):
                 "record more, or lower episodes."
             )
         self._rows = min(self._count, episodes_per_rollout or self._count)
+        # Allocate for the longest of the episodes in use, not for each rollout's own longest.
         self._rollout = self._allocate(self._rows, self._dataset.lengths[: self._count])
         if self._rows == self._count:
             self._fill(self._dataset.each(range(self._count)))
@@ -121,8 +123,10 @@ class DatasetCollector(Collector):
     def collect(self) -> TensorDict:
         if self._dataset is not None and self._rows < self._count:
             self._fill(self._dataset.each(self._drawn(self._rollouts)))
+        # Without `episodes_per_rollout` the rollout was filled at the start and never changes.
         self._rollouts += 1
         self._rollout["policy_version"].fill_(self.policy.version)
+        # A copy of the TensorDict, not of its tensors: the learner adds fields to it.
         return self._rollout.copy()
 
     def metrics(self) -> dict[str, float]:
@@ -155,6 +159,8 @@ class DatasetCollector(Collector):
 
     def _fill(self, episodes: Iterable[Episode]) -> None:
         rollout = self._rollout
+        # Rows are shorter than the rollout, and the previous episodes' steps would stay behind
+        # them.
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         clear_final_observations(rollout)
         chunk = getattr(self.env, "chunk_size", 1)
@@ -163,6 +169,7 @@ class DatasetCollector(Collector):
             execute = self.env.steps_per_action
             self._with_instructions(episode).write_into(rollout, row, chunk, execute)
             if "advantage" in rollout.keys():
+                # A chunk has the label of its first step.
                 advantage = episode.extra["advantage"][::execute]
                 rollout["advantage"][row, : len(advantage)] = advantage.to(rollout["advantage"])
             if self._condition is not None:
@@ -170,25 +177,29 @@ class DatasetCollector(Collector):
         rollout["padding"].fill_(True)  # includes the bootstrap slot
         rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
+        # The fields that the policy would have stored for these actions, such as tokens.
         for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
             rollout[key] = value.unflatten(0, rollout.batch_size)
-        for row, good in enumerate(labels):
-            codes = torch.where(good, CODES["good"], CODES["bad"])
+        for row, is_good in enumerate(labels):
+            codes = torch.where(is_good, CODES["good"], CODES["bad"])
             rollout[CONDITION][row, : len(codes)] = codes.to(rollout[CONDITION])
 
     def _drawn(self, number: int) -> list[int]:
-        chosen = []
+        numbers = []
+        # A pass over the dataset is a permutation that its seed and number decide, so a resumed run
+        # draws the same episodes without stored state.
         for place in range(number * self._rows, (number + 1) * self._rows):
             turn, at = divmod(place, self._count)
             generator = torch.Generator().manual_seed(self.context.seed + turn)
-            chosen.append(int(torch.randperm(self._count, generator=generator)[at]))
-        return chosen
+            numbers.append(int(torch.randperm(self._count, generator=generator)[at]))
+        return numbers
 
     def _with_instructions(self, episode: Episode) -> Episode:
         if self._tokenizer is None:
             return episode
         words = [*(episode.tasks or [episode.task] * len(episode))]
         coded = {text: torch.from_numpy(self._tokenizer(text)) for text in {*words}}
+        # The final observation has the instruction of the last step.
         language = torch.stack([coded[text] for text in [*words, words[-1]]])
         return replace(episode, observation={**episode.observation, "language": language})
 
@@ -217,15 +228,15 @@ def _tokenizer_for(
 ) -> tuple[InstructionTokenizer | None, gymnasium.Space[Any]]:
     if path is None:
         return None, space
-    known = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    spaces = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
     require(
-        "language" in known,
+        "language" in spaces,
         f"tokenizer is set, but the observation has no language: {space}. Wrap the env in "
         "VLAObservation, or remove tokenizer.",
     )
-    others = {key: one for key, one in known.items() if key != "language"}
-    length = int(known["language"].shape[0])  # type: ignore[index]  # a Box
-    return InstructionTokenizer(path, length), gymnasium.spaces.Dict(others)
+    encoder_spaces = {key: part for key, part in spaces.items() if key != "language"}
+    length = int(spaces["language"].shape[0])  # type: ignore[index]  # a Box
+    return InstructionTokenizer(path, length), gymnasium.spaces.Dict(encoder_spaces)
 
 
 @torch.no_grad()

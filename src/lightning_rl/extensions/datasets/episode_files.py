@@ -68,6 +68,7 @@ class EpisodeFiles:
     def add(
         self, observation: Any, action: Any, numbers: Mapping[str, float | bool], task: int
     ) -> None:
+        # A step after the end would be an episode that no reader accepts.
         if self.length and (self._last("next.terminated") or self._last("next.truncated")):
             raise RuntimeError(
                 "The episode has ended: call end_episode(final_observation) before the next step."
@@ -84,16 +85,19 @@ class EpisodeFiles:
             "frame_index": self.length,
             "index": self._indices["index"] + self.length,
         }
+        # An extra has no dtype of its own: float32.
         for name, number in {**numbers, **indices}.items():
             leaf = Leaf((), name, (), columns.get(name, "float32"), False)
             values[name] = _value(leaf, np.squeeze(number))  # some envs return an array [1]
         values["next.done"] = values["next.terminated"] | values["next.truncated"]
+        # One row stays in memory (see above): compare with the previous reward.
         rewards = [values["next.reward"], *self._pending.get("next.reward", ())[-1:]]
         require(
             len(set(np.isnan(rewards))) == 1,
             "The rewards of an episode are numbers, or all NaN if there are none; this episode has "
             f"both, at step {self.length}.",
         )
+        # Pictures go to the video or the PNG encoder immediately; numbers wait for a row group.
         for leaf in self._leaves:
             if leaf.picture:
                 self._add_picture(leaf.key, values.pop(leaf.key))
@@ -124,11 +128,12 @@ class EpisodeFiles:
         """Close the files; return the final observation's columns, null if it is unknown."""
         finals = {}
         for leaf in self._leaves:
-            known = final_observation is not None
-            value = _value(leaf, final_observation) if known else _nothing(leaf)
+            is_known = final_observation is not None
+            value = _value(leaf, final_observation) if is_known else _nothing(leaf)
             if leaf.key in self._videos:
+                # The column of a video holds the time of its final frame, not pixels.
                 with writing(self.folder):
-                    if known:
+                    if is_known:
                         self._videos[leaf.key].add(value)
                     self._videos[leaf.key].close()
                 column = lerobot.as_column(np.array([self.length / self._fps]))
@@ -136,7 +141,8 @@ class EpisodeFiles:
                 column = lerobot.as_pictures([self._encoders[leaf.key].encode(value)])
             else:
                 column = lerobot.as_column(value.reshape(1, -1))
-            finals[f"final/{leaf.key}"] = column if known else _null_like(column)
+            finals[f"final/{leaf.key}"] = column if is_known else _null_like(column)
+        # The held-back last row gets the end of the episode.
         if not (self._last("next.terminated") or self._last("next.truncated")):
             self._pending["next.truncated"][-1] = np.array(True)
         self._pending["next.done"][-1] = np.array(True)
@@ -155,6 +161,7 @@ class EpisodeFiles:
 
     def _flush(self) -> None:
         arrow = lerobot.import_extra("pyarrow")
+        # A row group becomes one table; statistics see its numbers before they leave the memory.
         columns = {}
         for name, values in self._pending.items():
             if name in self._encoders:
@@ -197,31 +204,33 @@ def _value(leaf: Leaf, tree: Any) -> np.ndarray:
         array.shape == leaf.shape,
         f"'{leaf.key}' has shape {list(array.shape)}, but its space has shape {list(leaf.shape)}.",
     )
+    # LeRobot stores pictures as [H, W, C].
     return array.transpose(1, 2, 0) if leaf.channels_first else array
 
 
 def _converted(leaf: Leaf, value: Any) -> np.ndarray:
     """Return a value in the dtype of its leaf, if that changes no number but by rounding."""
-    wrong = f"'{leaf.key}' has "
+    prefix = f"'{leaf.key}' has "
     try:
-        given = np.asarray(value)
-        array = np.array(given, leaf.dtype)
+        values = np.asarray(value)
+        # NumPy casts arrays silently, also out of range: the comparison below finds it.
+        array = np.array(values, leaf.dtype)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{wrong}no numbers: {error}.") from error
+        raise ConfigurationError(f"{prefix}no numbers: {error}.") from error
     require(
-        given.dtype.kind in "biuf",
-        f"{wrong}values of {given.dtype}, but its space holds numbers of {leaf.dtype}.",
+        values.dtype.kind in "biuf",
+        f"{prefix}values of {values.dtype}, but its space holds numbers of {leaf.dtype}.",
     )
     if array.dtype.kind == "f":
         is_reward = leaf.key == "next.reward"  # NaN: the dataset has no rewards
         refused = np.isinf(array) if is_reward else ~np.isfinite(array)
         require(
             leaf.key.startswith(lerobot.EXTRA) or not refused.any(),
-            f"{wrong}{given}, but no reader accepts NaN or inf there.",
+            f"{prefix}{values}, but no reader accepts NaN or inf there.",
         )
-    elif given.dtype != array.dtype and not (array == given).all():
+    elif values.dtype != array.dtype and not (array == values).all():
         raise ConfigurationError(
-            f"{wrong}numbers from {given.min()} to {given.max()} of {given.dtype}, which "
+            f"{prefix}numbers from {values.min()} to {values.max()} of {values.dtype}, which "
             f"{leaf.dtype} cannot hold.{' Pictures are uint8, from 0 to 255.' * leaf.picture}"
         )
     return array

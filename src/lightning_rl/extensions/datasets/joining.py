@@ -36,19 +36,19 @@ Places = dict[int, tuple[int, int]]
 def join_files(path: Path) -> None:
     """Join the files of a dataset, and write the statistics of all episodes."""
     info = lerobot.read_json(path / lerobot.INFO)
-    most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
+    size_limit = info.get("data_files_size_in_mb", 100) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
     with replacing_folders(path) as target:
-        data = _join(lerobot.files_of(path / "data"), target / "data", most, _join_tables)
+        data = _join(lerobot.files_of(path / "data"), target / "data", size_limit, _join_tables)
         places = {}
         for key in videos:
 
             def join(sources: Sequence[Path], file: Path) -> list[int]:
                 return join_videos(sources, file, info["fps"])
 
-            found, folder = lerobot.files_of(path / "videos" / key), target / "videos" / key
+            sources, folder = lerobot.files_of(path / "videos" / key), target / "videos" / key
             places[key] = _join(
-                found, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
+                sources, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
             )
         meta = target / "meta"
         statistics = _join_episodes(path, meta, data, places, info["fps"])
@@ -64,6 +64,7 @@ def join_files(path: Path) -> None:
 def _quantiles(data: Path, key: str, shape: tuple[int, ...]) -> dict[str, list[float]]:
     tables = [TableFile(file, [key]) for file in lerobot.files_of(data)]
     size = sum(sum(table.counts) for table in tables) * prod(shape)
+    # Every k-th frame, so that the quantiles of a long dataset fit into memory.
     stride = -(-size // MOST_NUMBERS)
     frames = []
     for table in tables:
@@ -75,14 +76,15 @@ def _quantiles(data: Path, key: str, shape: tuple[int, ...]) -> dict[str, list[f
 def _join(
     sources: Sequence[Path],
     folder: Path,
-    most: int,
+    size_limit: int,
     join: Callable[[Sequence[Path], Path], list[int]],
 ) -> Places:
     """Join files into files of at most `most` bytes; return their new places."""
     places: Places = {}
-    for number, group in enumerate(_groups(sources, most)):
+    for number, group in enumerate(_groups(sources, size_limit)):
         file = folder / lerobot.file_name(number, group[0].suffix)
         file.parent.mkdir(parents=True, exist_ok=True)
+        # A file that stays alone, such as one joined earlier, is linked instead of copied.
         if len(group) == 1:
             link(group[0], file)
             begins = [0]
@@ -93,16 +95,16 @@ def _join(
     return places
 
 
-def _groups(sources: Sequence[Path], most: int) -> Iterator[list[Path]]:
+def _groups(sources: Sequence[Path], size_limit: int) -> Iterator[list[Path]]:
     group: list[Path] = []
     size = 0
     for source in sources:
-        more = source.stat().st_size
-        if group and size + more > most:
+        file_size = source.stat().st_size
+        if group and size + file_size > size_limit:
             yield group
             group, size = [], 0
         group.append(source)
-        size += more
+        size += file_size
     if group:
         yield group
 
@@ -118,20 +120,21 @@ def _join_episodes(
     arrow = lerobot.import_extra("pyarrow")
     sources = lerobot.files_of(path / lerobot.EPISODES)
     names = TableFile(sources[0], []).names  # later files may have label columns too
-    found: dict[str, list[dict[str, Any]]] = {}
+    statistics: dict[str, list[dict[str, Any]]] = {}
 
     def tables() -> Iterator[Any]:
         for first in range(0, len(sources), EPISODES_AT_ONCE):
-            some = sources[first : first + EPISODES_AT_ONCE]
-            rows = arrow.concat_tables([read_table(source, names).select(names) for source in some])
+            part = sources[first : first + EPISODES_AT_ONCE]
+            rows = arrow.concat_tables([read_table(source, names).select(names) for source in part])
             table = _moved(rows.combine_chunks(), data, videos, fps)
+            # All rows of the table now stand in file 0.
             for name, value in lerobot.place_of(0).items():
                 table = _with(table, f"meta/episodes/{name}", [value] * len(table))
-            _collect(table, found)
+            _collect(table, statistics)
             yield table
 
     write_tables(meta / "episodes" / lerobot.file_name(0, ".parquet"), tables())
-    return {key: joined_statistics(parts) for key, parts in found.items()}
+    return {key: joined_statistics(parts) for key, parts in statistics.items()}
 
 
 def _moved(table: Any, data: Places, videos: dict[str, Places], fps: float) -> Any:
@@ -139,6 +142,7 @@ def _moved(table: Any, data: Places, videos: dict[str, Places], fps: float) -> A
     for key, places in videos.items():
         table, begins = _relocated(table, f"videos/{key}", places)
         for name in ("from_timestamp", "to_timestamp"):
+            # Times count from the begin of the video: add the begin of the old file.
             old = table.column(f"videos/{key}/{name}").to_pylist()
             new = [time + begin / fps for time, begin in zip(old, begins, strict=True)]
             table = _with(table, f"videos/{key}/{name}", new)
@@ -157,11 +161,12 @@ def _relocated(table: Any, prefix: str, places: Places) -> tuple[Any, list[int]]
 
 
 def _with(table: Any, name: str, values: list[Any]) -> Any:
+    # The column keeps its type, which Arrow would otherwise infer from the values.
     kind = table.schema.field(name).type
     return with_column(table, name, lerobot.import_extra("pyarrow").array(values, kind))
 
 
-def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
+def _collect(table: Any, statistics: dict[str, list[dict[str, Any]]]) -> None:
     names = [name for name in table.column_names if name.startswith("stats/")]
     for row in table.select(names).to_pylist():
         parts: dict[str, dict[str, Any]] = {}
@@ -170,4 +175,4 @@ def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
             if value is not None:  # None: an episode without steps
                 parts.setdefault(key, {})[kind] = value
         for key, part in parts.items():
-            found.setdefault(key, []).append(part)
+            statistics.setdefault(key, []).append(part)

@@ -61,14 +61,14 @@ def _open_without_priority(codec: Any) -> None:
     if not hasattr(os, "sched_setscheduler"):  # Linux has it
         codec.open()
         return
-    tasks, before = Path("/proc/self/task"), os.sched_getscheduler(0)
+    tasks, scheduler = Path("/proc/self/task"), os.sched_getscheduler(0)
     threads = {task.name for task in tasks.glob("*")}
     codec.open()
-    if os.sched_getscheduler(0) != before:
+    if os.sched_getscheduler(0) != scheduler:
         opened = {task.name for task in tasks.glob("*")} - threads
         for thread in (0, *map(int, opened)):
             with suppress(ProcessLookupError):
-                os.sched_setscheduler(thread, before, os.sched_param(0))
+                os.sched_setscheduler(thread, scheduler, os.sched_param(0))
 
 
 def rate_of(fps: float) -> Fraction:
@@ -82,31 +82,33 @@ def read_frames(
     """Return the frames [M, H, W, C] uint8 at increasing times [M] in seconds; check the file."""
     av = import_extra("av")
     frames = np.empty((len(times), *size), np.uint8)
-    found = 0
+    count = 0
     try:
         with closing(_opened(path)) as container:
             stream = container.streams.video[0]
             _check_size(stream.height, stream.width, size)
             # Frames may be larger than in the header, because codecs round sizes up.
-            most = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}
-            stream.codec_context.options = most
+            limit = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}
+            stream.codec_context.options = limit
             stream.codec_context.thread_count = 1  # each thread would keep its own frames
+            # To the key frame at or before the first time; the frames before it are skipped below.
             container.seek(int(times[0] / stream.time_base), stream=stream)
             for frame in container.decode(stream):
-                if found == len(times):
+                if count == len(times):
                     break
-                at = float(frame.pts * stream.time_base)
-                if at < times[found] - 0.25 / fps:
+                seconds = float(frame.pts * stream.time_base)
+                # A quarter of a frame: the container rounds times to its time base.
+                if seconds < times[count] - 0.25 / fps:
                     continue
-                if at > times[found] + 0.25 / fps:
+                if seconds > times[count] + 0.25 / fps:
                     break
-                frames[found] = _pixels(frame, size)
-                found += 1
+                frames[count] = _pixels(frame, size)
+                count += 1
     except (av.FFmpegError, OSError, IndexError, ValueError, TypeError, ArithmeticError) as error:
         raise ConfigurationError(f"The video {path} cannot be read ({error}). {CURE}") from error
     require(
-        found == len(times),
-        f"The video {path} is broken: it has no frame at {times[min(found, len(times) - 1)]:.3f} "
+        count == len(times),
+        f"The video {path} is broken: it has no frame at {times[min(count, len(times) - 1)]:.3f} "
         f"seconds. {CURE}",
     )
     return frames
@@ -117,6 +119,7 @@ def _opened(path: Path) -> Any:
     check_file(path)
     with path.open("rb") as file:
         head = file.read(8)
+    # By content, not by the name, which the sender chooses.
     container = "mp4" if head[4:] == b"ftyp" else "matroska"
     if container == "matroska" and head[:4] != b"\x1aE\xdf\xa3":
         raise ValueError("it is neither MP4 nor Matroska")
@@ -160,11 +163,12 @@ def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
                 if stream is None:
                     stream = joined.add_stream_from_template(video, opaque=True)
                     stream.time_base = video.time_base
-                behind = round(Fraction(frames) / rate_of(fps) / video.time_base)
+                # Where the previous videos end, in units of the time base.
+                offset = round(Fraction(frames) / rate_of(fps) / video.time_base)
                 for packet in container.demux(video):
                     if packet.dts is None:  # the end
                         continue
-                    packet.pts, packet.dts = packet.pts + behind, packet.dts + behind
+                    packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
                     packet.stream = stream
                     joined.mux(packet)
                     frames += 1
@@ -194,6 +198,7 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
     try:
         with pillow.open(io.BytesIO(content), formats=PICTURES) as picture:
             _check_size(picture.height, picture.width, size)  # before anything is decoded
+            # Byte 24 of a PNG is its bit depth.
             if picture.format == "PNG" and content[24] > 8:  # depth pictures need more than 8 bits
                 raise ValueError(
                     f"a picture of {content[24]} bits per channel; only 8 bits are supported"

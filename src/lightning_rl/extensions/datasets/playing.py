@@ -58,6 +58,7 @@ class ChunkActor:
         policy.put_in_eval_mode()
         self._policy, self._chunk_size = policy, chunk_size
         self._execute, self._is_outdated = execute or chunk_size or 1, is_outdated
+        # The fallback: it draws for each row in turn and keeps the state of the policy.
         self._one_by_one = action_function(policy, num_envs, seeds)
         self._generators = generators_of(policy, seeds or ())
         # One pass for all rows needs noise drawn before the pass, and no state.
@@ -71,6 +72,7 @@ class ChunkActor:
     @torch.no_grad()
     def __call__(self, observation: Observation, running: Tensor) -> Tensor:
         """Return actions [N, *A] for observations [N, ...]; only `running` rows [N] matter."""
+        # The number of the action within the chunk; 0: compute the next chunk.
         place = 0 if self._is_outdated() else self._step % self._execute
         self._step = place + 1
         if place == 0:
@@ -88,9 +90,9 @@ class ChunkActor:
         td = TensorDict({"observation": observation}, [len(running)]).to(
             self._policy.version.device
         )
-        drawn = [self._policy.draw_noise([1], generator) for generator in self._generators]
-        idle = len(running) - len(drawn)  # rows without an episode act like the last row
-        td[NOISE] = torch.cat([*drawn, *drawn[-1:] * idle])
+        noise = [self._policy.draw_noise([1], generator) for generator in self._generators]
+        idle = len(running) - len(noise)  # rows without an episode act like the last row
+        td[NOISE] = torch.cat([*noise, *noise[-1:] * idle])
         action: Tensor = self._policy(td)["action"]
         return action
 
@@ -123,14 +125,14 @@ def play_policy(
         "observation": (policy.observation_space, env.single_observation_space),
         "action": (single(policy.action_space, chunk_size), env.single_action_space),
     }
-    for kind, (own, theirs) in spaces.items():
+    for kind, (policy_space, env_space) in spaces.items():
         require(
-            own == theirs,
-            f"The policy has the {kind} space {own}, but the env has {theirs}: play it in the env "
-            "that it was trained in.",
+            policy_space == env_space,
+            f"The policy has the {kind} space {policy_space}, but the env has {env_space}: "
+            "play it in the env that it was trained in.",
         )
-    drawn = None if deterministic else seeds
-    actor = ChunkActor(policy, env.num_envs, drawn, chunk_size, execute)
+    action_seeds = None if deterministic else seeds
+    actor = ChunkActor(policy, env.num_envs, action_seeds, chunk_size, execute)
     return play_side_by_side(env, actor, seeds, max_steps)
 
 
@@ -146,13 +148,14 @@ def play_side_by_side(
 
     Their success is None if the env reports no success in any of them.
     """
-    seen: list[Any] = []
+    observations_by_step: list[Any] = []
     reports_success = False
 
     def choose_and_keep(observation: Observation, running: Tensor) -> Tensor:
-        seen.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
+        observations_by_step.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
         return choose(observation, running)
 
+    # Observations are kept where the policy sees them, before the env overwrites them.
     playing = FirstEpisodes(env, choose_and_keep, seeds, max_steps, calls)
     slots: list[dict[str, Any]] = []
     finals: dict[int, Any] = {}  # by row
@@ -165,6 +168,7 @@ def play_side_by_side(
         # An env may report success only in episodes that succeed.
         slot["success"] = info.get("success", torch.zeros_like(playing.terminated))
         slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
+        # Rows whose episode has ended step on until all have, and do not count.
         lengths += playing.counted
         done = (playing.terminated | playing.truncated).cpu()
         for row in (playing.counted & ~playing.running).nonzero().flatten().tolist():
@@ -173,15 +177,16 @@ def play_side_by_side(
             # Other rows of final_obs have no meaning; an episode that was cut has not ended.
             last = info["final_obs"] if done[row] else playing.observation
             finals[row] = map_tree(lambda leaf, i=row: leaf[i : i + 1].cpu().clone(), last)
-    observations = map_tree(lambda *column: torch.stack(column), *seen)
+    # [T, N, ...] on the CPU.
+    observations = map_tree(lambda *column: torch.stack(column), *observations_by_step)
     steps = map_tree(lambda *column: torch.stack(column), *slots)
     for row, length in enumerate(lengths[: len(seeds)].tolist()):
-        begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
-        one = {key: values[:length, row] for key, values in steps.items()}
-        succeeded = bool(one.pop("success")[-1])
+        observation = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
+        fields = {key: values[:length, row] for key, values in steps.items()}
+        succeeded = bool(fields.pop("success")[-1])
         yield Episode(
-            observation=map_tree(lambda *parts: torch.cat(parts), begun, finals[row]),
+            observation=map_tree(lambda *parts: torch.cat(parts), observation, finals[row]),
             success=succeeded if reports_success else None,
             task="",
-            **one,
+            **fields,
         )

@@ -68,6 +68,7 @@ class EpisodeWriter:
         check_range("fps", fps, above=0)
         allowed = get_args(Pictures)
         require(pictures in allowed, f"pictures is {pictures!r}; allowed: {', '.join(allowed)}.")
+        # Missing packages are errors now, not at the end of the first episode.
         for name in ("pyarrow", "av"):
             lerobot.import_extra(name)
         self.path, self._fps = expanded(path), float(fps)
@@ -90,18 +91,20 @@ class EpisodeWriter:
         # Mark the dataset before locking it: see `has_no_episodes`.
         if not part_of(self.path, lerobot.INFO).is_file():
             write_atomically(self.path / BEGUN, lambda file: file.write(BEGUN_TEXT))
+        # Unlocks also when the writer is garbage-collected; after a kill the system unlocks.
         self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _open(self) -> None:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not part_of(self.path, lerobot.INFO).is_file() and not has_no_episodes(self.path):
-            there = sorted(file.name for file in self.path.iterdir())
+            names = sorted(file.name for file in self.path.iterdir())
             raise ConfigurationError(
-                f"{self.path} holds {', '.join(there)}, but not a dataset: give an empty or a new "
+                f"{self.path} holds {', '.join(names)}, but not a dataset: give an empty or a new "
                 "directory."
             )
         self._take_lock()
+        # An earlier process may have been killed while it moved the joined folders.
         complete_join(self.path)
         self.discard_episode()
         if (self.path / lerobot.INFO).is_file():
@@ -116,17 +119,18 @@ class EpisodeWriter:
         self._tasks = []
 
     def _extend(self) -> None:
-        there = LeRobotEpisodes(self.path, {}, None, None, None)
+        dataset = LeRobotEpisodes(self.path, {}, None, None, None)
         info = lerobot.read_json(self.path / lerobot.INFO)
-        self._extras = tuple(there.extras)
+        self._extras = tuple(dataset.extras)
         theirs = info["features"]
         read = lerobot.read_info(self.path / lerobot.INFO)["features"]
-        known = {key: lerobot.leaf_of(key, read[key], ()).names for key in read}
+        names = {key: lerobot.leaf_of(key, read[key], ()).names for key in read}
+        # Names of joints and the like may stand on one side only: adopt them, do not refuse.
         self._leaves = [
-            replace(leaf, names=leaf.names or known.get(leaf.key, ())) for leaf in self._leaves
+            replace(leaf, names=leaf.names or names.get(leaf.key, ())) for leaf in self._leaves
         ]
         action = self._action
-        self._action = replace(action, names=action.names or known.get(action.key, ()))
+        self._action = replace(action, names=action.names or names.get(action.key, ()))
         mine = self._features()
         for key in mine.keys() & theirs.keys():  # a dataset without names gets them
             theirs[key]["names"] = theirs[key].get("names") or mine[key]["names"]
@@ -136,16 +140,16 @@ class EpisodeWriter:
             and info["fps"] == self._fps
             and info["data_path"] == lerobot.DATA
             and info.get("video_path", lerobot.VIDEOS) == lerobot.VIDEOS
-            and there.leaves == self._leaves
-            and np.array_equal(there.first_action, first_choice(self._action_space)),
+            and dataset.leaves == self._leaves
+            and np.array_equal(dataset.first_action, first_choice(self._action_space)),
             f"{self.path} holds a different dataset ({info['fps']:g} frames per second, columns "
             f"{', '.join(theirs)}); the new dataset would differ in "
             f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
             "directory.",
         )
-        self._tasks, self._end_rules = list(there.tasks.values()), set(there.end_rules)
-        self._episodes, self._frames = len(there), sum(there.lengths)
-        self._next = there.file_numbers()
+        self._tasks, self._end_rules = list(dataset.tasks.values()), set(dataset.end_rules)
+        self._episodes, self._frames = len(dataset), sum(dataset.lengths)
+        self._next = dataset.file_numbers()
         # Files with the next numbers belong to an unfinished episode.
         places = {kind: lerobot.place_of(number) for kind, number in self._next.items()}
         unfinished = [lerobot.DATA.format(**places["data"])]
@@ -188,12 +192,13 @@ class EpisodeWriter:
         task = self._task if task is None else task
         require(isinstance(task, str), f"task must be a text, got {task!r}.")
         extras = self._all_extras(extra)
+        # An executed action may leave the bounds of a Box, but not be a choice that does not exist.
         if choices_of(self._action_space) and not isinstance(self._action_space, StructuredActions):
-            given = np.asarray(action)
+            env_action = np.asarray(action)
             require(
-                given.shape == self._action.shape
-                and self._action_space.contains(given.astype(self._action.dtype)[()]),
-                f"{self._action_space} does not have the action {given.tolist()}: number the "
+                env_action.shape == self._action.shape
+                and self._action_space.contains(env_action.astype(self._action.dtype)[()]),
+                f"{self._action_space} does not have the action {env_action.tolist()}: number the "
                 "choices as the env does.",
             )
         if self._recording is None:
@@ -218,6 +223,7 @@ class EpisodeWriter:
                 len({_extra_column(name) for name in extra}) == len(extra),
                 f"Two of the extras {sorted(extra)} would have the same column: rename one.",
             )
+        # Labels such as the advantage are unknown for new steps: NaN until they are labelled again.
         extras = {name: nan for name in self._extras if name in lerobot.LABELS} | dict(extra)
         require(
             extras.keys() == set(self._extras),
@@ -269,6 +275,7 @@ class EpisodeWriter:
             WriteError: if the disk is full: joining needs room for a copy.
         """
         self.discard_episode()
+        # Without an episode there is nothing to join: remove the folders of an unfinished one.
         if self._episodes and (self.path / lerobot.INFO).is_file():
             self._take_lock()
             join_files(self.path)
@@ -301,6 +308,7 @@ class EpisodeWriter:
                 {name: values[t] for name, values in extras.items()},
                 task=episode.tasks[t] if episode.tasks else episode.task or self._task,
             )
+        # The last observation of a dataset without final observations is a copy: write null.
         final = map_tree(lambda leaf: leaf[-1], episode.observation)
         final = final if episode.final_known else None
         if episode.end_rule:
@@ -309,6 +317,7 @@ class EpisodeWriter:
 
     def _number_of(self, task: str) -> int:
         if task not in self._tasks:
+            # The table of tasks is written before a step may refer to it.
             self._tasks.append(task)
             lerobot.write_table(self.path / lerobot.TASKS, lerobot.tasks_table(self._tasks))
         return self._tasks.index(task)
@@ -363,6 +372,7 @@ class EpisodeWriter:
         }
 
     def _write_info(self) -> None:
+        # An existing description stays, unless a copied episode brings a rule.
         ours = self.path / lerobot.OURS
         if self._end_rules or not ours.is_file():
             leaves, action = map(lerobot.description_of, self._leaves), self._action
