@@ -94,7 +94,6 @@ class DatasetCollector(Collector):
                 )
             inner = env.env if isinstance(env, ActionChunk) else env
             played = list(expert_episodes(inner, episodes or 100, context.seed, context.calls))
-            # An expert's episodes are one rollout, which every `collect` returns.
             self._rows = self._count = len(played)
             self._rollout = self._allocate(self._rows, [len(episode) for episode in played])
             self._fill(played)
@@ -115,7 +114,6 @@ class DatasetCollector(Collector):
                 "record more, or lower episodes."
             )
         self._rows = min(self._count, episodes_per_rollout or self._count)
-        # Allocate for the longest of the episodes in use, not for each rollout's own longest.
         self._rollout = self._allocate(self._rows, self._dataset.lengths[: self._count])
         if self._rows == self._count:
             self._fill(self._dataset.each(range(self._count)))

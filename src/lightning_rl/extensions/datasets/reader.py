@@ -52,7 +52,6 @@ def read_episodes(
         ConfigurationError: for a missing dataset, another env, and contradictions in the dataset.
     """
     directory = expanded(path)
-    # A YAML file is checked by the types; a caller in Python may pass any text.
     for name, value, kind in (("ends", ends, Ends), ("actions_outside", actions_outside, Outside)):
         allowed = get_args(kind)
         text = f"{name}={value!r} must be one of {', '.join(allowed)}."
@@ -68,8 +67,7 @@ def read_episodes(
     if observation_space is not None and recorded != observation_space:
         episodes.encode = partial(encoded, observation_space)
     episodes.action_space, episodes.actions_outside = action_space, actions_outside
-    dataset_fps = episodes.fps
-    # Minari datasets have no rate; a rate may be rounded, such as 29.97.
+    dataset_fps = episodes.fps  # None: Minari datasets have no rate
     require(
         fps is None or dataset_fps is None or abs(fps - dataset_fps) <= 1e-3 * fps,
         f"The dataset at {directory} has {dataset_fps or 0:g} frames per second, but the env takes "

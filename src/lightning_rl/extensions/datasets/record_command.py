@@ -316,13 +316,11 @@ def _action_functions(
     return choose_for
 
 
-def chunk_size_of(
-    policy_space: gymnasium.Space[Any], env_space: gymnasium.Space[Any]
-) -> int | None:
+def chunk_size_of(space: gymnasium.Space[Any], executed: gymnasium.Space[Any]) -> int | None:
     """Return K if the policy chooses chunks of K actions; None for single actions."""
     kinds = gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete
-    if isinstance(policy_space, kinds) and policy_space.shape[1:] == env_space.shape:
-        return policy_space.shape[0]
+    if isinstance(space, kinds) and space.shape[1:] == executed.shape:
+        return space.shape[0]
     return None
 
 
