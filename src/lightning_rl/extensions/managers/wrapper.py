@@ -79,9 +79,9 @@ class TermWrapper(VectorEnvWrapper, SeesNoState):
         self._rewards = Rewards(merged(Reward, defaults, rewards, name, "weight"), name)
         self._metrics = Metrics(merged(Metric, {}, metrics, name), name)
         self._observations = Observations(observations or {}, name)
+        # Only these: observations are computed at a reset, and begin their memories there.
         self._with_memory = [
             term
-            # Only these: observations are computed at a reset, and begin their memories there.
             for term in (*(term for *_, term in self._rewards.terms), *self._metrics.terms.values())
             if term.has_memory
         ]

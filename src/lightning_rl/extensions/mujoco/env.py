@@ -205,6 +205,7 @@ class MujocoEnv(ManagedEnv):
             if backend == "c"
             else WarpPhysics(self.layout, num_envs, substeps, device, max_contacts, max_constraints)
         )
+        # The base class begins an episode: physics, first state and actions must exist before it.
         self._camera = Camera(compiled, camera)
         self._first = self._start_of(keyframe, entries or {}, device)
         self._parameters = {
@@ -234,6 +235,7 @@ class MujocoEnv(ManagedEnv):
         values["action"] = uniform.new_zeros(rows, *(self.single_action_space.shape or ()))
         values["diverged"] = torch.zeros(rows, dtype=torch.bool, device=self.device)
         state = TensorDict(values, [rows])
+        # With events, `starts_of` computes the sensors after the last change.
         return state if self.events else self.refreshed(state)
 
     def refreshed(self, state: TensorDict) -> TensorDict:
@@ -256,6 +258,7 @@ class MujocoEnv(ManagedEnv):
             name: torch.where(invalid[:, None], state[name], value) for name, value in moved.items()
         }
         values |= {"ctrl": ctrl, "action": action, "diverged": invalid}
+        # Without the memories of terms, whose names have a slash: `ManagedEnv` adds them.
         unchanged = {
             name: state[name] for name in state.keys() if name not in values and "/" not in name
         }
@@ -267,6 +270,7 @@ class MujocoEnv(ManagedEnv):
         if self.actions is None:
             return env.action
         position = env.state["qpos"][:, self._joints]
+        # Actuators without an action keep the control of the keyframe.
         ctrl = self._rest.repeat(self.num_envs, 1)
         for drive in self.actions.targets(env, env.action, position):
             ctrl[:, drive.columns] = drive.target
@@ -277,6 +281,7 @@ class MujocoEnv(ManagedEnv):
         return [[] for _ in range(len(state))]
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
+        # Copy only the shown worlds from the device.
         state = self.state[list(rows)].cpu()
         worlds = zip(state["qpos"].numpy(), self.markers(state), strict=True)
         return np.stack([self._camera.picture(*world) for world in worlds])
@@ -306,6 +311,7 @@ class MujocoEnv(ManagedEnv):
             "sensordata": np.zeros(model.nsensordata),
         }
         reserved = {*values, "action", "diverged", *FIELDS}
+        # A slash marks memories of terms, which `simulate` does not pass on.
         for name in entries:
             require(
                 name not in reserved and "/" not in name,
@@ -332,6 +338,7 @@ class MujocoEnv(ManagedEnv):
                     f"but the actuator '{self.layout.drives[column]}' takes "
                     + (f"a {kinds[column]}." if kinds[column] != "other" else _OTHER_CONTROL),
                 )
+                # Joint types 2 and 3, slide and hinge, have one position.
                 joint = model.actuator_trnid[column, 0]
                 moves = model.actuator_trntype[column] == 0 and model.jnt_type[joint] >= 2
                 require(
@@ -339,8 +346,10 @@ class MujocoEnv(ManagedEnv):
                     f"The action '{name}' is relative to a joint's position, but the actuator "
                     f"'{self.layout.drives[column]}' moves no joint with one position.",
                 )
+            # Not isinstance: velocities and forces are subclasses, and have no offset.
             if type(term) is Position:
                 offset[columns] = self._rest[columns]
+        # -1: no joint. Only `DeltaPosition` reads these positions, and it refuses such drives.
         self._joints = torch.as_tensor(
             model.jnt_qposadr[model.actuator_trnid[:, 0].clip(min=0)], device=offset.device
         ).long()
@@ -348,6 +357,7 @@ class MujocoEnv(ManagedEnv):
 
     def _control_space(self) -> gymnasium.Space[Any]:
         model = self.layout.model
+        # Without a limit, the range of an actuator has no meaning (0 to 0).
         limited = model.actuator_ctrllimited.astype(bool)[:, None]
         bounds = np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf]).astype(np.float32)
         box = gymnasium.spaces.Box(bounds[:, 0], bounds[:, 1], dtype=np.float32)
@@ -368,6 +378,7 @@ class MujocoEnv(ManagedEnv):
             order = [*driven, *(i for i in order if i not in driven)] if names else order
         joints = {
             "joint_names": np.array(self.layout.joints),
+            # 0.0 - x, because -x would write -0.0 into files.
             "joint_stiffness": 0.0 - bias[:, 1],
             "joint_damping": 0.0 - bias[:, 2],
             "default_joint_pos": self._first["ctrl"].cpu().numpy(),
@@ -377,6 +388,7 @@ class MujocoEnv(ManagedEnv):
         if names:
             description["action_names"] = list(names)
         if names and self.actions is not None:
+            # Drives without an action have the scale 1.
             scale = torch.ones(model.nu)
             for name, term in self.actions.terms.items():
                 scale[self.actions.columns[name]] = torch.as_tensor(term.scale)

@@ -43,14 +43,17 @@ def check_files(model: Path) -> None:
         _check_copies(html.unescape(text), path)
         _check_sides(_SIDE.findall(html.unescape(text)), path)
         folders = [base / name for base in (model.parent, path.parent) for name in _folders(text)]
+        # XML may write a name with entities.
         names = {html.unescape(double or single) for double, single in _FILE.findall(text)}
         for name in sorted({*names, *(os.path.basename(name) for name in names)} - {""}):
+            # MuJoCo may also drop the folders of a name (`strippath`): look at its last part, too.
             for place in {folder / name for folder in folders if os.path.exists(folder / name)}:
                 require(place.is_file(), f"{path} names {place}, which is not a regular file.")
                 chain = (*above, path.resolve())
                 require(place.resolve() not in chain, f"{path} includes {place}: it has no end.")
                 with place.open("rb") as content:
                     head = content.read(64)
+                # A picture's size stands in its first bytes: refuse it before MuJoCo decodes it.
                 if head.startswith(b"\x89PNG") and len(head) == 64:
                     width, height = struct.unpack(">II", head[16:24])
                     _check_sides([("width", width), ("height", height)], place)

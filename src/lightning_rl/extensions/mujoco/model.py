@@ -127,6 +127,7 @@ class Layout:
             for part in (spec.sites if kind == "mjOBJ_SITE" else spec.bodies)
             if part.name and part.name != "world"
         ]
+        # At the end, so that the model's own sensors keep their columns.
         for _, kind, sensor, name in frames:
             spec.add_sensor(type=sensor, objtype=kind, objname=name)
         try:
@@ -134,6 +135,7 @@ class Layout:
         except Exception as error:  # see `read_spec`
             raise ConfigurationError(f"MuJoCo cannot compile the model: {error}") from error
         _check_bounds(model)
+        # The backends restore only these parts: any other would differ after a resume.
         size = int(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
         require(
             size == 1 + model.nq + model.nv + model.na,
@@ -147,6 +149,7 @@ class Layout:
         fixed &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
         stiff, damped = (model.actuator_biasprm[:, column] != 0 for column in (1, 2))
         fixed &= model.actuator_gainprm[:, 0] != 0
+        # A servo's bias is (0, -stiffness, -damping).
         masks = {1: fixed & stiff, 2: fixed & ~stiff & damped}
         self.servos = {column: mask.nonzero()[0].tolist() for column, mask in masks.items()}
         starts = [*model.sensor_adr.tolist(), model.nsensordata]
@@ -195,6 +198,7 @@ class Layout:
             ConfigurationError: a name is unknown.
         """
         key = view, tuple(names), torch.device(device)
+        # Cached, because terms ask for the same columns at every step.
         if key not in self._columns:
             slices = self._slices[view]
             for name in names:
@@ -226,6 +230,7 @@ def _kind(mujoco: Any, model: Any, i: int) -> str:
     dynamics = mujoco.mjtDyn(model.actuator_dyntype[i]).name.removeprefix("mjDYN_")
     if model.actuator_gaintype[i] != int(mujoco.mjtGain.mjGAIN_FIXED):
         return "other"
+    # MuJoCo's <motor>: the control is the force, perhaps filtered.
     if unbiased or (affine and not bias.any()):
         return "force" if dynamics in ("NONE", "FILTER", "FILTEREXACT") else "other"
     of_joint = model.actuator_trntype[i] == int(mujoco.mjtTrn.mjTRN_JOINT)
@@ -247,6 +252,7 @@ def _without_shortcuts(spec: Any, nominal: Any) -> Any:
         body.ipos, body.iquat = nominal.body_ipos[body.id] + APART, nominal.body_iquat[body.id]
     model = spec.compile()
     model.site_sameframe[:] = 0
+    # The compilation needed shifted frames; now write the exact numbers back.
     for name in dir(nominal):
         array = getattr(nominal, name)
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":

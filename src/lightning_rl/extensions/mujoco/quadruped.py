@@ -61,6 +61,7 @@ def ant(stiffness: float = 40.0, damping: float = 2.0, max_torque: float = 60.0)
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     for texture in spec.textures:  # every world has a copy
         texture.width = texture.height = 32
+    # A copy of the list, because `delete` shortens it.
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     for joint in JOINTS:
@@ -112,6 +113,7 @@ def last_action(env: EnvView) -> Tensor:
 
 def torso_velocity(env: MujocoView) -> Tensor:
     """Return the linear velocity in the frame of the torso, [M, 3] m/s; a robot estimates it."""
+    # MuJoCo has a free joint's linear velocity in the world, its angular velocity in the body.
     root = env.qpos("root")
     return rotate(inverse(root[:, 3:]), env.qvel("root")[:, :3])
 
@@ -124,11 +126,13 @@ def torso_height(env: MujocoView) -> Tensor:
 def friction_and_load(env: EnvView) -> Tensor:
     """Return the friction of the feet and the mass of the torso in kg, [M, 2]."""
     nominal = env.env.parameters()
+    # The state has only the fields that events have changed.
     friction = env.state.get("geom_friction", None)
     mass = env.state.get("body_mass", None)
     rows = env.num_envs
     friction = nominal["geom_friction"].expand(rows, -1, -1) if friction is None else friction
     mass = nominal["body_mass"].expand(rows, -1) if mass is None else mass
+    # Geom 0 is the floor, body 0 the world.
     return torch.stack((friction[:, 1, 0], mass[:, 1]), 1)
 
 
@@ -137,7 +141,9 @@ def random_pose(env: MujocoView, joint_noise: float = 0.1) -> dict[str, Tensor]:
     uniform = env.uniform(9)
     half = (uniform[:, 0] * 2.0 - 1.0) * (math.pi / 2)
     qpos = env.state["qpos"].clone()
+    # The quaternion of a turn around z: cosine and sine of half the angle.
     qpos[:, 3], qpos[:, 6] = half.cos(), half.sin()
+    # The free joint of the torso takes the first seven numbers.
     qpos[:, 7:] += (uniform[:, 1:] * 2.0 - 1.0) * joint_noise
     return {"qpos": qpos}
 
@@ -154,6 +160,7 @@ def random_load(env: EnvView, low: float = 0.75, high: float = 1.5) -> dict[str,
     """Scale mass and inertia of the torso by a number in [low, high]."""
     mass = env.env.parameters()["body_mass"].repeat(env.num_envs, 1)
     mass[:, 1] *= low + env.uniform(1)[:, 0] * (high - low)
+    # The quantity, not the field `body_mass`, so that the inertia changes, too.
     return env.replaced("mass", mass)
 
 
@@ -303,6 +310,7 @@ class Quadruped(MujocoEnv):
         target, root = env.state["command"], env.state["qvel"]
         yaw = heading(env.state["qpos"][:, 3:7])
         cos, sin = yaw.cos(), yaw.sin()
+        # Commands are relative to the heading; roll and pitch do not change them.
         forward_error = cos * root[:, 0] + sin * root[:, 1] - target[:, 0]
         left_error = cos * root[:, 1] - sin * root[:, 0] - target[:, 1]
         return {
@@ -311,6 +319,7 @@ class Quadruped(MujocoEnv):
         }
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
+        # The ball is where the robot would be after a second.
         velocity = torch.cat((state["command"][:, :2], torch.zeros(len(state), 1)), 1)
         root = state["qpos"]
         half = heading(root[:, 3:7])[:, None] / 2

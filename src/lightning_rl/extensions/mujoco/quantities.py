@@ -56,12 +56,14 @@ def fields_of(
     """
     if name in ("mass", "body_mass"):
         mass = nominal["body_mass"]
+        # The world has no mass, and 0 / 0 is no factor.
         factor = torch.where(mass > 0, value / mass, 1.0)
         return {"body_mass": value, "body_inertia": nominal["body_inertia"] * factor[..., None]}
     if name not in ("stiffness", "damping", "actuator_gainprm") or not any(servos.values()):
         return {name: value}
     gain, bias = (
         (
+            # An earlier event may have changed the fields: start from its values.
             state[field] if field in state.keys() else nominal[field].expand(len(value), -1, -1)
         ).clone()
         for field in ("actuator_gainprm", "actuator_biasprm")
@@ -77,6 +79,7 @@ def fields_of(
             if name == "damping":  # of position servos: the gain is their stiffness
                 bias[:, rows, 2] = -value[:, rows]
             continue
+        # The same factor for gain and bias keeps the position at which the servo rests.
         gain[:, rows, 0] = gain_of[:, 0] * factor
         for part in (0, column):
             bias[:, rows, part] = bias_of[:, part] * factor

@@ -50,12 +50,14 @@ def to_goal(env: MujocoView) -> Tensor:
     turned = inverse(env.xquat("tool"))
     way = rotate(turned, goal(env)[:, :3] - env.site_xpos("tip"))
     turn = product(turned, goal(env)[:, 3:])
+    # q and -q are the same rotation: show one of them.
     return torch.cat((way, torch.where(turn[:, :1] < 0.0, -turn, turn)), 1)
 
 
 def random_start(env: EnvView, noise: float = 0.3) -> dict[str, Tensor]:
     """Start with joints at most `noise` rad away from the keyframe, at rest."""
     qpos = env.state["qpos"] + (env.uniform(6) * 2.0 - 1.0) * noise
+    # The control, too: otherwise the servos would pull back to the keyframe.
     return {"qpos": qpos, "ctrl": qpos}
 
 
@@ -68,6 +70,7 @@ def random_goal(env: EnvView, part: float = 0.5) -> dict[str, Tensor]:
     limits = torch.tensor(layout.model.jnt_range, dtype=torch.float32, device=env.device)
     low, high = limits.unbind(1)
     joints = (low + high) / 2.0 + (env.uniform(6) - 0.5) * (high - low) * part
+    # The simulator computes where the tool is at these joints.
     sensed = env.env.physics.sense(TensorDict({**env.state, "qpos": joints}, [env.num_envs]))
     tip, turn = layout.columns("site_xpos", ("tip",)), layout.columns("xquat", ("tool",))
     return {"goal": torch.cat((sensed[:, tip], sensed[:, turn]), 1)}
@@ -90,6 +93,7 @@ def near(env: EnvView, name: str, width: float) -> Tensor:
 
 def both_near(env: EnvView, distance: float, angle: float) -> Tensor:
     """Return the product of `near` for position and rotation, [M]."""
+    # A product: a small error of one kind alone earns nothing.
     return near(env, "distance", distance) * near(env, "angle", angle)
 
 
@@ -182,6 +186,7 @@ class Reach(MujocoEnv):
 
     def markers(self, state: TensorDict) -> list[list[Marker]]:
         at, turn = state["goal"].split((3, 4), 1)
+        # The direction of a goal, and by the smaller ball its roll.
         along = at + rotate(turn, torch.tensor([[0.0, 0.0, FINGER]]))
         side = at + rotate(turn, torch.tensor([[FINGER / 2, 0.0, 0.0]]))
         pairs = zip(at.double().numpy(), along.double().numpy(), side.double().numpy(), strict=True)

@@ -48,9 +48,11 @@ class Camera:
     def picture(self, qpos: np.ndarray, markers: Sequence[Marker] = ()) -> np.ndarray:
         mujoco = self._mujoco
         if self._data is None:
+            # At the first picture, because most envs never take one.
             self._data = mujoco.MjData(self._model)
             self._renderer = self._opened()
         self._data.qpos[:] = qpos
+        # Positions alone suffice for a picture: no dynamics.
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
         if self._renderer is None:
@@ -76,6 +78,7 @@ class Camera:
         self._data = self._renderer = None
 
     def _opened(self) -> Any:
+        # MuJoCo refuses pictures that are larger than this buffer.
         self._model.vis.global_.offwidth = max(SIZE[1], self._model.vis.global_.offwidth)
         try:
             return self._mujoco.Renderer(self._model, *SIZE)
@@ -115,6 +118,7 @@ class Camera:
             along = data.geom_xmat[i].reshape(3, 3)[:, axis] * max(float(half[axis]) - radius, 0.0)
             colour = BLUE if model.body_weldid[model.geom_bodyid[i]] else GREY
             parts.append((data.geom_xpos[i], along, radius, colour))
+        # Far parts first, so that near ones cover them.
         for position, along, radius, colour in sorted(parts, key=lambda part: -forward @ part[0]):
             begin, end = (
                 torch.tensor(plane @ (position + side * along - middle))[None].float()

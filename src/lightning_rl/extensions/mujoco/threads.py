@@ -35,6 +35,7 @@ class ThreadedPhysics(Physics):
         self._sizes = [1, model.nq, model.nv, model.na]
         self._state = np.empty((num_envs, substeps, sum(self._sizes)))
         self._sensors = np.empty((num_envs, substeps, model.nsensordata))
+        # 0: without a pool, in the thread of the caller.
         threads = num_threads if num_threads > 1 else 0
         self._rollout = import_module("mujoco.rollout").Rollout(nthread=threads)
 
@@ -51,6 +52,7 @@ class ThreadedPhysics(Physics):
             state=self._state,
             sensordata=self._sensors if self._sensors.size else None,
         )
+        # `float` copies: the next step writes into the same array.
         end = torch.from_numpy(self._state[:, -1]).float()
         moved = dict(zip(STATE, end.split(self._sizes, 1), strict=True))
         return moved | {"sensordata": torch.from_numpy(self._sensors[:, -1]).float()}

@@ -55,6 +55,7 @@ class WarpPhysics(Physics):
         with self._on_device():
             self._load(state)
             self._ctrl.copy_(ctrl)
+            # Without the forces of the last step, a restored state continues in the same way.
             self._warmstart.zero_()
             if self._device.type != "cuda":
                 self._advance()
@@ -73,6 +74,7 @@ class WarpPhysics(Physics):
         self._steps += 1
         if self._device.type == "cpu" or self._steps % CHECK_EVERY == 1:
             self._refuse_overflow()
+        # Copies, because the next step writes into the views.
         moved = {name: view.clone() for name, view in self._views.items()}
         time = self._time.unsqueeze(1).clone()
         return {"time": time, **moved, "sensordata": self._sensors.clone()}

@@ -86,6 +86,7 @@ class EnvPoolEnv(VectorEnv):
             self.close()  # a pool takes seeds only at its construction
             if seed is None:
                 seed = np.random.SeedSequence().generate_state(self.num_envs).tolist()
+            # EnvPool's seeds are signed 32-bit numbers.
             seeds = [s % 2**31 for s in seeds_of(seed, self.num_envs)]
             with _explained(self.id):
                 self._pool = self._envpool.make_gymnasium(self.id, **self._settings, seed=seeds)
@@ -109,6 +110,7 @@ class EnvPoolEnv(VectorEnv):
             info["final_obs"] = result
             # Reset now: EnvPool would reset these envs in the next step and ignore its action.
             first, _ = self._pool.reset(finished.astype(np.int32))
+            # A copy with first observations: `final_obs` keeps the last ones.
             result = _with_rows(result, torch.from_numpy(finished), _to_tensors(first))
         return (
             result,

@@ -38,6 +38,7 @@ class RslRlVecEnv:
                     f"{type(env).__name__} is not a VecEnv of rsl_rl: it has no "
                     f"{name}{closest(name, dir(env))}."
                 )
+        # `TensorSimulator` looks for further attributes in `unwrapped`.
         self.env = self.unwrapped = env
         self.num_envs, self.device = int(env.num_envs), torch.device(env.device)
         self.max_episode_length = getattr(env, "max_episode_length", None)
@@ -58,6 +59,7 @@ class RslRlVecEnv:
         observation, reward, done, extras = self._four(self.env.step(action))
         done = done.bool()
         cut = done & extras.get("time_outs", torch.zeros_like(done)).bool()
+        # rsl_rl reports truncations in the extras, not as a value of their own.
         info = {key: value for key, value in extras.items() if key != "time_outs"}
         return _grouped(observation, extras), reward, done & ~cut, cut, info
 

@@ -62,6 +62,7 @@ class SimulatorEvents(SeesNoState):
             self._events.append((event, bound))
         self._all = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.elapsed = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        # The first reset begins episode 0.
         self.episode = self.elapsed - 1
         self._key = key_of(torch.arange(num_envs, device=device))
         self._left: dict[str, Tensor] = {}
@@ -73,6 +74,7 @@ class SimulatorEvents(SeesNoState):
         self.episode = self.episode + 1
         if seed is not None:
             seeds = torch.as_tensor(seed, device=rows.device)
+            # One seed for all envs: add the index, so that their draws differ.
             self._key = key_of(seeds if seeds.dim() else seeds + rows)
             self.episode = torch.zeros_like(self.episode)
         self.elapsed = torch.zeros_like(self.elapsed)
@@ -85,6 +87,7 @@ class SimulatorEvents(SeesNoState):
         for event, term in self._events:
             if event.mode == "interval":
                 self._left[term.name] = remaining = self._left[term.name] - 1
+                # This waits for the device, but a call of the simulator would take longer.
                 if bool((remaining <= 0).any()):
                     self._call(term, remaining <= 0)
                     self._wait(event, term, remaining <= 0)
@@ -114,6 +117,7 @@ class SimulatorEvents(SeesNoState):
     def _wait(self, event: Event, term: BoundTerm, rows: Tensor, extra: int = 0) -> None:
         assert event.every_s is not None
         steps = steps_until(self._view(rows), event.every_s, term) + extra
+        # Other rows continue their countdowns; at the first reset there are none yet.
         self._left[term.name] = torch.where(rows, steps, self._left.get(term.name, steps))
 
     def _view(self, rows: Tensor) -> SimulatorView:

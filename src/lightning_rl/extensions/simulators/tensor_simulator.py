@@ -114,6 +114,7 @@ class TensorSimulator(VectorEnv):
         # Read the keys of an observation: Isaac Lab's direct envs do not announce the group
         # `critic`.
         self.single_observation_space = space_of(self._last)
+        # The time limit as Isaac Lab and rsl_rl name it, then as Gymnasium does.
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
         limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
         self.max_episode_steps = None if limit is None else int(limit)
@@ -128,6 +129,7 @@ class TensorSimulator(VectorEnv):
     def reset(self, seed: Seed = None, options: Options = None) -> tuple[Observation, Info]:
         seeds: Any = seed
         if self._seeds == "one" and isinstance(seed, Sequence):
+            # One seed has to do for all envs.
             seeds = int(seed[0])
         elif self._seeds == "each" and seed is not None:
             seeds = seeds_of(seed, self.num_envs)
@@ -152,10 +154,13 @@ class TensorSimulator(VectorEnv):
         truncated = self._flags("truncated", truncated)
         results = self._reported(info, terminated | truncated)
         if "fail" in results:
+            # Only this class can end an episode at a failure: a simulator that resets by itself
+            # has ended it, and may call it truncated.
             ends = True if self._resets == "by_index" else truncated
             terminated = terminated | (results["fail"] & ends)
         if self._resets == "a_step_late":
             results |= {"final_obs": observation, "padding": self._late}
+            # After an end, this step only resets: its reward is that of no action.
             reward = reward.masked_fill(self._late, 0.0)
             terminated, truncated = terminated & ~self._late, truncated & ~self._late
             self._late = terminated | truncated
@@ -166,6 +171,7 @@ class TensorSimulator(VectorEnv):
         elif self._missing_final == "last_observation":
             results["final_obs"] = previous
         else:
+            # A terminated episode has no bootstrap value, and needs no final observation.
             missing = (truncated & ~terminated).cpu()
             refuse_missing_end(self._name, missing, " Or set missing_final: last_observation.")
         if self._events is not None:
@@ -202,6 +208,7 @@ class TensorSimulator(VectorEnv):
                     name: self._numbers(f"info {kind}.{name}", self._per_env(value))
                     for name, value in report[kind].items()
                 }
+                # NaN: statistics leave out the steps that only reset.
                 results[kind] = {
                     k: x.masked_fill(self._late, torch.nan) for k, x in numbers.items()
                 }
@@ -254,6 +261,7 @@ class TensorSimulator(VectorEnv):
         return type(self.simulator.unwrapped).__name__
 
     def _env_attribute(self, name: str) -> Any:
+        # Wrappers may not pass attributes on: look at the env itself, too.
         for owner in (self.simulator, getattr(self.simulator, "unwrapped", None)):
             if hasattr(owner, name):
                 return getattr(owner, name)
@@ -285,6 +293,7 @@ class TensorSimulator(VectorEnv):
     ) -> Observation:
         if not done.any():
             return observation
+        # A copy, because the reset may write into the same tensors.
         results["final_obs"] = map_tree(torch.clone, observation)
         return self._reset(None, {"env_idx": done.nonzero().flatten()})
 

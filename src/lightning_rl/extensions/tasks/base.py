@@ -119,6 +119,7 @@ class Task(ManagedEnv):
         self.action, self.pictures = action, pictures
         self.step_dt = 1.0 / self.render_fps
         terms = TermSettings(rewards, terminations, metrics, observations, events, curriculum)
+        # The base class begins an episode, for which the attributes above must be set.
         super().__init__(num_envs, space, action.space(self.action_size), steps, device, terms)
 
     @abstractmethod
@@ -126,12 +127,14 @@ class Task(ManagedEnv):
         """Return a picture of each of M states [M], uint8 [M, height, width, 3]."""
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
+        # Draw only the rows that are shown.
         index = torch.as_tensor(list(rows), dtype=torch.int64, device=self.device)
         return self.draw(self.state[index], *self.render_size).cpu().numpy()
 
     def started(self, uniform: Tensor) -> TensorDict:
         state = super().started(uniform)
         if self.pictures is not None:
+            # The stack is part of the state: a resumed env shows the same pictures.
             state["pictures"] = self._picture(state).repeat(1, 1, 1, self.pictures.frames)
         return state
 
@@ -147,6 +150,7 @@ class Task(ManagedEnv):
     def observed(self, state: TensorDict) -> Observed:
         if self.pictures is None:
             return super().observed(state)
+        # A tensor, not a Dict of one key: the space is that of the pictures.
         if not self.pictures.with_state:
             return state["pictures"]  # type: ignore[no-any-return]  # a tensor
         entries = {"pictures": state["pictures"], "state": self.observe(state)}
@@ -160,4 +164,5 @@ class Task(ManagedEnv):
 def norm(vector: Tensor) -> Tensor:
     """Return the length [M] of vectors [M, 2]; no row depends on M."""
     square = vector * vector
+    # Not a reduction, whose order of additions may depend on the number of rows.
     return (square[:, 0] + square[:, 1]).sqrt()

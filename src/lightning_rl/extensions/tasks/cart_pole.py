@@ -92,6 +92,7 @@ class CartPole(Task):
         return state_of(position, torch.zeros_like(position), torch.zeros_like(position))
 
     def observe(self, state: TensorDict) -> Tensor:
+        # Positions become 0 to 1 between the joint limits; velocities and efforts keep their units.
         position = state["position"] / self._limits * 0.5 + 0.5
         return torch.cat((position, state["velocity"], state["effort"]), 1)
 
@@ -127,8 +128,10 @@ class CartPole(Task):
             push = self._effort(0, x, v, targets[0])
             torque = self._effort(1, angle, spin, targets[1])
             a, turn = accelerate(angle, spin, push, torque)
+            # First the velocities, then the positions by the new velocities.
             v, spin = v + a * TIMESTEP, spin + turn * TIMESTEP
             x, angle = x + v * TIMESTEP, angle + spin * TIMESTEP
+            # An end of the rail takes all of the cart's speed.
             v = v.masked_fill(x.abs() > RAIL, 0.0)
             x = x.clamp(-RAIL, RAIL)
         return state_of(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
@@ -164,6 +167,7 @@ def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tup
     moment = POLE_MASS * HALF_LENGTH
     inertia = moment * HALF_LENGTH * 4 / 3
     sin, coupling = angle.sin(), angle.cos() * moment
+    # The right sides of both equations, which Cramer's rule solves.
     along = push + spin * spin * sin * moment
     around = torque + sin * (moment * GRAVITY)
     determinant = (CART_MASS + POLE_MASS) * inertia - coupling * coupling

@@ -57,8 +57,10 @@ class Canvas:
         background: Colour = PAPER,
         device: torch.device | str = "cpu",
     ) -> None:
+        # Pixels are square: the larger scale shows at least the extent along both axes.
         self.pixel = max(extent[0] / width, extent[1] / height)
         across = torch.arange(width, device=device) + 0.5 - width / 2
+        # Middles of the pixels; rows count downwards, and y points upwards.
         down = torch.arange(height, device=device) + 0.5 - height / 2
         self._x = centre[0] + across * self.pixel
         self._y = (centre[1] - down * self.pixel)[:, None]
@@ -90,9 +92,11 @@ class Canvas:
         """Draw a box of half edges `half` around `centre` [M, 2], at an `angle` [M] (rad, left)."""
         x, y = self._from(centre)
         if angle is not None:
+            # Turn the points into the frame of the box.
             cos, sin = _per_picture(angle.cos()), _per_picture(angle.sin())
             x, y = x * cos + y * sin, y * cos - x * sin
         x, y = x.abs() - half[0], y.abs() - half[1]
+        # Outside, the way to the nearest edge or corner; inside, minus the way to an edge.
         outside = (x.clamp_min(0.0).square() + y.clamp_min(0.0).square()).sqrt_()
         self._paint(outside + torch.maximum(x, y).clamp_max_(0.0), colour, opacity, ring)
 
@@ -103,6 +107,7 @@ class Canvas:
         x, y = self._from(begin)
         along = end - begin
         dx, dy = _per_picture(along[:, 0]), _per_picture(along[:, 1])
+        # The nearest point of the line, as a share of the way from begin to end.
         share = (x * dx + y * dy).div_((dx * dx + dy * dy).clamp_min(1e-12)).clamp_(0.0, 1.0)
         x, y = x - share * dx, y - share * dy
         self._paint((x * x + y * y).sqrt_() - radius, colour, opacity, 0.0)
@@ -117,6 +122,7 @@ class Canvas:
     def _paint(self, distance: Tensor, colour: Colour, opacity: float, ring: float) -> None:
         if ring:
             distance = distance.abs() - ring / 2
+        # Edges are smooth over one pixel: half covered at distance 0.
         cover = (0.5 - distance / self.pixel).clamp_(0.0, 1.0)
         if opacity != 1.0:
             cover.mul_(opacity)

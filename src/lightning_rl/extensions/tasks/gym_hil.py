@@ -103,6 +103,7 @@ class PickCube(gymnasium.Wrapper):
         inner = self.unwrapped
         if seed is not None:
             inner.np_random, _ = seeding.np_random(seed)
+        # gym-hil draws the cube's position from NumPy's global generator: restore it afterwards.
         cube_seed = int(inner.np_random.integers(2**32))
         global_state = np.random.get_state()
         try:
@@ -114,6 +115,7 @@ class PickCube(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         command = np.rint(action[3])
+        # In gym-hil, 0 opens and 2 closes.
         turned = np.array([*action[:3], 2.0 - command], np.float32)
         observation, reward, terminated, truncated, info = self.env.step(turned)
         extended = {**info, "success": bool(info["succeed"])}
@@ -123,6 +125,7 @@ class PickCube(gymnasium.Wrapper):
         if "pixels" not in observation:
             self.state = flat_observation(observation)
             return self.state
+        # With pictures, gym-hil does not observe the cube, but the expert needs it.
         cube = cast(Any, self.unwrapped).data.sensor("block_pos").data.astype(np.float32)
         self.state = flat_observation({**observation, "environment_state": cube})
         pictures = observation["pixels"].items()
@@ -176,20 +179,20 @@ class PickCubeExpert:
         """Return the action [4] for an observation [24]."""
         is_closed = bool(observation[14] > 0.5)
         fingers = observation[15:18] * REACH + CENTER
-        way = observation[18:21] * REACH + CENTER - fingers
-        lateral, above = float(np.linalg.norm(way[:2])), float(-way[2])
+        to_cube = observation[18:21] * REACH + CENTER - fingers
+        lateral, above = float(np.linalg.norm(to_cube[:2])), float(-to_cube[2])
         self.closed_for = self.closed_for + 1 if is_closed else 0
         command, move = STAY, np.zeros(3)
-        if is_closed and np.linalg.norm(way) > 0.04:  # the gripper is empty
+        if is_closed and np.linalg.norm(to_cube) > 0.04:  # the gripper is empty
             command, move = OPEN, np.array([0.0, 0.0, 1.0])
         elif is_closed:
             move[2] = 1.0 if self.closed_for > 1 else 0.0
         elif lateral > 0.015 and above < 0.045:  # too low to move above the cube
             move[2] = 1.0
         elif lateral > 0.015:
-            move[:2] = way[:2] / MOVE
+            move[:2] = to_cube[:2] / MOVE
         elif above > 0.008:
-            move = way / MOVE
+            move = to_cube / MOVE
         else:
             command = CLOSE
         move = move + self.noise * self.generator.standard_normal(3)
@@ -229,13 +232,14 @@ class ScriptedHelp(InterventionSource):
 
     def poll(self, observation: Any) -> InterventionDecision:
         draw = self.expert.generator
-        will = max(0.0, 1.0 - self.steps / self.last_step)
+        # The chance of help falls to 0 at `last_step`.
+        chance = max(0.0, 1.0 - self.steps / self.last_step)
         self.steps += 1
         self.episode_steps += 1
         if self.left == 0:
-            if draw.random() < self.rate * will:
+            if draw.random() < self.rate * chance:
                 self.left = int(draw.integers(10, 21))
-            elif self.episode_steps == 40 and draw.random() < will:
+            elif self.episode_steps == 40 and draw.random() < chance:
                 self.left = int(draw.integers(15, 26))
             self.expert.reset()
         if self.left == 0 or self.steps > self.last_step:

@@ -56,6 +56,7 @@ class GymnasiumTask(gymnasium.Env[Any, np.ndarray]):
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         start = int(self.np_random.integers(2**31)) if seed is None else seed
+        # A new seed: the task's own next episode has begun in the last step, and was discarded.
         observation, _ = self.task.reset(seed=[start])
         return map_tree(_first, observation), {}
 
@@ -77,6 +78,7 @@ class GymnasiumTask(gymnasium.Env[Any, np.ndarray]):
         if self.render_mode != "rgb_array":
             return None
         assert isinstance(self.task, Task)
+        # The final state, because the task has begun the next episode.
         picture: np.ndarray = _array(self.task.draw(self.task.final_state, *self.task.render_size))
         return picture[0]  # type: ignore[no-any-return]  # an item of an array is untyped
 
@@ -114,6 +116,7 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed if isinstance(seed, int) else None)
+        # Only a first reset without a seed needs one: later resets continue the streams.
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(2**31))
         self._seeded = True
@@ -126,10 +129,12 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
         observation, reward, terminated, truncated, info = self.task.step(torch.as_tensor(actions))
         done = _array(terminated | truncated)
         final, info = _array(info.pop("final_obs")), map_tree(_array, info)
+        # As in Gymnasium: reports of ended episodes stand in `final_info`.
         infos = _masked(info, ~done)
         if done.any():
             infos["final_obs"], infos["_final_obs"] = final, done
             infos["final_info"], infos["_final_info"] = _masked(info, done), done
+        # Gymnasium's vector envs return float64.
         rewards = _array(reward).astype(np.float64)
         return _array(observation), rewards, _array(terminated), _array(truncated), infos
 

@@ -107,11 +107,13 @@ class PointMass(Task):
     action_kinds = ("position", "velocity", "force")
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
+        # Each part has its own columns of the random numbers.
         start = (uniform[:, 0:2] * 2.0 - 1.0) * START_RANGE
         goal = _apart((uniform[:, 2:4] * 2.0 - 1.0) * GOAL_RANGE, start)
         radii = RADII[0] + uniform[:, 4:6] * (RADII[1] - RADII[0])
         free = _free_cells(start, goal)
         obstacles = torch.stack([_in_a_cell(free, uniform[:, i : i + 3]) for i in (6, 9)], 1)
+        # Cloned below, because entries of a state must not share memory.
         none = torch.zeros_like(radii)
         return TensorDict(
             {
@@ -139,7 +141,9 @@ class PointMass(Task):
         old_position = state["position"]
         target = self.action.target(action, old_position, env)
         force = self._force(old_position, state["velocity"], target)
+        # Semi-implicit Euler: the position moves by the new velocity.
         velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
+        # The world's edge stops the position, not the velocity.
         position = (old_position + velocity * TIMESTEP).clamp(-1.0, 1.0)
         env.measured["distance"] = norm(position - state["goal"])
         depth = env.measured["depth"] = _depth(position, state["obstacles"], state["radii"])
@@ -174,6 +178,7 @@ class PointMass(Task):
         if self.action.kind == "position":
             target = (target - position) * STIFFNESS - velocity * DAMPING
         elif self.action.kind == "velocity":
+            # The second term compensates the damping.
             target = (target - velocity) * SPEED_GAIN + velocity * DAMPING
         return target.clamp(-MAX_FORCE, MAX_FORCE)
 
@@ -197,7 +202,9 @@ def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
     centres = _centres(start.device)
 
     def beyond(point: Tensor, radius: float) -> Tensor:
+        # Squares along x and y, [M, CELLS] each: their sums are the squared distances of all cells.
         x, y = ((centres - point[:, i, None]).square() for i in (0, 1))
+        # The whole cell must lie beyond the radius, not only its middle.
         reach = radius + half_diagonal
         return x[:, :, None] + y[:, None, :] > reach * reach
 
@@ -206,6 +213,7 @@ def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
 
 def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
     """Draw a point [M, 2] of the free cells from uniform numbers [M, 3]."""
+    # The k-th free cell is the first one whose rank is k.
     rank = free.cumsum(1)
     count = rank[:, -1]
     target = torch.minimum((uniform[:, 0] * count).long() + 1, count)  # the product may round up

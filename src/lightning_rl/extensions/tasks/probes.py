@@ -69,6 +69,7 @@ class ValueProbe(Probe):
     """
 
     def __init__(self, num_envs: int, delay: int = 1, device: torch.device | str = "cpu") -> None:
+        # One step more than an episode, so that the time limit never ends it.
         super().__init__(num_envs, gymnasium.spaces.Discrete(2), delay + 1, device)
         self.delay = delay
 
@@ -141,6 +142,7 @@ class TwoDoors(TorchEnv):
 
     def transition(self, state: TensorDict, action: Tensor) -> Transition:
         distance = state["distance"] + (action - self.door(state)).abs() / self.length
+        # A copy, because `transition` must not write into its state.
         moved = state.copy().update({"distance": distance, "step": state["step"] + 1})
         terminated = (moved["step"] >= self.length).squeeze(1)
         success = terminated & (distance.squeeze(1) < 0.15)
@@ -153,6 +155,7 @@ class TwoDoors(TorchEnv):
 
     def expert(self, state: TensorDict) -> Tensor:
         """Return the expert's action [M, 1] for a state [M]."""
+        # A final state is one step beyond the last deviation.
         noise = state["deviation"].gather(1, state["step"].long().clamp(max=self.length - 1))
         action: Tensor = state["door"] * self.door(state) + noise
         return action
@@ -189,6 +192,7 @@ class FiveDoors(TorchEnv):
     def transition(self, state: TensorDict, action: Tensor) -> Transition:
         correct = (action - self.door(state)).abs().mean(1, keepdim=True) < 0.15
         passed, tried = state["passed"] + correct, state["tried"] + 1
+        # Each try has a new observation.
         moved = {"drawn": self.uniform(self.start_size), "passed": passed, "tried": tried}
         success = (passed >= self.doors).squeeze(1)
         info = {"success": success, "metrics": {"right": correct.squeeze(1).float()}}

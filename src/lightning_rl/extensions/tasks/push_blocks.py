@@ -123,6 +123,7 @@ class PushBlocks(Task):
         instructions: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        # Before `super().__init__`, which calls `make_constants`.
         self.size = size
         every = range(len(INSTRUCTIONS))
         self.instructions = tuple(every if instructions is None else instructions)
@@ -152,6 +153,7 @@ class PushBlocks(Task):
     def initial_state(self, uniform: Tensor) -> TensorDict:
         signed = uniform * 2.0 - 1.0
         low, high = BLOCK_Y
+        # One block lies above the corridor, the other one below.
         red_above = (uniform[:, 0] < 0.5).to(torch.float32) * 2.0 - 1.0
         heights = low + uniform[:, 1:3] * (high - low)
         red = torch.stack((signed[:, 3] * BLOCK_X, heights[:, 0] * red_above), 1)
@@ -183,6 +185,7 @@ class PushBlocks(Task):
         canvas = Canvas(len(state), height, width, background=PAPER, device=self.device)
         canvas.box(state["red"], (BLOCK, BLOCK), RED)
         canvas.box(state["blue"], (BLOCK, BLOCK), BLUE)
+        # Last, so that no block hides it.
         canvas.box(state["pusher"], (PUSHER, PUSHER), INK)
         return canvas.pixels()
 
@@ -193,16 +196,17 @@ class PushBlocks(Task):
         """
         pusher, block = state["pusher"], _named(state)
         side = _side(state)
-        off = block - pusher
+        offset = block - pusher
         # distance along the push direction to the pushing point
-        short = (off[:, 0] - side * BEHIND) * side
+        short = (offset[:, 0] - side * BEHIND) * side
         is_behind = short > -0.02
-        aligned = (off[:, 1].abs() < ALIGNED) & (off[:, 0] * side > BLOCK)
-        to_place = off[:, 0] - side * BEHIND
+        aligned = (offset[:, 1].abs() < ALIGNED) & (offset[:, 0] * side > BLOCK)
+        to_place = offset[:, 0] - side * BEHIND
         in_corridor = pusher[:, 1].abs() < BLOCK_Y[0] - BLOCK - PUSHER
+        # Do not move along x next to the block: the pusher would push it from the side.
         x = torch.where(is_behind | in_corridor, to_place, 0.0) / MAX_MOVE
         x = torch.where(aligned, side, x)
-        y = torch.where(aligned | is_behind, off[:, 1], -pusher[:, 1]) / MAX_MOVE
+        y = torch.where(aligned | is_behind, offset[:, 1], -pusher[:, 1]) / MAX_MOVE
         return torch.stack((x, y), 1).clamp(-1.0, 1.0)
 
 
@@ -216,6 +220,7 @@ def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tens
     """
     red_pushed = _give_way(red, pusher, BLOCK + PUSHER)
     blue_pushed = _give_way(blue, pusher, BLOCK + PUSHER)
+    # A block that the pusher has moved pushes the other one in turn.
     is_red = (red_pushed != red).any(1, keepdim=True)
     blue_after = torch.where(is_red, _give_way(blue_pushed, red_pushed, 2 * BLOCK), blue_pushed)
     red_after = torch.where(is_red, red_pushed, _give_way(red_pushed, blue_pushed, 2 * BLOCK))
@@ -250,6 +255,7 @@ def _give_way(block: Tensor, intruder: Tensor, reach: float) -> Tensor:
     offset = block - intruder
     overlap = (reach - offset.abs()).clamp_min(0.0)
     touching = (overlap[:, 0] > 0) & (overlap[:, 1] > 0)
+    # The axis with less overlap is the shortest way out.
     along_x = overlap[:, 0] < overlap[:, 1]
     axis = torch.stack((along_x, ~along_x), 1) & touching[:, None]
     direction = (offset >= 0).to(torch.float32) * 2.0 - 1.0
@@ -261,6 +267,7 @@ def _named(state: TensorDict) -> Tensor:
 
 
 def _side(state: TensorDict) -> Tensor:
+    # Left and right alternate in `INSTRUCTIONS`.
     is_right: Tensor = state["task"] % 2
     return is_right.to(torch.float32) * 2.0 - 1.0
 

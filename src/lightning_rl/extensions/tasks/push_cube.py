@@ -137,10 +137,12 @@ class PushCube(Task):
         old_pusher = state["pusher"]
         target = self.action.target(action, old_pusher, env)
         move = target * PERIOD if self.action.kind == "velocity" else target - old_pusher
+        # An event may have replaced the friction, with one number per env.
         friction = state.get("friction", FRICTION)
         move = move.clamp(-MAX_MOVE, MAX_MOVE)
         pusher, cube = push(old_pusher, state["cube"], move, friction)
         goal = state["goal"]
+        # Both distances before the push, for the rewards of progress.
         distance_before, reach_before = _distances(old_pusher, state["cube"], goal)
         distance, reach = _distances(pusher, cube, goal)
         env.measured |= {
@@ -161,18 +163,20 @@ class PushCube(Task):
         """
         pusher, cube, goal = state["pusher"], state["cube"], state["goal"]
         forward = (goal - cube) / norm(goal - cube).clamp_min(1e-9)[:, None]
-        off = pusher - cube
-        along = (off * forward).sum(1, keepdim=True)
-        lateral = off - along * forward
+        offset = pusher - cube
+        along = (offset * forward).sum(1, keepdim=True)
+        # Split the pusher's offset into parts along and across the way to the goal.
+        lateral = offset - along * forward
         distance = norm(lateral)[:, None]
+        # Behind the cube and on its way: push, and correct the lateral offset meanwhile.
         pushes = (along < 0) & (distance < 0.015)
         # If the pusher is in front of the cube and close to its path: first move aside, then back.
         outwards = torch.where(distance > 1e-6, lateral / distance.clamp_min(1e-6), forward.flip(1))
         passing = (along > -BEHIND) & (distance < CLEAR)
         place = cube - 1.4 * BEHIND * forward
         back = cube + 1.2 * CLEAR * outwards - 1.6 * BEHIND * forward
-        to = torch.where(along > -BEHIND, back, place)
-        move = torch.where(pushes, MAX_MOVE * forward - lateral, to - pusher)
+        waypoint = torch.where(along > -BEHIND, back, place)
+        move = torch.where(pushes, MAX_MOVE * forward - lateral, waypoint - pusher)
         move = torch.where(passing & ~pushes, MAX_MOVE * (outwards - 0.3 * forward), move)
         return (move / MAX_MOVE).clamp(-1.0, 1.0)
 
@@ -207,6 +211,7 @@ def push(
         advanced = (pusher + part).clamp(-TABLE, TABLE)
         step, pusher = advanced - pusher, advanced
         offset = pusher - cube
+        # From the nearest point of the cube to the pusher's centre.
         gap = offset - offset.clamp(-HALF_EDGE, HALF_EDGE)
         distance = norm(gap).clamp_min(1e-9)
         normal = gap / distance[:, None]
@@ -214,6 +219,7 @@ def push(
         tangent = torch.stack((-normal[:, 1], normal[:, 0]), 1)
         along = step * tangent
         limit = overlap * friction
+        # Friction moves the cube with the pusher, at most by a share of the overlap.
         drag = torch.minimum(torch.maximum(along[:, 0] + along[:, 1], -limit), limit)
         cube = cube - normal * overlap[:, None] + tangent * drag[:, None]
     return pusher, cube
@@ -222,6 +228,7 @@ def push(
 def _distances(pusher: Tensor, cube: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     back = cube - goal
     distance = norm(back)
+    # The pushing point lies behind the cube, as seen from the goal.
     pushing = cube + back * (BEHIND / distance.clamp_min(1e-9))[:, None]
     return distance, norm(pushing - pusher)
 

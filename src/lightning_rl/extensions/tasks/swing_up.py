@@ -79,15 +79,18 @@ class CartPoleSwingUp(CartPole):
     def observe(self, state: TensorDict) -> Tensor:
         x, angle = state["position"].unbind(1)
         speed, spin = state["velocity"].unbind(1)
+        # Unlike the angle, sine and cosine do not jump after a full turn.
         return torch.stack((x, speed, angle.sin(), angle.cos(), spin), 1)
 
     def simulate(self, env: EnvView) -> TensorDict:
         position = env.state["position"]
         push = self.action.target(self.action.bounded(env.action), position[:, :1], env)
+        # The hinge has no drive: its torque is 0.
         target = torch.cat((push, torch.zeros_like(push)), 1)
         return self._integrate(position, env.state["velocity"], target)
 
     def measure(self, env: EnvView) -> dict[str, Tensor]:
         angle, speed = env.state["position"][:, 1], env.state["velocity"][:, 1]
+        # The integrated angle counts full turns.
         turns = (angle / math.tau).round()
         return {"angle": (angle - turns * math.tau).abs(), "speed": speed.abs()}

@@ -39,6 +39,7 @@ class ActionMask(gymnasium.Wrapper):
                 else f"the action space {env.action_space} has no choices: it is continuous"
             )
             raise ConfigurationError(f"ActionMask cannot be used, because {amiss}.")
+        # A plain observation becomes an entry next to the mask.
         keys = keys or {"observation": space}
         self.observation_space = gymnasium.spaces.Dict(
             {**keys, MASK: gymnasium.spaces.MultiBinary(self._size)}
@@ -57,8 +58,10 @@ class ActionMask(gymnasium.Wrapper):
 
     def _with_mask(self, observation: Any, info: dict[str, Any], done: bool) -> dict[str, Any]:
         report = info.get(self._key)
+        # No action follows the last observation, for which some envs report no mask.
         if report is None and done:
             report = np.ones(self._size, np.int8)
+        # Masks of several choices are joined, as their logits are.
         choices = report if isinstance(report, tuple | list) else (report,)
         mask = np.concatenate([np.ravel(choice) for choice in choices])
         if report is None or mask.shape != (self._size,):

@@ -30,6 +30,7 @@ class FeatureSpace(gymnasium.spaces.Box):
         self, encoder: Encoder, source: gymnasium.Space[Any], device: torch.device
     ) -> None:
         super().__init__(-np.inf, np.inf, (encoder.size,), np.float32)
+        # eval: normalisation must not depend on the batch.
         self.encoder, self.source, self.device = encoder.to(device).eval(), source, device
 
 
@@ -50,6 +51,7 @@ def encoded(space: gymnasium.Space[Any], observation: Any) -> Any:
         return {key: encoded(child, observation[key]) for key, child in space.items()}
     if not isinstance(space, FeatureSpace):
         return observation
+    # In parts, because a whole episode may not fit into the device's memory.
     batches = observation.split(ENCODED_TOGETHER)
     return torch.cat([space.encoder(batch.to(space.device)).cpu() for batch in batches])
 
@@ -92,6 +94,7 @@ class EncodedObservations(VectorEnvWrapper):
                 f"EncodedObservations: key='{name}' is not in the observation, which has "
                 f"{', '.join(sorted(sources)) or 'no keys'}{closest(name, sources)}.",
             )
+            # Keys with equal spaces share an encoder, which is in memory once.
             shared = [network for space, network in encoders if space == sources[name]]
             encoders.append((sources[name], shared[0] if shared else encoder(sources[name])))
             spaces[name] = self._features(encoders[-1][1], sources[name])
@@ -99,6 +102,7 @@ class EncodedObservations(VectorEnvWrapper):
 
     def _features(self, encoder: Encoder, source: gymnasium.Space[Any]) -> FeatureSpace:
         if any(parameter.requires_grad for parameter in encoder.parameters()):
+            # The constructor fails, and nobody else could close the env.
             self.env.close()
             raise ConfigurationError(
                 f"EncodedObservations: {type(encoder).__name__} has trainable weights, but a "
@@ -131,6 +135,7 @@ class EncodedObservations(VectorEnvWrapper):
         space = self.single_observation_space
         if isinstance(space, FeatureSpace):
             return space.encoder(observation)  # type: ignore[no-any-return]  # nn.Module
+        # A shallow copy: the entries of the env's own observation stay pictures.
         tree = cast(TensorDict, observation).copy()
         for key, child in cast(gymnasium.spaces.Dict, space).items():
             if isinstance(child, FeatureSpace):

@@ -30,6 +30,7 @@ class PartialObservation(gymnasium.ObservationWrapper):
                 "Dict by actor_keys and critic_keys of the policy."
             )
         size = space.shape[0]
+        # -1 and size - 1 are the same entry: compare them as positive indices.
         hidden = {entry % size for entry in entries if -size <= entry < size}
         if not entries or len(hidden) < len(set(entries)) or len(hidden) == size:
             raise ConfigurationError(

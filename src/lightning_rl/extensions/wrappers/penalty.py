@@ -94,6 +94,7 @@ class GripperPenalty(gymnasium.Wrapper):
         )
         self.metadata = {**env.metadata, "reports_penalty": True}
         self._key, self._index, self._weight = key, index, weight
+        # `_half` is negative if the gripper opens towards smaller numbers.
         self._middle, self._half = (open_at + closed_at) / 2, (open_at - closed_at) / 2
         self._side = 0.0
 
@@ -107,8 +108,10 @@ class GripperPenalty(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         old_side, side = self._side, self._side_of(observation)
+        # Between the thresholds, the last state remains.
         self._side = side or old_side
         changed = old_side * side < 0
+        # Another wrapper may have reported a penalty already.
         penalty = float(info.get("penalty", 0.0)) - self._weight * changed
         return observation, reward, terminated, truncated, {**info, "penalty": penalty}
 
