@@ -205,7 +205,6 @@ class MujocoEnv(ManagedEnv):
             if backend == "c"
             else WarpPhysics(self.layout, num_envs, substeps, device, max_contacts, max_constraints)
         )
-        # The base class begins an episode: physics, first state and actions must exist before it.
         self._camera = Camera(compiled, camera)
         self._first = self._start_of(keyframe, entries or {}, device)
         self._parameters = {

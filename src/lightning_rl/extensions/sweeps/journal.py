@@ -120,13 +120,13 @@ class SweepJournal:
             latest[self._number(attempt)] = attempt
         return latest
 
-    def _number(self, attempt: FrozenTrial) -> int:
-        attrs = attempt.user_attrs
+    def _number(self, trial: FrozenTrial) -> int:
+        attrs = trial.user_attrs
         return int(attrs["point"] * len(self._seeds) + self._seeds.index(attrs["seed"]))
 
-    def _is_ours(self, attempt: FrozenTrial, started: int) -> bool:
-        attrs = attempt.user_attrs
-        params = [*attempt.system_attrs.get("fixed_params", {}).items(), *attempt.params.items()]
+    def _is_ours(self, trial: FrozenTrial, started: int) -> bool:
+        attrs = trial.user_attrs
+        params = [*trial.system_attrs.get("fixed_params", {}).items(), *trial.params.items()]
         return (
             # type(), because isinstance takes True for an int.
             type(attrs.get("point")) is int
@@ -134,18 +134,13 @@ class SweepJournal:
             and type(attrs.get("seed")) is int
             and attrs["seed"] in self._seeds
             # Trials begin in order: this process did not write one beyond the begun ones.
-            and self._number(attempt) <= min(started, self.total - 1)
-            and all(
-                name in self._space and holds(self._space[name], value) for name, value in params
-            )
-            and all(self._space[name] == value for name, value in attempt.distributions.items())
-            and (
-                attempt.values is None
-                or (len(attempt.values) == 1 and type(attempt.values[0]) is float)
-            )
-            and (attempt.values is not None or attempt.state != TrialState.COMPLETE)
-            and all(type(step) is int for step in attempt.intermediate_values)
-            and all(type(score) is float for score in attempt.intermediate_values.values())
+            and self._number(trial) <= min(started, self.total - 1)
+            and all(name in self._space and holds(self._space[name], x) for name, x in params)
+            and all(self._space[name] == setting for name, setting in trial.distributions.items())
+            and (trial.values is None or [type(score) for score in trial.values] == [float])
+            and (trial.values is not None or trial.state != TrialState.COMPLETE)
+            and all(type(step) is int for step in trial.intermediate_values)
+            and all(type(score) is float for score in trial.intermediate_values.values())
         )
 
     def enter(self) -> None:
@@ -203,12 +198,12 @@ class SweepJournal:
             params = encoded(self._space, settings.first[point])
         self._study.enqueue_trial(params, {"point": point, "seed": self._seeds[seed]})
 
-    def _queue_again(self, attempt: FrozenTrial) -> None:
-        if attempt.state == TrialState.RUNNING:
-            self._study.tell(attempt.number, state=TrialState.FAIL)
+    def _queue_again(self, trial: FrozenTrial) -> None:
+        if trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, state=TrialState.FAIL)
         # Optuna cannot restart a trial: queue a new one with the same parameters.
-        params = {**attempt.system_attrs.get("fixed_params", {}), **attempt.params}
-        attrs = {name: attempt.user_attrs[name] for name in ("point", "seed")}
+        params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        attrs = {name: trial.user_attrs[name] for name in ("point", "seed")}
         self._study.enqueue_trial(params, attrs)
 
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:

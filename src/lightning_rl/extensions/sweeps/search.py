@@ -48,9 +48,7 @@ def _distribution(path: str, value: Any) -> BaseDistribution:
         # Optuna's choices are numbers or text; as JSON, lists are text, too.
         texts = [json.dumps(choice, default=str) for choice in value]  # YAML has dates
         duplicate = next((text for text in texts if texts.count(text) > 1), None)
-        require(
-            duplicate is None, f"{path} has {duplicate} twice: each value is tried once per seed."
-        )
+        require(duplicate is None, f"{path} has {duplicate} twice: a value is tried once per seed.")
         return CategoricalDistribution(texts)
     shapes = "a list of values, [0.1, 0.2], or a range, {low: 1.0e-5, high: 1.0e-2, log: true}"
     require(isinstance(value, dict), f"{path} must be {shapes}; got {value!r}.")
@@ -67,12 +65,10 @@ def _distribution(path: str, value: Any) -> BaseDistribution:
     log = value.get("log", False)
     require(isinstance(log, bool), f"{path}: log must be true or false, got {log!r}.")
     # Two integers make a range of integers: a size of 2.5 would fail in its trial.
-    integral = all(isinstance(number, int) for number in numbers.values())
+    ints = all(isinstance(number, int) for number in numbers.values())
     try:
         return (
-            IntDistribution(**numbers, log=log)
-            if integral
-            else FloatDistribution(**numbers, log=log)
+            IntDistribution(**numbers, log=log) if ints else FloatDistribution(**numbers, log=log)
         )
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
@@ -173,12 +169,10 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
         return optuna.samplers.RandomSampler(seed=seed)
     if search == "QMCSampler":
         seed = settings.seed  # one sequence for all points; the journal stores its position
-    searches = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
+    names = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
     # `search_args` may replace the seed.
     args = {"seed": seed, **settings.search_args}
-    sampler: optuna.samplers.BaseSampler = _construct(
-        optuna.samplers, "search", search, args, searches
-    )
+    sampler: optuna.samplers.BaseSampler = _built(optuna.samplers, "search", search, args, names)
     return sampler
 
 
@@ -188,13 +182,13 @@ def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
         require(not settings.pruner_args, "sweep.pruner_args needs sweep.pruner: name a pruner.")
         return optuna.pruners.NopPruner()  # with None, Optuna would use its own default
     pruners = [name for name in optuna.pruners.__all__ if name != "BasePruner"]
-    pruner: optuna.pruners.BasePruner = _construct(
+    pruner: optuna.pruners.BasePruner = _built(
         optuna.pruners, "pruner", settings.pruner, settings.pruner_args, pruners
     )
     return pruner
 
 
-def _construct(
+def _built(
     module: Any, setting: str, name: str | None, args: Mapping[str, Any], allowed: Sequence[str]
 ) -> Any:
     require(
